@@ -1,0 +1,1 @@
+"""The hands: links to nodes, and the program that runs on them."""

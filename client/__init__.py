@@ -1,0 +1,1 @@
+"""Command line and Python SDK; a package of its own that knows no server code."""

@@ -1,0 +1,81 @@
+"""Reasons why a job waits, moved or was refused: stable codes, each with a sentence for people.
+
+Codes are part of the API: they are never renamed. Sentences name numbers through ``str.format`` fields.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class VerdictCode(StrEnum):
+    """Why a pending job did not start in a cycle (SCHEDULING: one dominant reason)."""
+
+    LIMIT = "limit"
+    GUARANTEED_NEEDED = "guaranteed_needed"
+    SHARE_USED_UP = "share_used_up"
+    NO_FIT_NOW = "no_fit_now"
+    HELD = "held"
+    HELD_FOR_RESERVATION = "held_for_reservation"
+    VICTIMS_PROTECTED_UNTIL = "victims_protected_until"
+    DELAYED_UNTIL = "delayed_until"
+    DEPENDENCY = "dependency"
+    VOLUME_UNAVAILABLE = "volume_unavailable"
+    QUOTA_OF_USER = "quota_of_user"
+    NOT_REACHED = "not_reached"
+    NEVER = "never"
+
+
+class EndReason(StrEnum):
+    """Why an attempt ended; the job page turns each into a sentence with cause and fix."""
+
+    FINISHED = "finished"
+    EXIT_CODE = "exit_code"
+    CANCELLED_BY_USER = "cancelled_by_user"
+    CANCELLED_BY_ADMIN = "cancelled_by_admin"
+    TIME_LIMIT = "time_limit"
+    OUT_OF_MEMORY = "out_of_memory"
+    NODE_REBOOTED = "node_rebooted"
+    NODE_FENCED = "node_fenced"
+    CONTAINER_VANISHED = "container_vanished"
+    GPU_LOST = "gpu_lost"
+    START_REFUSED = "start_refused"
+    IMAGE_MISSING = "image_missing"
+    DISK_FULL = "disk_full"
+    PREEMPTED = "preempted"
+    RECLAIMED = "reclaimed"
+    SUSPENDED = "suspended"
+    NEVER_READY = "never_ready"
+    STALE_GANG = "stale_gang"
+
+
+END_SENTENCES: dict[EndReason, str] = {
+    EndReason.FINISHED: "The command ended with exit code 0.",
+    EndReason.EXIT_CODE: "The command ended with exit code {exit_code}.",
+    EndReason.CANCELLED_BY_USER: "Stopped by {actor}.",
+    EndReason.CANCELLED_BY_ADMIN: "Stopped by the administrator {actor}.",
+    EndReason.TIME_LIMIT: "It reached its time limit of {limit}.",
+    EndReason.OUT_OF_MEMORY: "It needed more memory than its {memory_mib} MiB and was stopped by the node.",
+    EndReason.NODE_REBOOTED: "The node {node} restarted while it ran.",
+    EndReason.NODE_FENCED: "An administrator declared the node {node} fenced.",
+    EndReason.CONTAINER_VANISHED: "Its container disappeared from {node}.",
+    EndReason.GPU_LOST: "A GPU of {node} stopped answering.",
+    EndReason.START_REFUSED: "The node {node} refused to start it: {detail}",
+    EndReason.IMAGE_MISSING: "The image {image} is not on {node} and could not be brought there: {detail}",
+    EndReason.DISK_FULL: "The disk of {node} is full.",
+    EndReason.PREEMPTED: "It gave its GPUs to a job of higher priority and waits again.",
+    EndReason.RECLAIMED: "It gave borrowed GPUs back to {project} and waits again.",
+    EndReason.SUSPENDED: "Suspended; it keeps its files and holds no GPU.",
+    EndReason.NEVER_READY: "Its server did not answer within {seconds} s.",
+    EndReason.STALE_GANG: "Another task of the job ended, so the whole attempt ended.",
+}
+
+
+def end_sentence(reason: EndReason | str, **facts: object) -> str:
+    """The sentence for an end reason; fields that are not known read as an en dash."""
+
+    class _Known(dict[str, object]):
+        def __missing__(self, key: str) -> str:
+            return "–"
+
+    return END_SENTENCES[EndReason(reason)].format_map(_Known(facts))
