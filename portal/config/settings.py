@@ -22,7 +22,7 @@ SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", defau
 
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
 APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
-"""Workspaces are reached at ws-<public id>.<APPS_DOMAIN>; the port belongs to it when it is not the default."""
+"""Workspaces are reached at ws-<public id>.<APPS_DOMAIN>; with the port where it is not the default."""
 ALLOWED_HOSTS = env.list("FAIRWAY_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 SECURE = PORTAL_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = [PORTAL_URL]

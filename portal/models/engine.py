@@ -39,7 +39,7 @@ class Lease(models.Model):
 
 
 class Outbox(models.Model):
-    """A hint that must go out after its transaction: written with the act, sent after commit, swept if lost."""
+    """A hint that must go out after its transaction: written with the act, sent after it, swept if lost."""
 
     name = models.CharField(max_length=60, help_text="Task name.")
     arguments = models.JSONField(default=list)

@@ -5,6 +5,8 @@ States and their moves are tables in ``portal.words.states``; only ``portal.serv
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.conf import settings
 from django.db import models
 
@@ -69,7 +71,9 @@ class Job(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
     attempts_made = models.PositiveIntegerField(default=0)
     exit_code = models.IntegerField(null=True, blank=True)
-    avoid_nodes = models.ManyToManyField("Node", blank=True, related_name="+")
+    avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
+        "Node", blank=True, related_name="+"
+    )
 
     class Meta:
         ordering = ["-id"]

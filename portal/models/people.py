@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib.auth.models import AbstractBaseUser, BaseUserManager
 from django.db import models
@@ -14,7 +14,13 @@ FIRST_UID = 200_000
 """First uid of the range that Fairway assigns to people who have none from a directory."""
 
 
-class PeopleManager(BaseUserManager):
+if TYPE_CHECKING:
+    _UserManager = BaseUserManager["User"]
+else:
+    _UserManager = BaseUserManager
+
+
+class PeopleManager(_UserManager):
     """Makes people; the next free uid comes from the record."""
 
     def create_user(self, username: str, password: str | None = None, **fields: Any) -> User:
@@ -23,7 +29,7 @@ class PeopleManager(BaseUserManager):
             top = self.aggregate(top=models.Max("uid"))["top"]
             fields["uid"] = max(FIRST_UID, (top or 0) + 1)
         fields.setdefault("gid", fields["uid"])
-        user = self.model(username=username, **fields)
+        user: User = self.model(username=username, **fields)
         user.set_password(password)
         user.save(using=self._db)
         return user

@@ -8,7 +8,7 @@ from django.db import models
 
 
 class UsageLedger(models.Model):
-    """One closed or open span of GPU use, derived from one Allocation's start and end, never from counters."""
+    """One closed or open span of GPU use, derived from one Allocation's start and end, not from counters."""
 
     allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage")
     project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage")
