@@ -61,6 +61,10 @@ class RigNode(NodeFaults):
         self.run.save()
         size = f"size={self.state_disk_mib}m,mode=755"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(state)], check=True, timeout=10)
+        etc = self.folder / "upper/etc"
+        (etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
+        (etc / "resolv.conf").write_text("")  # nobody to ask: a name that is unknown is so at once
+        (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
         self._configure_engine()
         self.write_gpus()
 
