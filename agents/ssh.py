@@ -134,10 +134,22 @@ class _HearingPacketizer(Packetizer):  # type: ignore[misc]
         return message
 
 
+class SshTransport(paramiko.Transport):  # type: ignore[misc]
+    """Paramiko's transport with the ciphers in the order of their speed."""
+
+    _preferred_ciphers = (
+        "aes128-gcm@openssh.com",
+        "aes256-gcm@openssh.com",
+        "aes256-ctr",
+        "aes192-ctr",
+        "aes128-ctr",
+    )
+
+
 class SshConnection:
     """One authenticated connection to a node, under the watchdog's eye until it is closed."""
 
-    def __init__(self, transport: paramiko.Transport, sock: socket.socket, target: SshTarget) -> None:
+    def __init__(self, transport: SshTransport, sock: socket.socket, target: SshTarget) -> None:
         self.transport = transport
         self.target = target
         self.cut_because: str | None = None
@@ -189,10 +201,12 @@ def scan_host_key(host: str, port: int = 22) -> HostKey:
     return HostKey(key.get_name(), key.get_base64())
 
 
-def connect_with_key(target: SshTarget, key_path: Path) -> SshConnection:
+def connect_with_key(
+    target: SshTarget, key_path: Path, transport_class: type[SshTransport] = SshTransport
+) -> SshConnection:
     """Opens a connection with a private key of ours. Raises a typed SshError."""
     key = paramiko.Ed25519Key.from_private_key_file(str(key_path))
-    connection = _connect(target)
+    connection = _connect(target, transport_class)
     _authenticate(connection, lambda: connection.transport.auth_publickey(target.account, key), "key")
     return connection
 
@@ -283,11 +297,11 @@ def agent_missing(stream: SshStream) -> AgentMissing:
     """Explains a stream that ended before the agent's hello."""
     place = stream.connection.target.place
     status = stream.exit_status()
-    said = stream.diagnostics().removeprefix("fairway-node: ")
+    said = stream.diagnostics()
     if status in _NOT_FOUND_STATUS:
         sentence = f"{place} has no agent: run the enrolment script there."
     elif said:
-        sentence = f"The agent on {place} did not start: {said.splitlines()[-1]}"
+        sentence = f"The agent on {place} did not start: {said.splitlines()[-1].removeprefix('fairway-node: ')}"
     else:
         sentence = f"The agent on {place} ended without a word: {stream.why_ended()}."
     return AgentMissing(sentence, SshStep.CHANNEL)
@@ -421,9 +435,15 @@ def _dial(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _start(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int) -> paramiko.Transport:
+def _start(
+    sock: socket.socket,
+    key_types: tuple[str, ...],
+    host: str,
+    port: int,
+    transport_class: type[SshTransport] = SshTransport,
+) -> SshTransport:
     """Exchanges keys; the host key is known afterwards and not yet judged."""
-    transport = paramiko.Transport(sock, packetizer_class=_HearingPacketizer)
+    transport = transport_class(sock, packetizer_class=_HearingPacketizer)
     transport.packetizer.heard_s = time.monotonic()
     transport.banner_timeout = STEP_LIMIT_S
     transport.handshake_timeout = STEP_LIMIT_S
@@ -444,10 +464,11 @@ def _start(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int
     return transport
 
 
-def _connect(target: SshTarget) -> SshConnection:
+def _connect(target: SshTarget, transport_class: type[SshTransport] = SshTransport) -> SshConnection:
     pinned_type, pinned_base64 = target.host_key.split()[:2]
     sock = _dial(target.host, target.port)
-    transport = _start(sock, _KEY_CLASSES.get(pinned_type, (pinned_type,)), target.host, target.port)
+    key_types = _KEY_CLASSES.get(pinned_type, (pinned_type,))
+    transport = _start(sock, key_types, target.host, target.port, transport_class)
     key = transport.get_remote_server_key()
     presented = HostKey(key.get_name(), key.get_base64())
     if presented.line != f"{pinned_type} {pinned_base64}":
