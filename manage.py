@@ -7,7 +7,7 @@ import sys
 SPELLED_WITH_HYPHENS = {"check-all": "check_all", "node-setup": "node_setup"}
 
 
-def main():
+def main() -> None:
     if sys.version_info < (3, 11):
         sys.exit("Fairway needs Python 3.11 or newer; this is Python %d.%d." % sys.version_info[:2])
     from pathlib import Path
