@@ -8,8 +8,6 @@ from collections.abc import Callable
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
-from portal.services.audit import request_address
-
 PERMISSIONS = ", ".join(
     f"{name}=()"
     for name in (
@@ -37,11 +35,7 @@ class SecurityHeaders:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         request.csp_nonce = secrets.token_urlsafe(18)  # type: ignore[attr-defined]
-        token = request_address.set(address_of(request))
-        try:
-            response = self.get_response(request)
-        finally:
-            request_address.reset(token)
+        response = self.get_response(request)
         response.headers.setdefault("Content-Security-Policy", content_policy(request))
         response.headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
         response.headers.setdefault("Permissions-Policy", PERMISSIONS)
@@ -70,7 +64,3 @@ def content_policy(request: HttpRequest) -> str:
     }
     return "; ".join(f"{name} {value}" for name, value in rules.items())
 
-
-def address_of(request: HttpRequest) -> str | None:
-    """The client's address as the server saw it (the server itself undoes trusted proxies)."""
-    return request.META.get("REMOTE_ADDR") or None

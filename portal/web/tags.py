@@ -27,17 +27,18 @@ for _name in ("duration", "memory", "gpus", "gpu_amount", "short_gpu", "cores", 
 
 
 @lru_cache(maxsize=64)
-def _version(name: str, stamp: float) -> str:
+def _kept_asset(name: str) -> str:
     found = finders.find(name)
-    return hashlib.sha256(Path(str(found)).read_bytes()).hexdigest()[:10] if found else "0"
+    version = hashlib.sha256(Path(str(found)).read_bytes()).hexdigest()[:10] if found else "0"
+    return f"{staticfiles_storage.url(name)}?v={version}"
 
 
 @register.simple_tag
 def asset(name: str) -> str:
     """The address of a built file, with its content in the query so that browsers may keep it."""
-    found = finders.find(name)
-    stamp = Path(str(found)).stat().st_mtime if found and settings.DEBUG else 0.0
-    return f"{staticfiles_storage.url(name)}?v={_version(name, stamp)}"
+    if settings.DEBUG:
+        _kept_asset.cache_clear()
+    return _kept_asset(name)
 
 
 @register.simple_tag

@@ -1,4 +1,4 @@
-"""The door of pages: each view's declared policy is demanded first, and every refusal becomes a page that says so."""
+"""Refusals and errors as pages: a title, one sentence, and what to do next."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
-from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, InterfaceError
 from django.db import OperationalError as DatabaseAway
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from redis.exceptions import RedisError
 
-from portal.access import Policy, demand
 from portal.errors import FairwayError, NotThere, SignInNeeded, Unavailable
 
 log = logging.getLogger(__name__)
@@ -35,8 +33,8 @@ TITLES = {
 }
 
 
-class Door:
-    """Middleware: demands the policy of each view that is not REST's (which has its own door), and shows refusals."""
+class Refusals:
+    """Middleware: a refusal from a service becomes a page; REST has its own shape for them."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -44,23 +42,8 @@ class Door:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         return self.get_response(request)
 
-    def process_view(
-        self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any
-    ) -> HttpResponseBase | None:
-        """Refuses before the view runs. A view that declares nothing is open to nobody."""
-        if is_rest(view):
-            return None
-        wanted = policy_of(view)
-        if wanted is None:
-            raise PermissionDenied("This page declares no policy.")
-        try:
-            demand(request.user, wanted)
-        except FairwayError as refusal:
-            return show_refusal(request, refusal)
-        return None
-
     def process_exception(self, request: HttpRequest, problem: Exception) -> HttpResponseBase | None:
-        """A refusal from a service, or a dependency that is away, as a page; anything else is a 500."""
+        """A refusal, or a dependency that is away, as a page; anything else is a 500."""
         if request.path.startswith("/api/"):
             return None
         if isinstance(problem, FairwayError):
@@ -69,19 +52,6 @@ class Door:
             log.error("a dependency is away: %s", problem)
             return show_refusal(request, Unavailable("The database does not answer. Try again in a few seconds."))
         return None
-
-
-def is_rest(view: Callable[..., Any]) -> bool:
-    """True for views of the REST framework: they demand their policy after reading the token."""
-    return hasattr(view, "cls") or hasattr(getattr(view, "view_class", None), "authentication_classes")
-
-
-def policy_of(view: Callable[..., Any]) -> Policy | None:
-    """The policy a view declares, on itself or on its class."""
-    found = getattr(view, "access_policy", None) or getattr(
-        getattr(view, "view_class", None), "access_policy", None
-    )
-    return found if isinstance(found, Policy) else None
 
 
 def show_refusal(request: HttpRequest, refusal: FairwayError) -> HttpResponseBase:
@@ -135,7 +105,8 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
     """403."""
-    return error_page(request, 403, "Your account may not do this. Ask a manager of the project.")
+    sentence = str(exception) or "Your account may not do this. Ask a manager of the project."
+    return error_page(request, 403, sentence)
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
