@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from scheduler.core.plan import ShareStep
 
 Key = TypeVar("Key", bound=str)
+
+ROUNDING = 1e-9
+"""A share this close under a whole GPU is that GPU: sums of floats must not cost one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def _rounds(
                 another = another or need < offered
                 fractions.pop(claim.key, None)
             else:
-                taken = math.floor(offered / unit) * unit
+                taken = math.floor(offered / unit + ROUNDING) * unit
                 fractions[claim.key] = offered - taken
             given += taken
             shares[claim.key].add(
@@ -178,7 +181,3 @@ def divide_tree(
             waiting.extend((key, share.amount) for key, share in level.items())
     return shares
 
-
-def with_request(claim: Claim[Key], requested: float) -> Claim[Key]:
-    """The same claim asking for something else."""
-    return replace(claim, requested=requested)
