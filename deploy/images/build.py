@@ -27,11 +27,34 @@ HERE = Path(__file__).parent
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 COMMANDS = (
     *("sh", "bash", "cat", "chmod", "cp", "cut", "date", "dd", "df", "dirname", "du", "echo", "env", "expr"),
-    *("false", "find", "grep", "head", "hostname", "id", "kill", "ln", "ls", "mkdir", "mknod", "mktemp", "mv"),
+    *(
+        "false",
+        "find",
+        "grep",
+        "head",
+        "hostname",
+        "id",
+        "kill",
+        "ln",
+        "ls",
+        "mkdir",
+        "mknod",
+        "mktemp",
+        "mv",
+    ),
     *("nproc", "ps", "pwd", "readlink", "rm", "sed", "seq", "sleep", "sort", "stat", "tail", "tee", "test"),
     *("timeout", "touch", "tr", "true", "uname", "wc", "whoami", "xargs"),
 )
-LEFT_OUT = ("__pycache__", "test", "tests", "idlelib", "turtledemo", "ensurepip", "site-packages", "dist-packages")
+LEFT_OUT = (
+    "__pycache__",
+    "test",
+    "tests",
+    "idlelib",
+    "turtledemo",
+    "ensurepip",
+    "site-packages",
+    "dist-packages",
+)
 LEFT_OUT_PREFIXES = ("config-", "libpython")
 RECIPES = {
     "tiny": {"lock": None, "command": [f"/usr/local/bin/{PYTHON}"]},
@@ -41,7 +64,9 @@ RECIPES = {
 
 def main() -> None:
     """Builds the image that the command line names."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("recipe", choices=sorted(RECIPES))
     options.add_argument("--out", type=Path, required=True, help="the archive to write")
     options.add_argument("--name", help="the image's name; default fairway/<recipe>:latest")
@@ -61,19 +86,39 @@ def main() -> None:
 
 def cache_key(recipe: str) -> str:
     """Gives a name that changes when the image would: recipe, lock, this file, Python and system library."""
-    parts = [Path(__file__).read_bytes(), sys.version.encode(), repr(platform.libc_ver()).encode(), recipe.encode()]
+    parts = [
+        Path(__file__).read_bytes(),
+        sys.version.encode(),
+        repr(platform.libc_ver()).encode(),
+        recipe.encode(),
+    ]
     parts += [path.read_bytes() for path in sorted((HERE / recipe).rglob("*")) if path.is_file()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def lay_out_system(root: Path) -> None:
     """Makes the folders and the few commands that a terminal in a container is expected to have."""
-    for folder in ("bin", "etc", "home", "lib64", "proc", "root", "run", "sys", "dev", "usr/bin", "usr/local/bin", "var"):
+    for folder in (
+        "bin",
+        "etc",
+        "home",
+        "lib64",
+        "proc",
+        "root",
+        "run",
+        "sys",
+        "dev",
+        "usr/bin",
+        "usr/local/bin",
+        "var",
+    ):
         (root / folder).mkdir(parents=True)
     for folder in ("tmp", "var/tmp"):
         (root / folder).mkdir(parents=True)
         (root / folder).chmod(0o1777)
-    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/false\n")
+    (root / "etc/passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
+    )
     (root / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
     (root / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
     for path in (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/services"), Path("/etc/protocols")):
@@ -104,7 +149,9 @@ def put_python(root: Path) -> None:
     needed = libraries(extensions)
     searched = next(library.parent for library in needed if library.name.startswith("libc."))
     for library in needed:
-        own = base in library.parents and base != Path("/usr")  # the loader would look for it where it is here
+        own = base in library.parents and base != Path(
+            "/usr"
+        )  # the loader would look for it where it is here
         _copy(library, root / (searched / library.name if own else library).relative_to("/"))
     site = local / "lib" / PYTHON / "site-packages"
     site.mkdir()
@@ -119,7 +166,15 @@ def install(root: Path, lock: Path) -> None:
         target = Path(folder)
         subprocess.run(
             [
-                *(sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--no-input",
+                    "--disable-pip-version-check",
+                ),
                 *("--require-hashes", "--only-binary", ":all:", "--no-deps", "--no-compile"),
                 *("--target", str(target), "--requirement", str(lock)),
             ],
@@ -160,7 +215,9 @@ def libraries(programs: Iterable[Path]) -> list[Path]:
     needed: set[Path] = set()
     paths = [str(path) for path in programs]
     for start in range(0, len(paths), 200):
-        listed = subprocess.run(["ldd", *paths[start : start + 200]], capture_output=True, text=True, timeout=60)
+        listed = subprocess.run(
+            ["ldd", *paths[start : start + 200]], capture_output=True, text=True, timeout=60
+        )
         for line in listed.stdout.splitlines():
             if line.endswith(":"):  # the file that the following lines are about, as ldd writes it
                 continue

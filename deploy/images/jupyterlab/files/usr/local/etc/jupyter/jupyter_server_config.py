@@ -13,7 +13,9 @@ c.ServerApp.quit_button = False
 c.ServerApp.root_dir = os.environ.get("HOME", "/tmp")
 
 # The secret comes as a file (JUPYTER_TOKEN_FILE), never in the environment or the arguments.
-_file = os.environ.get("JUPYTER_TOKEN_FILE") or os.path.join(os.environ.get("FAIRWAY_SECRETS", "/run/fairway"), "token")
+_file = os.environ.get("JUPYTER_TOKEN_FILE") or os.path.join(
+    os.environ.get("FAIRWAY_SECRETS", "/run/fairway"), "token"
+)
 if os.path.exists(_file):
     with open(_file) as _stream:
         c.IdentityProvider.token = _stream.read().strip()
