@@ -298,6 +298,7 @@ class SshStream:
 
     def exit_status(self, limit_s: float = 1.0) -> int | None:
         """Gives the agent's exit status, or None when it did not say one within the limit."""
+        self._drain.join(limit_s)  # its last words come before its status
         if self._channel.status_event.wait(limit_s) and self._channel.exit_status != -1:
             return int(self._channel.exit_status)
         return None
@@ -478,6 +479,8 @@ def _start(
     offered.key_types = key_types
     try:
         transport.start_client(timeout=STEP_LIMIT_S)
+        if not transport.initial_kex_done:  # paramiko returns from its own time-out without a word
+            raise EOFError(f"it did not finish greeting us within {STEP_LIMIT_S:.0f} s")
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
         sentence = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
