@@ -107,7 +107,7 @@ def has_role(user: User, project: Project, least: Role) -> bool:
 
 
 def project_ids(user: User, least: Role = Role.VIEWER) -> set[int]:
-    """Row numbers of the projects where the person has at least this role, descendants included: two queries."""
+    """Row numbers of the projects where the person has at least this role, or above it: two queries."""
     strong = [role.value for role in Role if ROLE_RANK[role] >= ROLE_RANK[least]]
     found = set(Membership.objects.filter(user=user, role__in=strong).values_list("project_id", flat=True))
     children: dict[int | None, list[int]] = {}

@@ -1,6 +1,6 @@
 """Tells open pages that something moved: after commit, to a Channels group; a lost message costs nothing.
 
-Topics are made from public ids only: ``job.<id>``, ``user.<id>``, ``project.<id>``, ``node.<id>``, ``cluster``.
+Topics hold public ids only: ``job.<id>``, ``user.<id>``, ``project.<id>``, ``node.<id>``, ``cluster``.
 """
 
 from __future__ import annotations
