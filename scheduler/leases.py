@@ -112,4 +112,22 @@ def command_epoch(held: Held) -> int:
         rows = {name: (holder, epoch) for name, holder, epoch in cursor.fetchall()}
     if rows.get(held.name) != (held.holder, held.epoch):
         raise Deposed(f"The lease {held.name} is another worker's now.")
-    return max(epoch for _, epoch in rows.values())
+    return max(int(epoch) for _, epoch in rows.values())
+
+
+def lift(held: Held, above: int) -> Held:
+    """A lease of ours with an epoch above ``above``: after a restore nodes have heard higher ones than we know.
+
+    Raises Deposed when the lease is not ours any more.
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_TURN])
+        cursor.execute(
+            "UPDATE portal_lease SET epoch = 1 + greatest(%s, (SELECT max(epoch) FROM portal_lease))"
+            " WHERE name = %s AND holder = %s AND epoch = %s RETURNING epoch",
+            [above, held.name, held.holder, held.epoch],
+        )
+        row = cursor.fetchone()
+    if row is None:
+        raise Deposed(f"The lease {held.name} is another worker's now.")
+    return Held(held.name, held.holder, row[0])

@@ -124,7 +124,7 @@ def _held_tasks() -> dict[int, dict[str, Any]]:
         cpu=F("attempt__job__cpu_milli"),
         memory=F("attempt__job__memory_mib"),
     )
-    return {row["id"]: row for row in rows.order_by("attempt_id", "rank")}
+    return {row["id"]: dict(row) for row in rows.order_by("attempt_id", "rank")}
 
 
 def _live_allocations() -> tuple[dict[int, list[GpuShare]], set[int]]:
@@ -315,7 +315,7 @@ def _pending(
         "environment__runtime",
     ):
         rows[row["public_id"]] = row["id"]
-        found.append(pending_row(row, every_pool, unfit, avoided.get(row["id"], []), homes))
+        found.append(pending_row(dict(row), every_pool, unfit, avoided.get(row["id"], []), homes))
     return tuple(found), rows
 
 
@@ -362,6 +362,6 @@ def _unfit(kind: RuntimeKind, runtimes: dict[str, str]) -> tuple[NodeId, ...]:
 
 def _standings() -> dict[str, dict[str, Any]]:
     rows = Standing.objects.values(
-        "job__public_id", "code", "sentence", "numbers", "ahead", "cheapest", "place", "since"
+        "job__public_id", "code", "sentence", "numbers", "ahead", "cheapest", "since"
     )
-    return {row.pop("job__public_id"): row for row in rows}
+    return {row["job__public_id"]: dict(row) for row in rows}

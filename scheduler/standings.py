@@ -18,7 +18,7 @@ from scheduler.snapshot import Photo
 TOLD_AT_ONCE = 200
 """Open pages are told of at most this many changes a cycle; the others poll."""
 
-_COLUMNS = ("code", "sentence", "numbers", "ahead", "cheapest", "place", "decided_at", "since")
+_COLUMNS = ("code", "sentence", "numbers", "ahead", "cheapest", "decided_at", "since")
 
 
 def write_standings(leader: Held, photo: Photo, verdicts: tuple[Verdict, ...]) -> int:
@@ -27,8 +27,8 @@ def write_standings(leader: Held, photo: Photo, verdicts: tuple[Verdict, ...]) -
     changed: list[Standing] = []
     events: list[JobEvent] = []
     told: list[Verdict] = []
-    for place, verdict in enumerate(verdicts, start=1):
-        fields = verdict_fields(verdict) | {"place": place}
+    for verdict in verdicts:
+        fields = verdict_fields(verdict)
         before = photo.standings.get(verdict.job)
         if before is not None and all(before[key] == value for key, value in fields.items()):
             continue
@@ -68,7 +68,7 @@ def write_standings(leader: Held, photo: Photo, verdicts: tuple[Verdict, ...]) -
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as the columns of a Standing, place and times left out."""
+    """A verdict as the columns of a Standing, times left out."""
     return {
         "code": verdict.code.value,
         "sentence": verdict.sentence[:1000],
