@@ -37,7 +37,7 @@ def checks_itself(view: View) -> bool:
 
 
 class DoorMiddleware:
-    """Refuses routes without a policy, sends the signed-out to the sign-in page, notes the caller's address."""
+    """Refuses routes without a policy, sends the signed-out to sign in, notes the caller's address."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response

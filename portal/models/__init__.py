@@ -2,7 +2,7 @@
 
 from portal.models.access_tokens import ApiToken, Invitation, SignInLink
 from portal.models.audit import AuditEntry
-from portal.models.cluster import Gpu, Link, Node, NodePool, Reservation
+from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation
 from portal.models.engine import ClusterSettings, Cycle, Lease, Outbox, Question, Standing
 from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
 from portal.models.idempotency import IdempotencyKey
@@ -30,6 +30,7 @@ __all__ = [
     "Link",
     "Membership",
     "Node",
+    "NodeCheck",
     "NodePool",
     "Outbox",
     "Project",

@@ -80,6 +80,28 @@ class Node(models.Model):
         return self.name
 
 
+class NodeCheck(models.Model):
+    """One live connection test or enrolment of a node: its steps appear one by one while it runs."""
+
+    public_id = PublicIdField()
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="checks")
+    kind = models.CharField(max_length=8, default="test")  # test, enrol
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    started_at = models.DateTimeField(auto_now_add=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    ok = models.BooleanField(null=True)
+    steps = models.JSONField(
+        default=list, help_text="[{name, ok, sentence, seconds}] in the order they finished."
+    )
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=models.Q(kind__in=["test", "enrol"]), name="node_check_kind"),
+        ]
+
+
 class Gpu(models.Model):
     """A whole GPU or a MIG slice. ``used_milli`` moves only together with an Allocation (law 4)."""
 

@@ -107,7 +107,9 @@ def begin_attempt(
     wanted = sorted((gpu, milli) for seat in seats for gpu, milli in seat.gpus)
     held = {
         row.pk: row
-        for row in Gpu.objects.select_for_update().filter(pk__in={g for g, _ in wanted}).order_by("pk")
+        for row in Gpu.objects.select_for_update(no_key=True)
+        .filter(pk__in={g for g, _ in wanted})
+        .order_by("pk")
     }
     for gpu, milli in wanted:
         if held[gpu].health != "ok" or not held[gpu].present:
@@ -146,7 +148,7 @@ def task_sent(task: Task) -> bool:
     After a True the node may hold a container, whatever becomes of the answer (law 7).
     """
     with transaction.atomic():
-        attempt = Attempt.objects.select_for_update().get(pk=task.attempt_id)
+        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=task.attempt_id)
         if attempt.state != AttemptState.CONFIGURING or attempt.stop_wanted_at is not None:
             return False
         if attempt.sent_at is None:
@@ -186,7 +188,7 @@ def task_problem(task_id: int, sentence: str) -> None:
 def attempt_ready(attempt_id: int) -> None:
     """The workspace's server answered: it may be opened."""
     with transaction.atomic():
-        attempt = Attempt.objects.select_for_update().get(pk=attempt_id)
+        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
         if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
             attempt.ready_at = timezone.now()
             attempt.save(update_fields=["ready_at"])
@@ -203,13 +205,13 @@ def want_stop(attempt_id: int, reason: EndReason, *, actor: str = "", sentence: 
     said that its container is gone.
     """
     with transaction.atomic():
-        job = Job.objects.select_for_update(of=("self",)).get(attempts=attempt_id)
-        attempt = Attempt.objects.select_for_update().get(pk=attempt_id)
+        job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts=attempt_id)
+        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
         if attempt.state not in ATTEMPT_LIVE:
             return
         _want_stop(attempt, reason, actor, sentence)
         if attempt.sent_at is None:
-            for task in attempt.task_rows.select_for_update().order_by("pk"):
+            for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
                 _release(task, "never_started")
             _finish(attempt, job)
 
@@ -229,7 +231,7 @@ def task_ended(
     ``reason`` says why when nothing had asked it to stop; ``proof`` is gone, rebooted or fenced.
     """
     with transaction.atomic():
-        job = Job.objects.select_for_update(of=("self",)).get(attempts__task_rows=task_id)
+        job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
         attempt, tasks = _locked(task_id)
         task = next(row for row in tasks if row.pk == task_id)
         if task.gone:
@@ -257,14 +259,16 @@ def task_ended(
 def cancel(job_id: int, reason: EndReason, *, actor: str) -> Job:
     """Cancels a job: at once when it holds nothing, else once its nodes let go. Ended jobs stay."""
     with transaction.atomic():
-        job = Job.objects.select_for_update().get(pk=job_id)
+        job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
         if job.state in JOB_ENDS or job.desired == Desired.CANCELLED:
             return job
         job.desired = Desired.CANCELLED.value
         job.version += 1
         job.save(update_fields=["desired", "version"])
         sentence = end_sentence(reason, actor=actor)
-        attempt = Attempt.objects.select_for_update().filter(job=job, state__in=ATTEMPT_LIVE).first()
+        attempt = (
+            Attempt.objects.select_for_update(no_key=True).filter(job=job, state__in=ATTEMPT_LIVE).first()
+        )
         if attempt is None:
             Standing.objects.filter(job=job).delete()
             _move_job(job, JobState.CANCELLED, reason=reason, sentence=sentence, actor=actor)
@@ -277,7 +281,7 @@ def cancel(job_id: int, reason: EndReason, *, actor: str) -> Job:
 def set_held(job_id: int, held: bool, *, actor: str) -> Job:
     """Holds a job back from starting, or lets it go; what runs keeps running."""
     with transaction.atomic():
-        job = Job.objects.select_for_update().get(pk=job_id)
+        job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
         if job.state in JOB_ENDS:
             raise Conflict(f"The job has already ended: {job.state.lower()}.", code="job_ended")
         if job.held != held:
@@ -312,9 +316,13 @@ def note_submitted(job: Job, *, actor: str) -> None:
 
 
 def _locked(task_id: int) -> tuple[Attempt, list[Task]]:
-    attempt = Attempt.objects.select_for_update(of=("self",)).select_related("job").get(task_rows=task_id)
+    attempt = (
+        Attempt.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("job")
+        .get(task_rows=task_id)
+    )
     return attempt, list(
-        attempt.task_rows.select_for_update(of=("self",)).select_related("node").order_by("pk")
+        attempt.task_rows.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
     )
 
 
@@ -335,7 +343,9 @@ def _release(task: Task, proof: str) -> None:
     """Ends a task's allocations with their proof, and frees the GPUs: the only place that does."""
     now = timezone.now()
     rows = list(task.allocations.filter(ended_at__isnull=True).order_by("gpu_id"))
-    list(Gpu.objects.select_for_update().filter(pk__in=[row.gpu_id for row in rows]).order_by("pk"))
+    list(
+        Gpu.objects.select_for_update(no_key=True).filter(pk__in=[row.gpu_id for row in rows]).order_by("pk")
+    )
     for row in rows:
         Gpu.objects.filter(pk=row.gpu_id).update(used_milli=F("used_milli") - row.milli)
         row.ended_at, row.proof = now, proof
@@ -350,7 +360,7 @@ def _finish(attempt: Attempt, job: Job) -> None:
     reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.FINISHED
     state = END_STATES[reason]
     sentence = attempt.sentence or end_sentence(reason)
-    for task in attempt.task_rows.select_for_update().order_by("pk"):
+    for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
         if task.state in ATTEMPT_LIVE:
             task.ended_at = timezone.now()
             _move_task(task, state)

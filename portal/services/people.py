@@ -106,7 +106,9 @@ def do_accept_invitation(
 ) -> User:
     """Makes the account an invitation promises; each invitation works once, also under a race."""
     with transaction.atomic():
-        invitation = Invitation.objects.select_for_update().filter(code_sha256=hash_of(code)).first()
+        invitation = (
+            Invitation.objects.select_for_update(no_key=True).filter(code_sha256=hash_of(code)).first()
+        )
         if invitation is None or not _is_open(invitation):
             raise NotThere(USED_UP, code="link_used_up")
         user = _new_user(
@@ -135,7 +137,7 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
     if not (actor.is_admin or invitation.created_by_id == actor.pk):
         raise NotThere
     with transaction.atomic():
-        row = Invitation.objects.select_for_update().get(pk=invitation.pk)
+        row = Invitation.objects.select_for_update(no_key=True).get(pk=invitation.pk)
         if row.used_at is not None:
             raise Conflict("It was already used.", code="invitation_used")
         row.revoked_at = timezone.now()
@@ -163,7 +165,7 @@ def do_make_sign_in_link(actor: User | None, user: User, *, hours: int = SIGN_IN
 def do_use_sign_in_link(code: str) -> User:
     """The person a sign-in link belongs to; the link works once, also under a race."""
     with transaction.atomic():
-        link = SignInLink.objects.select_for_update(of=("self",)).select_related("user")
+        link = SignInLink.objects.select_for_update(of=("self",), no_key=True).select_related("user")
         row = link.filter(code_sha256=hash_of(code)).first()
         if row is None or row.used_at or row.expires_at <= timezone.now() or not row.user.is_active:
             raise NotThere(USED_UP, code="link_used_up")
@@ -217,8 +219,10 @@ def do_change_person(
     if not actor.is_admin:
         raise NotAllowed("Only administrators change other people's accounts.")
     with transaction.atomic():
-        admins = list(User.objects.select_for_update().filter(is_admin=True, is_active=True).order_by("pk"))
-        row = User.objects.select_for_update().get(pk=user.pk)
+        admins = list(
+            User.objects.select_for_update(no_key=True).filter(is_admin=True, is_active=True).order_by("pk")
+        )
+        row = User.objects.select_for_update(no_key=True).get(pk=user.pk)
         before = {"is_active": row.is_active, "is_admin": row.is_admin}
         row.is_active = row.is_active if is_active is None else is_active
         row.is_admin = row.is_admin if is_admin is None else is_admin

@@ -61,7 +61,7 @@ def do_change_project(actor: User, project: Project, **changes: Any) -> Project:
     try:
         with transaction.atomic():
             # one lock for every change of the tree, so that two moves cannot make a circle together
-            tree = {row.pk: row for row in Project.objects.select_for_update().order_by("pk")}
+            tree = {row.pk: row for row in Project.objects.select_for_update(no_key=True).order_by("pk")}
             row = tree[project.pk]
             before = _shown(row)
             if changes.get("parent") is not None:
@@ -84,7 +84,7 @@ def do_set_member(actor: User, project: Project, user: User, role: Role) -> Memb
     """Gives a person a role in a project, or changes it."""
     require(actor, Verb.MANAGE, project)
     with transaction.atomic():
-        old = Membership.objects.select_for_update().filter(user=user, project=project).first()
+        old = Membership.objects.select_for_update(no_key=True).filter(user=user, project=project).first()
         before = {"user": user.username, "role": old.role} if old else None
         member, _ = Membership.objects.update_or_create(
             user=user, project=project, defaults={"role": role.value}
@@ -100,7 +100,7 @@ def do_remove_member(actor: User, project: Project, user: User) -> None:
     """Takes a person out of a project; their jobs run on, their open workspaces close within seconds."""
     require(actor, Verb.MANAGE, project)
     with transaction.atomic():
-        member = Membership.objects.select_for_update().filter(user=user, project=project).first()
+        member = Membership.objects.select_for_update(no_key=True).filter(user=user, project=project).first()
         if member is None:
             return
         record_act(
@@ -141,8 +141,8 @@ def do_change_quota(
         raise NotAllowed("Only administrators change quotas.")
     _check_numbers(numbers)
     with transaction.atomic():
-        Project.objects.select_for_update().get(pk=project.pk)
-        quota = Quota.objects.select_for_update().filter(project=project, pool=pool).first()
+        Project.objects.select_for_update(no_key=True).get(pk=project.pk)
+        quota = Quota.objects.select_for_update(no_key=True).filter(project=project, pool=pool).first()
         standing = quota.version if quota else 0
         if version is not None and version != standing:
             raise Stale(
@@ -173,7 +173,7 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
     """Puts back what stood before a change, as a change of its own; refused when later edits stand on it."""
     quota = change.quota
     with transaction.atomic():
-        newest = quota.changes.select_for_update().order_by("-id").first()
+        newest = quota.changes.select_for_update(no_key=True).order_by("-id").first()
         if newest is None or newest.pk != change.pk:
             raise Conflict("It was changed again since; undo the newest change first.", code="not_newest")
         old = change.before or {"guaranteed_milli": 0, "limit_milli": None, "weight": 1.0, "priority": 0}
