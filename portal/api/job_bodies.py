@@ -30,7 +30,7 @@ class Request(Closed):
 
     name = Text(max_length=100)
     project = Text(max_length=63, help_text=NAME)
-    environment = Text(max_length=63, help_text=NAME)
+    environment = Text(required=False, max_length=63, help_text=NAME + " Needed unless the template has one.")
     pool = Text(required=False, allow_null=True, max_length=63, help_text=NAME + " null: any pool.")
     template = Text(
         required=False,
@@ -93,6 +93,8 @@ def job_request(person: User, given: Mapping[str, Any], body: type[Request]) -> 
     values = read_body(given, body)
     if issubclass(body, WorkspaceBody):
         values["kind"] = JobKind.WORKSPACE.value
+    if "environment" not in values:
+        raise Invalid(fields={"environment": "This field is required."})
     project = _one(visible_projects(person), values["project"], "project")
     environment = _one(visible_environments(person), values["environment"], "environment")
     pool = _one(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
@@ -106,7 +108,8 @@ def _template(key: str | None) -> Template | None:
     if not isinstance(key, str):
         raise Invalid(fields={"template": "Not a text."})
     rows = Template.objects.filter(enabled=True).select_related("environment")
-    return _one(rows, key, "template")
+    found: Template = _one(rows, key, "template")
+    return found
 
 
 def _one(rows: QuerySet[Any], key: str, field: str) -> Any:

@@ -109,20 +109,18 @@ class JobsRoute(Route):
         tag="jobs",
         scope=Scope.JOBS,
         body=JobBody,
-        partial=True,
         answer=shapes.JobWhole,
         status=201,
         rate=throttle.SUBMIT,
         idempotent=True,
-        detail="Needs name, project, environment (or a template that has one) and a command. A request that this "
-        "cluster could never serve is refused with 422 and the nearest one that it could. After 201 "
-        "the job is never lost.",
+        detail="A request that this cluster could never serve is refused with 422 and the nearest one that it "
+        "could. After 201 the job is never lost.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The job, PENDING."""
 
         def work() -> dict[str, Any]:
-            job = do_submit_job(self.person, job_request(self.person, request.data, JobBody))
+            job = do_submit_job(self.person, job_request(self.person, self.given, JobBody))
             return whole(self.person, job_for(self.person, job.public_id))
 
         return self.once(work)

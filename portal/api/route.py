@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
@@ -192,6 +193,11 @@ class Route(APIView):
         headers = {"Idempotency-Replayed": "true"} if kept.again else {}
         return self.answer(kept.body, kept.status, headers)
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The body as it came, a JSON object; ``body`` holds it validated."""
+        return dict(self.request.data)
+
     # -- the guard -----------------------------------------------------------------------------
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -251,6 +257,7 @@ class Route(APIView):
             raise Throttled(wait_s)
 
 
+@cache
 def page_of(item: type[serializers.Serializer[Any]]) -> type[serializers.Serializer[Any]]:
     """The shape of one page of a list of ``item``."""
     return type(
