@@ -23,7 +23,7 @@ class AskAnswer(serializers.Serializer[Any]):
     starts_now = serializers.BooleanField(
         allow_null=True, help_text="null: the scheduler did not answer within a second."
     )
-    verdict = serializers.JSONField(allow_null=True, help_text="Why it would wait: code, sentence, numbers.")
+    verdict = serializers.DictField(allow_null=True, help_text="Why it would wait: code, sentence, numbers.")
 
 
 @policy(Policy.SIGNED_IN)

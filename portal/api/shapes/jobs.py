@@ -36,7 +36,7 @@ class Verdict(ShortVerdict):
         child=serializers.CharField(), help_text="Jobs ahead of it, of those you may see."
     )
     ahead_count = serializers.IntegerField(help_text="All jobs ahead of it that the verdict names.")
-    cheapest = serializers.JSONField(allow_null=True, help_text="The smallest change that would start it.")
+    cheapest = serializers.DictField(allow_null=True, help_text="The smallest change that would start it.")
     decided_at = serializers.DateTimeField()
 
 
