@@ -48,6 +48,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "portal.api.middleware.ProblemsBelowApi",
     "django.middleware.security.SecurityMiddleware",
+    "portal.web.headers.SecurityHeaders",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -57,6 +58,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "portal.door.DoorMiddleware",
+    "portal.web.refusals.Refusals",
 ]
 
 ROOT_URLCONF = "portal.config.urls"
@@ -72,7 +74,9 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "portal.web.frame.frame",
             ],
+            "builtins": ["django.templatetags.static", "portal.web.tags"],
         },
     },
 ]
@@ -87,6 +91,15 @@ DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
+CACHES = {
+    # Holds only what may be lost: counters that slow down guessing of passwords.
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL,
+        "KEY_PREFIX": "fairway",
+        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1},
+    },
+}
 
 AUTH_USER_MODEL = "portal.User"
 LOGIN_URL = "/sign-in/"
@@ -114,6 +127,7 @@ CSRF_COOKIE_NAME = f"{_prefix}fairway_csrf"
 CSRF_COOKIE_SECURE = SECURE
 CSRF_COOKIE_HTTPONLY = True
 CSRF_COOKIE_SAMESITE = "Lax"
+CSRF_FAILURE_VIEW = "portal.web.refusals.csrf_failure"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"

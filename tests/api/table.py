@@ -49,7 +49,7 @@ class Row:
 ROWS = [
     Row("me", "get", "me/", EVERYBODY),
     Row("tokens_list", "get", "tokens/", EVERYBODY),
-    Row("tokens_create", "post", "tokens/", EVERYBODY, {"name": "new", "scopes": ["read"]}, 201),
+    Row("tokens_create", "post", "tokens/", EVERYBODY, {"name": "new", "scopes": ["tokens"]}, 201),
     Row("tokens_revoke", "delete", "tokens/{token}/", OWNER, status=204, denied=404),
     Row("projects_list", "get", "projects/", EVERYBODY),
     Row("projects_create", "post", "projects/", ADMIN, {"name": "brand-new"}, 201, hidden=403),
