@@ -208,6 +208,8 @@ class Stand:
             ws="websockets-sansio",
             ws_per_message_deflate=False,
             proxy_headers=False,
+            server_header=False,
+            date_header=False,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
