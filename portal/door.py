@@ -12,10 +12,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from portal.access import Policy, demand
-from portal.errors import SignInNeeded
+from portal.errors import NotAllowed, SignInNeeded
 from portal.services.audit import request_address
 
 View = Callable[..., Any]
@@ -58,6 +59,8 @@ class DoorMiddleware:
             return None
         try:
             demand(request.user, wanted)
+        except NotAllowed as refusal:
+            raise PermissionDenied(refusal.sentence) from refusal  # the 403 page
         except SignInNeeded:
             if request.headers.get("HX-Request"):
                 answer = HttpResponse(status=401)
