@@ -217,7 +217,7 @@ class Stand:
         )
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None
-        server.capture_signals = _no_signals
+        server.capture_signals = _NoSignals
         task = self._loop.create_task(server.serve())
         server.fairway_task = task
         while not server.started:
@@ -265,6 +265,6 @@ class Stand:
             )
 
 
-class _no_signals:
+class _NoSignals:
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...

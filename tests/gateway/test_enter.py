@@ -1,4 +1,4 @@
-"""Entering a workspace: tickets work once, briefly, for one person, attempt and session; others see nothing."""
+"""Entering a workspace: tickets work once, briefly, for one person, attempt and session."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def test_pipelined_requests_are_answered_each_by_itself(stand, workspace, cookie
 
 def test_bytes_after_a_refused_upgrade_are_no_second_request(stand, workspace, cookie):
     head = (
-        f"GET /socket HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        f"GET /socket HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nConnection: Upgrade\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         f"GET /secret HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n\r\n"
     )
     answer = _send(stand, head.encode())

@@ -1,4 +1,4 @@
-"""What crosses the gateway to a workspace: bytes as they are, no secret outwards, no cookie of ours inwards."""
+"""What crosses the gateway to a workspace: bytes as they are, no secret out, no cookie of ours in."""
 
 from __future__ import annotations
 
