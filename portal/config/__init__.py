@@ -1,0 +1,1 @@
+"""Configuration: settings, the Celery application, the ASGI entry and the URL table."""

@@ -1,0 +1,51 @@
+"""The record: every noun of Fairway as a table, a file a noun."""
+
+from portal.models.access_tokens import ApiToken, Invitation, SignInLink
+from portal.models.audit import AuditEntry
+from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation
+from portal.models.engine import ClusterSettings, Cycle, Lease, Outbox, Question, Standing
+from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
+from portal.models.idempotency import IdempotencyKey
+from portal.models.jobs import Allocation, Attempt, Job, JobEvent, Task
+from portal.models.people import User
+from portal.models.projects import Membership, Project, Quota, QuotaChange
+from portal.models.usage import UsageLedger, UsageMinute
+from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
+
+__all__ = [
+    "Allocation",
+    "ApiToken",
+    "Attempt",
+    "AuditEntry",
+    "ClusterSettings",
+    "Cycle",
+    "Environment",
+    "EnvironmentOnNode",
+    "Gpu",
+    "IdempotencyKey",
+    "Invitation",
+    "Job",
+    "JobEvent",
+    "Lease",
+    "Link",
+    "Membership",
+    "Node",
+    "NodeCheck",
+    "NodePool",
+    "Outbox",
+    "Project",
+    "Question",
+    "Quota",
+    "QuotaChange",
+    "Reservation",
+    "SignInLink",
+    "Standing",
+    "Task",
+    "Template",
+    "UsageLedger",
+    "UsageMinute",
+    "User",
+    "Volume",
+    "WorkspaceSession",
+    "WorkspaceTicket",
+]

@@ -1,0 +1,176 @@
+"""The script that makes a machine a node, a pure function of keys and choices, and the one-time sudo login."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from agents.ssh import LoginRefused, SshTarget, login_with_password
+
+EngineAccess = Literal["rootless", "rootful"]
+RuntimeKind = Literal["podman", "docker", "process"]
+
+INSTALL_FOLDER = Path(__file__).parent / "node_install"
+LOADER_PATH = "/usr/local/lib/fairway/fairway-node"
+STATE_DIR = "/var/lib/fairway-node/state"
+AGENT_PATH = "/var/lib/fairway-node/agent/agent.pyz"
+SIGNERS_PATH = "/etc/fairway/agent_signers"
+JOB_ADDRESS = "127.77.0.1"
+ENROL_LIMIT_S = 600.0  # installing an engine takes minutes on a slow line
+
+_PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]+={0,2}")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_FOLDER = re.compile(r"(/[A-Za-z0-9._-]+)+")
+
+
+class EnrolmentError(ValueError):
+    """A choice from which no script can be made; the message is a sentence for people."""
+
+
+class EnrolmentFailed(Exception):
+    """The script ran on the node and stopped; the message is its own last sentence, `output` all it said."""
+
+    def __init__(self, sentence: str, output: str = "") -> None:
+        super().__init__(sentence)
+        self.output = output
+
+
+@dataclass(frozen=True)
+class SignedAgent:
+    """The agent program and the signature that the node's loader asks for."""
+
+    program: bytes
+    signature: str
+
+
+@dataclass(frozen=True)
+class PublicKeys:
+    """The public halves, each as `type base64`; a comment is dropped."""
+
+    control: str
+    watch: str
+    tunnel: str
+    signing: str
+
+
+@dataclass(frozen=True)
+class EnrolmentChoices:
+    """What an admin may choose for a node. `settings` adds to the agent's settings or overrides them."""
+
+    engine: EngineAccess = "rootless"
+    runtime: RuntimeKind = "podman"
+    account: str = "fairway"
+    home_root: str = "/var/lib/fairway-homes"
+    from_addresses: tuple[str, ...] = ()
+    install_runtime: bool = True
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+def enrolment_script(
+    cluster: str, keys: PublicKeys, agent: SignedAgent, choices: EnrolmentChoices | None = None
+) -> str:
+    """Gives the POSIX shell script that enrols a machine; equal arguments give equal scripts.
+
+    Raises EnrolmentError for a value that does not belong in a root shell.
+    """
+    choices = choices or EnrolmentChoices()
+    _check(cluster, choices)
+    script = (INSTALL_FOLDER / "enrol.sh").read_text()
+    values = {
+        "CLUSTER": cluster,
+        "ACCOUNT": choices.account,
+        "ENGINE": choices.engine,
+        "RUNTIME": choices.runtime,
+        "INSTALL_RUNTIME": "yes" if choices.install_runtime else "no",
+        "HOME_ROOT": choices.home_root,
+        "LOADER": (INSTALL_FOLDER / "fairway-node").read_text(),
+        "SIGNING_KEY": _public_key(keys.signing),
+        "SETTINGS": json.dumps(node_settings(cluster, choices), sort_keys=True),
+        "AUTHORIZED_KEYS": authorized_keys(keys, choices.from_addresses),
+        "AGENT": base64.encodebytes(agent.program).decode().strip(),
+        "AGENT_SIGNATURE": agent.signature,
+    }
+    return re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], script)
+
+
+def authorized_keys(keys: PublicKeys, from_addresses: tuple[str, ...] = ()) -> str:
+    """Gives the three lines that say what each key may do on a node, and nothing else."""
+    origin = f'from="{",".join(from_addresses)}",' if from_addresses else ""
+    return "".join(
+        f"{line}\n"
+        for line in (
+            f'{origin}restrict,command="{LOADER_PATH} control" {_public_key(keys.control)} fairway-control',
+            f'{origin}restrict,command="{LOADER_PATH} watch" {_public_key(keys.watch)} fairway-watch',
+            f'{origin}restrict,port-forwarding,permitopen="{JOB_ADDRESS}:*",command="/bin/false" '
+            f"{_public_key(keys.tunnel)} fairway-tunnel",
+        )
+    )
+
+
+def node_settings(cluster: str, choices: EnrolmentChoices) -> dict[str, object]:
+    """Gives the settings file of the agent on the node."""
+    return {
+        "cluster": cluster,
+        "state_dir": STATE_DIR,
+        "home_root": choices.home_root,
+        "runtimes": [{"kind": choices.runtime}],
+        "upgrade_signers": SIGNERS_PATH,
+        "program_path": AGENT_PATH,
+        **choices.settings,
+    }
+
+
+def enrol_with_sudo(target: SshTarget, password: str, script: str) -> str:
+    """Logs in once with a password, runs the script as root, and gives what it printed.
+
+    The host key must be confirmed by then: `target.host_key` is the pinned one, and the password is sent to
+    no other. The password is used twice at most (login, sudo) and kept nowhere.
+    Raises SshError when there is no login, EnrolmentFailed when sudo or the script refuses.
+    """
+    with login_with_password(target, password) as login:
+        try:
+            done = login.run_as_root(password, script, limit_s=ENROL_LIMIT_S)
+        except LoginRefused as refused:
+            raise EnrolmentFailed(str(refused)) from refused
+    if done.exit_status != 0:
+        said = [line for line in (done.errors or done.output).splitlines() if line.strip()]
+        sentence = said[-1] if said else f"The script ended with status {done.exit_status} and said nothing."
+        raise EnrolmentFailed(sentence.removeprefix("fairway: stopped: "), done.output + done.errors)
+    return done.output
+
+
+def _public_key(line: str) -> str:
+    found = _PUBLIC_KEY.match(line)
+    if found is None:
+        raise EnrolmentError("The key is not an ed25519 public key.")
+    return found[0]
+
+
+def _check(cluster: str, choices: EnrolmentChoices) -> None:
+    if not _NAME.fullmatch(cluster):
+        raise EnrolmentError(f"{cluster!r} is not a cluster id: lower-case letters, digits and '-' only.")
+    if not _NAME.fullmatch(choices.account):
+        raise EnrolmentError(f"{choices.account!r} is not an account name.")
+    if choices.account == "root":
+        raise EnrolmentError("The agent has an account of its own; root is not offered.")
+    if not _FOLDER.fullmatch(choices.home_root) or ".." in choices.home_root:
+        raise EnrolmentError(f"{choices.home_root!r} is not an absolute folder of plain names.")
+    if choices.runtime == "process" and choices.engine == "rootless":
+        raise EnrolmentError(
+            "The runtime process gives each job an unused uid, which needs the sudoers line."
+        )
+    if choices.runtime == "docker" and choices.engine == "rootless":
+        raise EnrolmentError(
+            "The runtime docker needs the sudoers line; choose podman for rootless containers."
+        )
+    for address in choices.from_addresses:
+        try:
+            ipaddress.ip_network(address, strict=False)
+        except ValueError as error:
+            raise EnrolmentError(f"{address!r} is not an address or network.") from error

@@ -1,0 +1,119 @@
+"""The key pairs of a cluster: three that open nodes, each for one process, and one that signs the agent."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import struct
+from pathlib import Path
+from typing import Literal, get_args
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+Purpose = Literal["control", "watch", "tunnel", "signing"]
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+
+SIGNATURE_NAMESPACE = "fairway-agent"
+_SIGNATURE_MAGIC = b"SSHSIG"
+_SIGNATURE_VERSION = 1
+_KEY_TYPE = b"ssh-ed25519"
+_ARMOUR_WIDTH = 70
+
+
+def key_path(folder: Path, purpose: Purpose) -> Path:
+    """Gives where the private key of a purpose lies; the public half lies beside it with `.pub`."""
+    return folder / f"{purpose}_ed25519"
+
+
+def make_keys(folder: Path, cluster: str) -> dict[Purpose, Path]:
+    """Makes the key pairs that are missing in a folder (mode 700; private files 600) and gives their paths.
+
+    A key that is there is never replaced: the nodes know its public half.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for purpose in PURPOSES:
+        path = key_path(folder, purpose)
+        if not path.exists():
+            _make_key(path, comment=f"fairway-{cluster}-{purpose}")
+    return {purpose: key_path(folder, purpose) for purpose in PURPOSES}
+
+
+def public_line(private_key_path: Path) -> str:
+    """Gives the public half as one line: type, base64, comment."""
+    return private_key_path.with_name(private_key_path.name + ".pub").read_text().strip()
+
+
+def fingerprint(public_key: str) -> str:
+    """Gives the SHA256 fingerprint of a public key line, as `ssh-keygen -l` writes it."""
+    blob = base64.b64decode(public_key.split()[1], validate=True)
+    digest = hashlib.sha256(blob).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def sign_agent(program: bytes, signing_key_path: Path) -> str:
+    """Gives the signature under which a node's loader runs this program.
+
+    The form is OpenSSH's (PROTOCOL.sshsig), so that `ssh-keygen -Y verify`, which each host with sshd has,
+    is all that a node needs.
+    """
+    private = _load_key(signing_key_path)
+    public_blob = _ssh_string(_KEY_TYPE) + _ssh_string(_raw_public(private))
+    namespace, hash_name = SIGNATURE_NAMESPACE.encode(), b"sha512"
+    signed = (
+        _SIGNATURE_MAGIC
+        + _ssh_string(namespace)
+        + _ssh_string(b"")
+        + _ssh_string(hash_name)
+        + _ssh_string(hashlib.sha512(program).digest())
+    )
+    signature_blob = _ssh_string(_KEY_TYPE) + _ssh_string(private.sign(signed))
+    envelope = (
+        _SIGNATURE_MAGIC
+        + struct.pack(">I", _SIGNATURE_VERSION)
+        + _ssh_string(public_blob)
+        + _ssh_string(namespace)
+        + _ssh_string(b"")
+        + _ssh_string(hash_name)
+        + _ssh_string(signature_blob)
+    )
+    text = base64.b64encode(envelope).decode()
+    lines = [text[start : start + _ARMOUR_WIDTH] for start in range(0, len(text), _ARMOUR_WIDTH)]
+    return "\n".join(["-----BEGIN SSH SIGNATURE-----", *lines, "-----END SSH SIGNATURE-----", ""])
+
+
+def _make_key(path: Path, comment: str) -> None:
+    private = Ed25519PrivateKey.generate()
+    public = private.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    path.with_name(path.name + ".pub").write_text(f"{public.decode()} {comment}\n")
+    # The private half appears last and whole: a killed run leaves no half key behind.
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+        stream.write(
+            private.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.OpenSSH,
+                serialization.NoEncryption(),
+            )
+        )
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.rename(path)
+
+
+def _load_key(path: Path) -> Ed25519PrivateKey:
+    key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ValueError(f"{path} is not an ed25519 key.")
+    return key
+
+
+def _raw_public(private: Ed25519PrivateKey) -> bytes:
+    return private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+
+
+def _ssh_string(value: bytes) -> bytes:
+    return struct.pack(">I", len(value)) + value

@@ -1,0 +1,170 @@
+#!/bin/sh
+# Enrols this machine as a node of the Fairway cluster @CLUSTER@. Run it in a root shell; running it again is safe.
+#
+# It makes the account @ACCOUNT@ (no password), installs the loader and the signed agent, allows three keys to do
+# three narrow things, and prints what it found. It opens no port and changes nothing of sshd's configuration.
+set -eu
+umask 022
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+LC_ALL=C
+export LC_ALL
+
+account=@ACCOUNT@
+engine=@ENGINE@
+runtime=@RUNTIME@
+install_runtime=@INSTALL_RUNTIME@
+library=/usr/local/lib/fairway
+config=/etc/fairway
+place=/var/lib/fairway-node
+
+say() { echo "fairway: $*"; }
+stop() { echo "fairway: stopped: $*" >&2; exit 1; }
+
+# ---- what must be here -------------------------------------------------------------------------------------
+[ "$(id -u)" -eq 0 ] || stop "this script needs a root shell."
+command -v python3 > /dev/null || stop "python3 is missing; install it and run this script again."
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' ||
+    stop "Python 3.8 or newer is needed; this is $(python3 -V 2>&1)."
+command -v ssh-keygen > /dev/null || stop "ssh-keygen is missing; install OpenSSH and run this script again."
+command -v useradd > /dev/null || stop "useradd is missing."
+if [ "$engine" = rootful ]; then
+    command -v sudo > /dev/null || stop "sudo is missing; it is needed for the engine access you chose."
+fi
+
+if [ "$runtime" != process ] && ! command -v "$runtime" > /dev/null; then
+    [ "$install_runtime" = yes ] || stop "$runtime is missing; install it and run this script again."
+    package=$runtime
+    say "installing $runtime"
+    if command -v apt-get > /dev/null; then
+        [ "$runtime" = docker ] && package=docker.io
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$package" uidmap > /dev/null ||
+            stop "apt-get could not install $package."
+    elif command -v dnf > /dev/null; then
+        dnf install -y -q "$package" || stop "dnf could not install $package."
+    elif command -v zypper > /dev/null; then
+        zypper --non-interactive --quiet install "$package" || stop "zypper could not install $package."
+    else
+        stop "$runtime is missing and this machine has no package manager that this script knows."
+    fi
+fi
+
+# ---- the account -------------------------------------------------------------------------------------------
+mkdir -p "$place"
+chmod 755 "$place"
+if ! id "$account" > /dev/null 2>&1; then
+    useradd --system --user-group --home-dir "$place/home" --no-create-home --shell /bin/sh \
+        --comment "Fairway agent" "$account"
+    say "made the account $account"
+fi
+# No password can match '*'; sshd still lets keys in, which it does not for an account locked with '!'.
+usermod --password '*' --shell /bin/sh "$account"
+home=$(getent passwd "$account" | cut -d: -f6)
+mkdir -p "$home"
+if [ "$engine" = rootless ]; then
+    chown "$account:$account" "$home"
+    chmod 700 "$home"
+    for file in /etc/subuid /etc/subgid; do
+        touch "$file"
+        grep -q "^$account:" "$file" && continue
+        first=$(awk -F: 'BEGIN { top = 100000 } { if ($2 + $3 > top) top = $2 + $3 } END { print top }' "$file")
+        echo "$account:$first:65536" >> "$file"
+    done
+    if command -v loginctl > /dev/null && [ -d /run/systemd/system ]; then
+        loginctl enable-linger "$account" || stop "loginctl could not let $account's containers outlive a login."
+    fi
+    owner=$account
+else
+    chown "root:$account" "$home"
+    chmod 750 "$home"
+    owner=root
+fi
+
+# ---- the loader, the agent and their settings, all root's --------------------------------------------------
+put() {  # put MODE TARGET: writes stdin to TARGET in one step
+    cat > "$2.new"
+    chown root:root "$2.new"
+    chmod "$1" "$2.new"
+    mv -f "$2.new" "$2"
+}
+
+mkdir -p "$library" "$config"
+chown root:root "$library" "$config"
+chmod 755 "$library" "$config"
+
+put 755 "$library/fairway-node" <<'END_OF_LOADER'
+@LOADER@END_OF_LOADER
+echo "$engine" | put 644 "$config/engine"
+put 644 "$config/agent_signers" <<'END_OF_SIGNERS'
+fairway namespaces="fairway-agent" @SIGNING_KEY@
+END_OF_SIGNERS
+put 644 "$config/node.json" <<'END_OF_SETTINGS'
+@SETTINGS@
+END_OF_SETTINGS
+
+mkdir -p "$place/agent" "$place/state"
+chown "$owner:$owner" "$place/agent" "$place/state"
+chmod 755 "$place/agent"
+chmod 700 "$place/state"
+mkdir -p '@HOME_ROOT@'
+chown "$owner:$owner" '@HOME_ROOT@'
+chmod 711 '@HOME_ROOT@'
+
+draft=$place/agent/enrolled.pyz
+base64 -d > "$draft" <<'END_OF_AGENT'
+@AGENT@
+END_OF_AGENT
+cat > "$draft.sig" <<'END_OF_SIGNATURE'
+@AGENT_SIGNATURE@END_OF_SIGNATURE
+ssh-keygen -q -Y verify -f "$config/agent_signers" -I fairway -n fairway-agent -s "$draft.sig" \
+    < "$draft" > /dev/null || stop "the agent in this script does not carry its signature; get the script again."
+chown "$owner:$owner" "$draft" "$draft.sig"
+chmod 644 "$draft" "$draft.sig"
+if [ -e "$place/agent/agent.pyz" ] && ! cmp -s "$draft" "$place/agent/agent.pyz"; then
+    for part in pyz pyz.sig; do
+        cp -p "$place/agent/agent.$part" "$place/agent/keep.$part" && mv -f "$place/agent/keep.$part" "$place/agent/previous.$part"
+    done
+fi
+mv -f "$draft.sig" "$place/agent/agent.pyz.sig"
+mv -f "$draft" "$place/agent/agent.pyz"
+
+# ---- engine access -----------------------------------------------------------------------------------------
+if [ "$engine" = rootful ]; then
+    rule=$(mktemp)
+    cat > "$rule" <<END_OF_RULE
+# Fairway: the account $account may run exactly the loader, nothing else.
+Defaults:$account !requiretty, env_reset
+$account ALL=(root) NOPASSWD: $library/fairway-node control, $library/fairway-node watch
+END_OF_RULE
+    visudo -cqf "$rule" || { rm -f "$rule"; stop "visudo refuses the rule for $account."; }
+    mkdir -p /etc/sudoers.d
+    put 440 /etc/sudoers.d/fairway < "$rule"
+    rm -f "$rule"
+else
+    rm -f /etc/sudoers.d/fairway
+fi
+
+# ---- the three keys ----------------------------------------------------------------------------------------
+mkdir -p "$home/.ssh"
+put 644 "$home/.ssh/authorized_keys" <<'END_OF_KEYS'
+@AUTHORIZED_KEYS@END_OF_KEYS
+chown root:root "$home/.ssh"
+chmod 755 "$home/.ssh"
+
+# ---- what this machine is ----------------------------------------------------------------------------------
+say "account: $account (uid $(id -u "$account")), engine access $engine"
+say "python: $(python3 -V 2>&1)"
+case $runtime in
+    process) say "runtime: process (no container engine)" ;;
+    *) say "runtime: $("$runtime" --version 2> /dev/null | head -n 1)" ;;
+esac
+if command -v nvidia-smi > /dev/null; then
+    say "gpus: $(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | wc -l)," \
+        "driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | head -n 1)"
+else
+    say "gpus: nvidia-smi is not here"
+fi
+for key in /etc/ssh/ssh_host_*_key.pub; do
+    [ -r "$key" ] && say "host key: $(ssh-keygen -lf "$key" | awk '{ print $4, $2 }')"
+done
+say "enrolled in @CLUSTER@: compare the host key above with the one that the page shows, then confirm it there"

@@ -1,0 +1,535 @@
+"""SSH to a node: pinned host keys, a time limit for every step, and a byte stream to the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import shlex
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import paramiko
+from paramiko.common import cMSG_GLOBAL_REQUEST
+from paramiko.packet import Packetizer
+
+from agents.keys import fingerprint
+from agents.watchdog import WATCHDOG
+
+Role = Literal["control", "watch", "bulk"]
+
+STEP_LIMIT_S = 5.0
+KEEPALIVE_S = 5
+SILENCE_LIMIT_S = 15.0
+STDERR_KEPT_BYTES = 8192
+LOADER = "/usr/local/lib/fairway/fairway-node"
+
+_NOT_FOUND_STATUS = (126, 127)
+_KEY_CLASSES: dict[str, tuple[str, ...]] = {
+    # One key type may be used under several signature algorithms; the pin names the type.
+    "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
+}
+_SCANNED_KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512")
+
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it logs a traceback for each scan and each cut
+
+
+class SshStep(enum.StrEnum):
+    """The steps of opening a link, in order."""
+
+    RESOLVE = "resolve"
+    CONNECT = "connect"
+    HOST_KEY = "host_key"
+    LOGIN = "login"
+    CHANNEL = "channel"
+
+
+class SshError(Exception):
+    """A connection that could not be made; the message is a sentence for people. No command was sent."""
+
+    code = "ssh_error"
+
+    def __init__(self, sentence: str, step: SshStep) -> None:
+        super().__init__(sentence)
+        self.step = step
+
+
+class NodeUnreachable(SshError):
+    """No name, no route, no answer, or nobody listens."""
+
+    code = "unreachable"
+
+
+class HostKeyMismatch(SshError):
+    """The machine that answers is not the one whose key was confirmed."""
+
+    code = "host_key_mismatch"
+
+    def __init__(self, sentence: str, presented: str | None = None) -> None:
+        super().__init__(sentence, SshStep.HOST_KEY)
+        self.presented = presented
+
+
+class AuthenticationRefused(SshError):
+    """sshd does not take our key or password for the account."""
+
+    code = "authentication_refused"
+
+
+class AgentMissing(SshError):
+    """The login works, but the agent behind it does not answer; the sentence repeats the loader's words."""
+
+    code = "agent_missing"
+
+
+class LoginRefused(Exception):
+    """A sudo login ended before the script began; the message says why."""
+
+
+@dataclass(frozen=True)
+class SshTarget:
+    """Where a node's sshd is, as whom we come, and the one host key we accept (`type base64`)."""
+
+    host: str
+    account: str
+    host_key: str
+    port: int = 22
+
+    @property
+    def place(self) -> str:
+        return f"{self.host}:{self.port}" if self.port != 22 else self.host
+
+
+@dataclass(frozen=True)
+class HostKey:
+    """A host key as a machine shows it, before anyone has confirmed it."""
+
+    key_type: str
+    base64: str
+
+    @property
+    def line(self) -> str:
+        """The form in which the key is pinned."""
+        return f"{self.key_type} {self.base64}"
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.line)
+
+
+class _HearingPacketizer(Packetizer):  # type: ignore[misc]
+    """Notes when the last packet came in."""
+
+    heard_s = 0.0
+
+    def read_message(self) -> Any:
+        message = super().read_message()
+        self.heard_s = time.monotonic()
+        return message
+
+
+class _ReadAhead:
+    """A socket that reads more than it is asked for: paramiko asks twice a packet, the kernel once a burst."""
+
+    _BURST_BYTES = 256 * 1024
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._ahead = memoryview(b"")
+
+    def recv(self, size: int) -> bytes:
+        if not self._ahead:
+            self._ahead = memoryview(self._sock.recv(self._BURST_BYTES))
+        taken, self._ahead = self._ahead[:size], self._ahead[size:]
+        return bytes(taken)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+class SshTransport(paramiko.Transport):  # type: ignore[misc]
+    """Paramiko's transport with the ciphers in the order of their speed."""
+
+    _preferred_ciphers = (
+        "aes128-gcm@openssh.com",
+        "aes256-gcm@openssh.com",
+        "aes256-ctr",
+        "aes192-ctr",
+        "aes128-ctr",
+    )
+
+
+class SshConnection:
+    """One authenticated connection to a node, under the watchdog's eye until it is closed."""
+
+    def __init__(self, transport: SshTransport, sock: socket.socket, target: SshTarget) -> None:
+        self.transport = transport
+        self.target = target
+        self.cut_because: str | None = None
+        self._sock = sock
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.transport.is_active())
+
+    def silent_for_s(self) -> float:
+        heard_s: float = self.transport.packetizer.heard_s
+        return time.monotonic() - heard_s
+
+    def cut(self, why: str) -> None:
+        """Ends the connection at once; whoever waits on it wakes with an end of file."""
+        self.cut_because = self.cut_because or why
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the connection. Safe to repeat."""
+        WATCHDOG.forget(self)
+        self.cut("closed")
+        self.transport.close()
+
+    def keep_alive(self) -> None:
+        """Asks sshd for a sign of life every few seconds, and cuts the connection when none comes."""
+        self.transport.packetizer.set_keepalive(KEEPALIVE_S, self._ask_for_life)
+        WATCHDOG.watch(self, SILENCE_LIMIT_S)
+
+    def _ask_for_life(self) -> None:
+        message = paramiko.Message()
+        message.add_byte(cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(
+            True
+        )  # paramiko's own keepalive asks for no answer, so silence would prove nothing
+        self.transport._send_user_message(message)
+
+
+def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> HostKey:
+    """Gives the host key that a machine shows, without logging in; somebody must compare it before it is pinned.
+
+    With a key type, gives the key of that type. Raises NodeUnreachable or HostKeyMismatch.
+    """
+    wanted = _SCANNED_KEY_TYPES if key_type is None else _KEY_CLASSES.get(key_type, (key_type,))
+    sock = _dial(host, port)
+    transport = _start(sock, wanted, host, port)
+    try:
+        key = transport.get_remote_server_key()
+    finally:
+        transport.close()
+    return HostKey(key.get_name(), key.get_base64())
+
+
+def connect_with_key(
+    target: SshTarget, key_path: Path, transport_class: type[SshTransport] = SshTransport
+) -> SshConnection:
+    """Opens a connection with a private key of ours. Raises a typed SshError."""
+    key = paramiko.Ed25519Key.from_private_key_file(str(key_path))
+    connection = _connect(target, transport_class)
+    _authenticate(connection, lambda: connection.transport.auth_publickey(target.account, key), "key")
+    return connection
+
+
+def open_ssh(
+    host: str,
+    port: int,
+    account: str,
+    key_path: Path,
+    host_key: str,
+    role: Role,
+    *,
+    cluster: str,
+) -> SshStream:
+    """Opens the agent of a node in a role, over a connection of its own."""
+    target = SshTarget(host=host, port=port, account=account, host_key=host_key)
+    del cluster
+    return open_stream(target, key_path, role)
+
+
+def open_stream(target: SshTarget, key_path: Path, role: Role) -> SshStream:
+    """Opens the byte stream to the agent; the node's forced command decides what really runs."""
+    connection = connect_with_key(target, key_path)
+    try:
+        with WATCHDOG.limit(connection, STEP_LIMIT_S, "opening a channel"):
+            channel = connection.transport.open_session(timeout=STEP_LIMIT_S)
+            channel.exec_command(shlex.join([LOADER, role]))
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        connection.close()
+        raise AgentMissing(
+            f"{target.place} let us in but opened no channel: {error}.", SshStep.CHANNEL
+        ) from error
+    return SshStream(connection, channel)
+
+
+class SshStream:
+    """Lines to and from an agent over one channel. One thread may read while another writes."""
+
+    def __init__(self, connection: SshConnection, channel: paramiko.Channel) -> None:
+        self.connection = connection
+        self._channel = channel
+        self._reader = channel.makefile("rb", 65536)
+        self._stderr: deque[bytes] = deque()
+        self._drain = threading.Thread(target=self._drain_stderr, name="ssh-stderr", daemon=True)
+        self._drain.start()
+
+    def read_line(self, limit_bytes: int) -> bytes:
+        """Gives the next line with its end, or b"" when the stream has ended."""
+        line: bytes = self._reader.readline(limit_bytes)
+        return line
+
+    def write(self, data: bytes) -> None:
+        """Sends all of it, or raises OSError; the watchdog cuts a connection that takes nothing."""
+        with WATCHDOG.limit(self.connection, SILENCE_LIMIT_S, "sending a request"):
+            self._channel.sendall(data)
+
+    def why_ended(self) -> str:
+        """Says what is known about the end of the stream: our cut, or the last words of the other side."""
+        if self.connection.cut_because:
+            return self.connection.cut_because
+        return self.diagnostics() or "the node closed the connection"
+
+    def diagnostics(self) -> str:
+        """Gives the last things the agent wrote to stderr."""
+        return b"".join(self._stderr).decode(errors="replace").strip()
+
+    def exit_status(self, limit_s: float = 1.0) -> int | None:
+        """Gives the agent's exit status, or None when it did not say one within the limit."""
+        self._drain.join(limit_s)  # its last words come before its status
+        if self._channel.status_event.wait(limit_s) and self._channel.exit_status != -1:
+            return int(self._channel.exit_status)
+        return None
+
+    def close(self) -> None:
+        """Closes channel and connection. Safe to repeat."""
+        self.connection.close()
+
+    def _drain_stderr(self) -> None:
+        kept_bytes = 0
+        with contextlib.suppress(OSError):
+            while data := self._channel.recv_stderr(4096):
+                self._stderr.append(data)
+                kept_bytes += len(data)
+                while kept_bytes > STDERR_KEPT_BYTES:
+                    kept_bytes -= len(self._stderr.popleft())
+
+
+def agent_missing(stream: SshStream) -> AgentMissing:
+    """Explains a stream that ended before the agent's hello."""
+    place = stream.connection.target.place
+    status = stream.exit_status()
+    said = stream.diagnostics()
+    if status in _NOT_FOUND_STATUS:
+        sentence = f"{place} has no agent: run the enrolment script there."
+    elif said:
+        sentence = (
+            f"The agent on {place} did not start: {said.splitlines()[-1].removeprefix('fairway-node: ')}"
+        )
+    else:
+        sentence = f"The agent on {place} ended without a word: {stream.why_ended()}."
+    return AgentMissing(sentence, SshStep.CHANNEL)
+
+
+# ---- the one-time login ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RootRun:
+    """What a script said and how it ended."""
+
+    exit_status: int
+    output: str
+    errors: str
+
+
+class PasswordLogin:
+    """A person's login, used once for the enrolment."""
+
+    _PROMPT = b"fairway-sudo-password:"
+    _READY = b"fairway-root-shell-ready\n"
+
+    def __init__(self, connection: SshConnection) -> None:
+        self._connection = connection
+
+    def run_as_root(self, password: str, script: str, limit_s: float) -> RootRun:
+        """Runs a script in a root shell: the login's own when it is root, sudo's otherwise.
+
+        The password goes out only after sudo's prompt, and the script only after the root shell has said that
+        it is there; so neither is ever taken for the other.
+        """
+        shell = f"echo {self._READY.decode().strip()}; exec sh -s"
+        sudo = shlex.join(["sudo", "-k", "-S", "-p", self._PROMPT.decode(), "sh", "-c", shell])
+        command = f'if [ "$(id -u)" -eq 0 ]; then {shell}; else exec {sudo}; fi'
+        with WATCHDOG.limit(self._connection, limit_s, "the enrolment script"):
+            channel = self._connection.transport.open_session(timeout=STEP_LIMIT_S)
+            channel.exec_command(shlex.join(["sh", "-c", command]))
+            self._wait_for_root(channel, password)
+            return _feed_and_collect(channel, script.encode())
+
+    def _wait_for_root(self, channel: paramiko.Channel, password: str) -> None:
+        channel.settimeout(0.1)
+        output, errors = b"", b""
+        asked = 0
+        deadline_s = time.monotonic() + 4 * STEP_LIMIT_S  # a refused password costs sudo some seconds
+        while self._READY not in output:
+            with contextlib.suppress(TimeoutError):
+                output += channel.recv(4096)
+            if channel.recv_stderr_ready():
+                errors += channel.recv_stderr(4096)
+            prompts = errors.count(self._PROMPT)
+            if prompts > 1:
+                raise LoginRefused("sudo does not take this password.")
+            if prompts > asked:
+                asked = prompts
+                channel.sendall(password.encode() + b"\n")
+            if channel.exit_status_ready() and not channel.recv_ready() and not channel.recv_stderr_ready():
+                said = errors.replace(self._PROMPT, b"").decode(errors="replace").strip()
+                raise LoginRefused(f"There is no root shell for this account: {said or 'sudo said nothing'}")
+            if time.monotonic() > deadline_s:
+                raise LoginRefused("sudo did not answer in time.")
+
+
+@contextlib.contextmanager
+def login_with_password(target: SshTarget, password: str) -> Iterator[PasswordLogin]:
+    """Opens a login with a password for as long as the block lasts. Raises a typed SshError."""
+    connection = _connect(target)
+    _authenticate(
+        connection, lambda: connection.transport.auth_password(target.account, password), "password"
+    )
+    try:
+        yield PasswordLogin(connection)
+    finally:
+        connection.close()
+
+
+def _feed_and_collect(channel: paramiko.Channel, script: bytes) -> RootRun:
+    channel.settimeout(None)
+    errors: list[bytes] = []
+
+    def drain() -> None:
+        with contextlib.suppress(OSError):
+            while data := channel.recv_stderr(4096):
+                errors.append(data)
+
+    def feed() -> None:
+        with contextlib.suppress(OSError):
+            channel.sendall(script)
+            channel.shutdown_write()
+
+    helpers = [threading.Thread(target=task, daemon=True) for task in (drain, feed)]
+    for helper in helpers:
+        helper.start()
+    output = b""
+    while data := channel.recv(65536):
+        output += data
+    for helper in helpers:
+        helper.join(STEP_LIMIT_S)
+    status = channel.exit_status if channel.status_event.wait(STEP_LIMIT_S) else -1
+    return RootRun(int(status), output.decode(errors="replace"), b"".join(errors).decode(errors="replace"))
+
+
+# ---- connecting, step by step ------------------------------------------------------------------------------
+
+
+def dial(target: SshTarget) -> socket.socket:
+    """Opens the TCP connection to a node's sshd. Raises NodeUnreachable."""
+    return _dial(target.host, target.port)
+
+
+def _dial(host: str, port: int) -> socket.socket:
+    place = f"{host}:{port}"
+    try:
+        sock = socket.create_connection((host, port), timeout=STEP_LIMIT_S)
+    except socket.gaierror as error:
+        raise NodeUnreachable(f"No address is known for {host}.", SshStep.RESOLVE) from error
+    except TimeoutError as error:
+        sentence = (
+            f"{place} does not answer within {STEP_LIMIT_S:.0f} s: it is down, or a firewall is between."
+        )
+        raise NodeUnreachable(sentence, SshStep.CONNECT) from error
+    except ConnectionRefusedError as error:
+        raise NodeUnreachable(f"{place} is up, but no sshd listens there.", SshStep.CONNECT) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise NodeUnreachable(f"{place} cannot be reached: {reason}.", SshStep.CONNECT) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel's own end of a half-open connection
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_LIMIT_S * 1000))
+    return sock
+
+
+def _start(
+    sock: socket.socket,
+    key_types: tuple[str, ...],
+    host: str,
+    port: int,
+    transport_class: type[SshTransport] = SshTransport,
+) -> SshTransport:
+    """Exchanges keys; the host key is known afterwards and not yet judged."""
+    transport = transport_class(_ReadAhead(sock), packetizer_class=_HearingPacketizer)
+    transport.packetizer.heard_s = time.monotonic()
+    transport.banner_timeout = STEP_LIMIT_S
+    transport.handshake_timeout = STEP_LIMIT_S
+    transport.auth_timeout = STEP_LIMIT_S
+    transport.channel_timeout = STEP_LIMIT_S
+    offered = transport.get_security_options()
+    offered.key_types = key_types
+    try:
+        transport.start_client(timeout=STEP_LIMIT_S)
+        if not transport.initial_kex_done:  # paramiko returns from its own time-out without a word
+            raise EOFError(f"it did not finish greeting us within {STEP_LIMIT_S:.0f} s")
+    except paramiko.ssh_exception.IncompatiblePeer as error:
+        transport.close()
+        sentence = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
+        raise HostKeyMismatch(sentence) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        transport.close()
+        sentence = f"{host}:{port} answers, but not as an SSH server should: {error or 'it hung up'}."
+        raise NodeUnreachable(sentence, SshStep.CONNECT) from error
+    return transport
+
+
+def _connect(target: SshTarget, transport_class: type[SshTransport] = SshTransport) -> SshConnection:
+    pinned_type, pinned_base64 = target.host_key.split()[:2]
+    sock = _dial(target.host, target.port)
+    key_types = _KEY_CLASSES.get(pinned_type, (pinned_type,))
+    transport = _start(sock, key_types, target.host, target.port, transport_class)
+    key = transport.get_remote_server_key()
+    presented = HostKey(key.get_name(), key.get_base64())
+    if presented.line != f"{pinned_type} {pinned_base64}":
+        transport.close()
+        raise HostKeyMismatch(
+            f"{target.place} shows the host key {presented.fingerprint}, but "
+            f"{fingerprint(target.host_key)} was confirmed for it: it is another machine, or was installed "
+            "anew. Nothing was sent to it.",
+            presented.line,
+        )
+    return SshConnection(transport, sock, target)
+
+
+def _authenticate(connection: SshConnection, authenticate: Callable[[], object], what: str) -> None:
+    target = connection.target
+    try:
+        with WATCHDOG.limit(connection, 2 * STEP_LIMIT_S, "the login"):
+            missing = authenticate()
+    except paramiko.AuthenticationException as error:
+        connection.close()
+        raise AuthenticationRefused(
+            f"{target.place} does not take our {what} for the account {target.account}.", SshStep.LOGIN
+        ) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        connection.close()
+        raise NodeUnreachable(f"{target.place} hung up during the login: {error}.", SshStep.LOGIN) from error
+    if missing:
+        connection.close()
+        sentence = f"{target.place} wants more than one proof for the account {target.account}."
+        raise AuthenticationRefused(sentence, SshStep.LOGIN)
+    connection.keep_alive()
+
+
+def with_account(target: SshTarget, account: str) -> SshTarget:
+    """Gives the same place and host key for another account."""
+    return replace(target, account=account)

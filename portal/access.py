@@ -1,0 +1,242 @@
+"""The one policy door: who may do what to which row. Pages, REST, sockets, logs and the gateway ask here.
+
+Rules in short: an admin may do everything but enter another person's workspace; a manager runs a project,
+a member runs jobs in it and controls their own, a viewer sees. What one may not see does not exist (404).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from django.contrib.auth.models import AnonymousUser
+from django.db.models import Q, QuerySet
+
+from portal.errors import NotAllowed, NotThere, SignInNeeded
+from portal.models import (
+    ApiToken,
+    AuditEntry,
+    Environment,
+    Gpu,
+    Job,
+    Membership,
+    Node,
+    NodePool,
+    Project,
+    Quota,
+    Template,
+    UsageLedger,
+    User,
+)
+from portal.words.states import ROLE_RANK, JobKind, NodeState, Role
+
+Person = User | AnonymousUser | None
+
+
+class Verb(StrEnum):
+    """What a person may want of a row."""
+
+    SEE = "see"
+    SUBMIT = "submit"  # a job into a project
+    CONTROL = "control"  # cancel, hold, change a job
+    ENTER = "enter"  # open a workspace, its terminal or its secrets
+    READ_LOGS = "read_logs"
+    MANAGE = "manage"  # members of a project
+    CHANGE = "change"  # quotas, nodes, environments, people
+
+
+class Policy(StrEnum):
+    """What a route or a socket demands before it looks at any row; every one declares exactly one."""
+
+    PUBLIC = "public"
+    SIGNED_IN = "signed-in"
+    ADMIN = "admin"
+    WORKSPACE = "workspace"  # the gateway: a workspace session of that origin
+
+
+_Route = TypeVar("_Route", bound=Callable[..., Any] | type)
+
+
+def policy(demand: Policy) -> Callable[[_Route], _Route]:
+    """Declares the policy of a view or a consumer. A test fails for any that declares none."""
+
+    def mark(route: _Route) -> _Route:
+        route.access_policy = demand  # type: ignore[union-attr]
+        return route
+
+    return mark
+
+
+def signed_in(person: Person) -> User:
+    """The person as an active user, or SignInNeeded."""
+    if isinstance(person, User) and person.is_active:
+        return person
+    raise SignInNeeded("Sign in first.")
+
+
+def demand(person: Person, wanted: Policy) -> None:
+    """Raises unless the person satisfies the route's policy."""
+    if wanted is Policy.PUBLIC:
+        return
+    user = signed_in(person)
+    if wanted is Policy.ADMIN and not user.is_admin:
+        raise NotAllowed("Only administrators can do this.")
+
+
+# -- roles -----------------------------------------------------------------------------------------
+
+
+def role_in(user: User, project: Project) -> Role | None:
+    """The person's strongest role in the project or one of its ancestors; None for a stranger."""
+    line = [project.pk]
+    above = project.parent
+    while above is not None:
+        line.append(above.pk)
+        above = above.parent
+    roles = [
+        Role(r) for r in Membership.objects.filter(user=user, project__in=line).values_list("role", flat=True)
+    ]
+    return max(roles, key=lambda role: ROLE_RANK[role], default=None)
+
+
+def has_role(user: User, project: Project, least: Role) -> bool:
+    """True when the person's role in the project is at least ``least``."""
+    role = role_in(user, project)
+    return role is not None and ROLE_RANK[role] >= ROLE_RANK[least]
+
+
+def project_ids(user: User, least: Role = Role.VIEWER) -> set[int]:
+    """Row numbers of the projects where the person has at least this role, or above it: two queries."""
+    strong = [role.value for role in Role if ROLE_RANK[role] >= ROLE_RANK[least]]
+    found = set(Membership.objects.filter(user=user, role__in=strong).values_list("project_id", flat=True))
+    children: dict[int | None, list[int]] = {}
+    for row, parent in Project.objects.values_list("id", "parent_id"):
+        children.setdefault(parent, []).append(row)
+    open_rows = list(found)
+    while open_rows:
+        for child in children.get(open_rows.pop(), []):
+            if child not in found:
+                found.add(child)
+                open_rows.append(child)
+    return found
+
+
+# -- single rows -----------------------------------------------------------------------------------
+
+
+def can(person: Person, verb: Verb, thing: Any) -> bool:
+    """Whether this person may do this to this row. Anonymous and inactive people may do nothing."""
+    if not isinstance(person, User) or not person.is_active:
+        return False
+    match thing:
+        case Job():
+            return _can_job(person, verb, thing)
+        case Project():
+            return _can_project(person, verb, thing)
+        case Quota():
+            return person.is_admin if verb is Verb.CHANGE else can(person, Verb.SEE, thing.project)
+        case Node() | NodePool() | Gpu() | Environment() | Template():
+            return person.is_admin or verb is Verb.SEE
+        case User():
+            return person.is_admin or (thing.pk == person.pk and verb in {Verb.SEE, Verb.CHANGE})
+        case ApiToken():
+            return thing.owner_id == person.pk
+        case AuditEntry():
+            return person.is_admin and verb is Verb.SEE
+    return False
+
+
+def _can_job(user: User, verb: Verb, job: Job) -> bool:
+    if verb is Verb.ENTER:
+        # Not even an admin: what runs there runs as the owner, with the owner's files.
+        return job.owner_id == user.pk and has_role_or_admin(user, job.project, Role.MEMBER)
+    if user.is_admin:
+        return True
+    role = role_in(user, job.project)
+    if role is None:
+        return False
+    if verb is Verb.SEE:
+        return True
+    if role is Role.MANAGER:
+        return verb is Verb.CONTROL or (verb is Verb.READ_LOGS and job.kind != JobKind.WORKSPACE.value)
+    if verb is Verb.READ_LOGS and job.kind != JobKind.WORKSPACE.value:
+        return True
+    return job.owner_id == user.pk and role is not Role.VIEWER and verb in {Verb.CONTROL, Verb.READ_LOGS}
+
+
+def has_role_or_admin(user: User, project: Project, least: Role) -> bool:
+    """As ``has_role``; admins pass."""
+    return user.is_admin or has_role(user, project, least)
+
+
+def _can_project(user: User, verb: Verb, project: Project) -> bool:
+    if verb is Verb.SUBMIT:
+        return project.archived_at is None and has_role_or_admin(user, project, Role.MEMBER)
+    if user.is_admin:
+        return True
+    if verb is Verb.SEE:
+        return has_role(user, project, Role.VIEWER)
+    if verb is Verb.MANAGE:
+        return has_role(user, project, Role.MANAGER)
+    return False
+
+
+def require(person: Person, verb: Verb, thing: Any) -> None:
+    """Raises NotThere when the row may not even be seen, NotAllowed when it may be seen but not this."""
+    if can(person, verb, thing):
+        return
+    signed_in(person)
+    if can(person, Verb.SEE, thing):
+        raise NotAllowed("You may see this, but not do that.")
+    raise NotThere
+
+
+# -- sets of rows ----------------------------------------------------------------------------------
+
+
+def visible_projects(person: Person) -> QuerySet[Project]:
+    """The projects a person may see: all for admins, else those of their memberships and below."""
+    user = signed_in(person)
+    return Project.objects.all() if user.is_admin else Project.objects.filter(pk__in=project_ids(user))
+
+
+def visible_jobs(person: Person) -> QuerySet[Job]:
+    """The jobs a person may see: those of visible projects."""
+    user = signed_in(person)
+    return Job.objects.all() if user.is_admin else Job.objects.filter(project_id__in=project_ids(user))
+
+
+def visible_quotas(person: Person) -> QuerySet[Quota]:
+    """The quotas a person may see: those of visible projects."""
+    user = signed_in(person)
+    return Quota.objects.all() if user.is_admin else Quota.objects.filter(project_id__in=project_ids(user))
+
+
+def visible_usage(person: Person) -> QuerySet[UsageLedger]:
+    """The usage a person may see: their own, and that of projects they manage."""
+    user = signed_in(person)
+    if user.is_admin:
+        return UsageLedger.objects.all()
+    return UsageLedger.objects.filter(Q(user=user) | Q(project_id__in=project_ids(user, Role.MANAGER)))
+
+
+def visible_nodes(person: Person) -> QuerySet[Node]:
+    """The nodes a person may see: everybody sees the cluster, nobody needs the retired."""
+    signed_in(person)
+    return Node.objects.exclude(state=NodeState.RETIRED.value)
+
+
+def visible_people(person: Person) -> QuerySet[User]:
+    """The people a person may see by name: those who share a project with them; all for admins."""
+    user = signed_in(person)
+    if user.is_admin:
+        return User.objects.all()
+    shared = Membership.objects.filter(project_id__in=project_ids(user)).values("user_id")
+    return User.objects.filter(Q(pk=user.pk) | Q(pk__in=shared))
+
+
+def visible_environments(person: Person) -> QuerySet[Environment]:
+    """The environments a person may launch: the enabled ones; all for admins."""
+    user = signed_in(person)
+    return Environment.objects.all() if user.is_admin else Environment.objects.filter(enabled=True)

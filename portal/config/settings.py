@@ -1,0 +1,191 @@
+"""Settings of every process, read from the environment; nothing secret has a default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import environ
+
+from portal.config import places
+
+env = environ.Env()
+
+BASE_DIR = Path(__file__).resolve().parent.parent.parent
+DATA_DIR = places.data_dir()
+
+DEBUG = env.bool("FAIRWAY_DEBUG", False)
+_secret_file = DATA_DIR / "secret_key"
+SECRET_KEY = env.str("FAIRWAY_SECRET_KEY", "") or (
+    _secret_file.read_text().strip() if _secret_file.is_file() else ""
+)
+SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", default=[])
+
+PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
+APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
+"""Workspaces are reached at ws-<public id>.<APPS_DOMAIN>; with the port where it is not the default."""
+ALLOWED_HOSTS = env.list("FAIRWAY_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
+SECURE = PORTAL_URL.startswith("https://")
+CSRF_TRUSTED_ORIGINS = [PORTAL_URL]
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.postgres",
+    "django_htmx",
+    "django_filters",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "channels",
+    "portal",
+]
+
+MIDDLEWARE = [
+    "portal.api.middleware.ProblemsBelowApi",
+    "django.middleware.security.SecurityMiddleware",
+    "portal.web.headers.SecurityHeaders",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "portal.door.DoorMiddleware",
+    "portal.web.refusals.Refusals",
+]
+
+ROOT_URLCONF = "portal.config.urls"
+ASGI_APPLICATION = "portal.config.asgi.application"
+
+TEMPLATES: list[dict[str, Any]] = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+                "portal.web.frame.frame",
+            ],
+            "builtins": ["django.templatetags.static", "portal.web.tags"],
+        },
+    },
+]
+
+DATABASES = {"default": env.db_url("DATABASE_URL", default=places.database_url(DATA_DIR))}
+DATABASES["default"].setdefault("OPTIONS", {})
+DATABASES["default"]["OPTIONS"].update(
+    {"connect_timeout": 5, "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c timezone=UTC"}
+)
+DATABASES["default"]["CONN_MAX_AGE"] = 60
+DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
+
+AUTH_USER_MODEL = "portal.User"
+LOGIN_URL = "/sign-in/"
+LOGIN_REDIRECT_URL = "/"
+PASSWORD_HASHERS = [
+    "django.contrib.auth.hashers.Argon2PasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+]
+AUTH_PASSWORD_VALIDATORS = [
+    {
+        "NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator",
+        "OPTIONS": {"user_attributes": ["username", "full_name", "email"]},
+    },
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+
+_prefix = "__Host-" if SECURE else ""  # browsers drop the prefix over plain http
+SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
+SESSION_COOKIE_SECURE = SECURE
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_AGE = 7 * 24 * 3600
+CSRF_COOKIE_NAME = f"{_prefix}fairway_csrf"
+CSRF_COOKIE_SECURE = SECURE
+CSRF_COOKIE_HTTPONLY = True
+CSRF_COOKIE_SAMESITE = "Lax"
+CSRF_FAILURE_VIEW = "portal.web.refusals.csrf_failure"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+SECURE_HSTS_SECONDS = 31_536_000 if SECURE else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE
+SECURE_HSTS_PRELOAD = SECURE
+SECURE_SSL_REDIRECT = SECURE
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
+if SECURE:  # web listens on a unix socket only; the gateway sets this header and strips what clients send
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+X_FRAME_OPTIONS = "DENY"
+DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
+
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+USE_I18N = False
+
+STATIC_URL = "/static/"
+STATIC_ROOT = Path(env.str("FAIRWAY_STATIC_ROOT", str(BASE_DIR / "static" / "root")))
+STATICFILES_DIRS = [path for path in [BASE_DIR / "static" / "dist"] if path.is_dir()]
+WHITENOISE_USE_FINDERS = env.bool("FAIRWAY_STATIC_FINDERS", True)
+WHITENOISE_AUTOREFRESH = False
+
+REST_FRAMEWORK: dict[str, Any] = {
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "UNAUTHENTICATED_USER": None,
+}
+
+SPECTACULAR_SETTINGS: dict[str, Any] = {
+    "TITLE": "Fairway",
+    "DESCRIPTION": "The REST API of Fairway, a portal for a shared GPU cluster.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.1",
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": [],
+    "SWAGGER_UI_DIST": "SIDECAR",
+}
+
+CHANNEL_LAYERS = {
+    "default": {
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        # redis 8 closes idle sockets after its own time-out unless told not to
+        "CONFIG": {"hosts": [{"address": REDIS_URL, "socket_timeout": None}], "prefix": "fairway"},
+    },
+}
+
+LOGGING: dict[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": env.str("FAIRWAY_LOG_LEVEL", "INFO")},
+}
+
+KEY_FILES = {
+    # Each process is given only the key it needs; the others are not in its environment.
+    "control": os.environ.get("FAIRWAY_CONTROL_KEY", ""),
+    "watch": os.environ.get("FAIRWAY_WATCH_KEY", ""),
+    "tunnel": os.environ.get("FAIRWAY_TUNNEL_KEY", ""),
+    "signing": os.environ.get("FAIRWAY_SIGNING_KEY", ""),
+}
+KEY_DIR = DATA_DIR / "keys"
+LOG_DIR = DATA_DIR / "logs"
+"""Mirrored logs of tasks: LOG_DIR/<job>/<attempt>/<rank>.<format>."""
+SILENCED_SYSTEM_CHECKS: list[str] = []

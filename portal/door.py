@@ -1,0 +1,71 @@
+"""The door of every HTTP route: a route without a declared policy is closed, whoever asks.
+
+Pages are checked here, before their view runs. REST views read bearer tokens first, so they set
+``checks_policy_itself`` and ask ``portal.access.demand`` once they know the person; the declaration is still
+demanded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+
+from portal.access import Policy, demand
+from portal.errors import NotAllowed, SignInNeeded
+from portal.services.audit import request_address
+
+View = Callable[..., Any]
+
+
+def policy_of(view: View) -> Policy | None:
+    """The declared policy of a view function or of the class behind it."""
+    for holder in (view, getattr(view, "view_class", None), getattr(view, "cls", None)):
+        declared = getattr(holder, "access_policy", None)
+        if declared is not None:
+            return Policy(declared)
+    return None
+
+
+def checks_itself(view: View) -> bool:
+    """True for views that ask for the policy themselves, after they have read a token."""
+    holders = (view, getattr(view, "view_class", None), getattr(view, "cls", None))
+    return any(getattr(holder, "checks_policy_itself", False) for holder in holders)
+
+
+class DoorMiddleware:
+    """Refuses routes without a policy, sends the signed-out to sign in, notes the caller's address."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        token = request_address.set(request.META.get("REMOTE_ADDR") or None)
+        try:
+            return self.get_response(request)
+        finally:
+            request_address.reset(token)
+
+    def process_view(self, request: HttpRequest, view: View, args: Any, kwargs: Any) -> HttpResponse | None:
+        """None lets the view run."""
+        wanted = policy_of(view)
+        if wanted is None:
+            raise RuntimeError(f"the route {request.path} declares no policy")
+        if checks_itself(view):
+            return None
+        try:
+            demand(request.user, wanted)
+        except NotAllowed as refusal:
+            raise PermissionDenied(refusal.sentence) from refusal  # the 403 page
+        except SignInNeeded:
+            if request.headers.get("HX-Request"):
+                answer = HttpResponse(status=401)
+                answer["HX-Redirect"] = settings.LOGIN_URL
+                return answer
+            back = request.get_full_path() if request.method == "GET" else "/"
+            return HttpResponseRedirect(f"{settings.LOGIN_URL}?{urlencode({'next': back})}")
+        return None

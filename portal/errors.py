@@ -1,0 +1,95 @@
+"""Refusals: each with a stable code, a sentence for people and, where it helps, the nearest thing that works.
+
+Services raise these; pages show the sentence, the API answers problem+json with the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class FairwayError(Exception):
+    """A refusal that a person should read. ``status`` is its HTTP answer."""
+
+    status = 500
+    code = "error"
+
+    def __init__(
+        self, sentence: str, *, code: str | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.code = code or self.code
+        self.facts: dict[str, Any] = dict(facts or {})
+
+
+class Invalid(FairwayError):
+    """Input that cannot be meant: 400, with a sentence for each field."""
+
+    status = 400
+    code = "invalid"
+
+    def __init__(self, sentence: str = "", *, fields: Mapping[str, str] | None = None, **more: Any) -> None:
+        self.fields: dict[str, str] = dict(fields or {})
+        super().__init__(sentence or " ".join(self.fields.values()) or "The request is not valid.", **more)
+
+
+class SignInNeeded(FairwayError):
+    """Nobody is signed in: 401."""
+
+    status = 401
+    code = "sign_in_needed"
+
+
+class NotAllowed(FairwayError):
+    """Known, but not permitted: 403."""
+
+    status = 403
+    code = "not_allowed"
+
+
+class NotThere(FairwayError):
+    """Not there, or not for this person to know of: 404."""
+
+    status = 404
+    code = "not_found"
+
+    def __init__(self, sentence: str = "There is nothing here under that name.", **more: Any) -> None:
+        super().__init__(sentence, **more)
+
+
+class Conflict(FairwayError):
+    """The object is in a state in which this cannot be done: 409."""
+
+    status = 409
+    code = "conflict"
+
+
+class Stale(FairwayError):
+    """Somebody changed it since it was read: 412. ``facts['current']`` holds what stands now."""
+
+    status = 412
+    code = "stale"
+
+
+class Impossible(FairwayError):
+    """A request that this cluster could never serve: 422, with the nearest one that it could."""
+
+    status = 422
+    code = "impossible"
+
+
+class PreconditionNeeded(FairwayError):
+    """A change that must name the version it is based on: 428."""
+
+    status = 428
+    code = "precondition_needed"
+
+
+class Unavailable(FairwayError):
+    """Something that is needed does not answer: 503, to be tried again after ``retry_after_s``."""
+
+    status = 503
+    code = "unavailable"
+    retry_after_s = 5

@@ -1,0 +1,45 @@
+"""Serves the gateway on the public port: ``python -m portal.gateway --bind 127.0.0.1 --port 8000``."""
+
+from __future__ import annotations
+
+import argparse
+
+import uvicorn
+
+from portal.gateway.sockets import MAX_MESSAGE_BYTES
+
+
+def main() -> None:
+    """Runs until it is told to stop; open sockets get a few seconds to close."""
+    options = argparse.ArgumentParser(prog="python -m portal.gateway", description=__doc__)
+    options.add_argument("--bind", default="127.0.0.1")
+    options.add_argument("--port", type=int, default=8000)
+    options.add_argument("--fd", type=int, help="Serve on this inherited socket.")
+    options.add_argument("--tls-cert")
+    options.add_argument("--tls-key")
+    chosen = options.parse_args()
+    uvicorn.run(
+        "portal.gateway.asgi:application",
+        host=chosen.bind,
+        port=chosen.port,
+        fd=chosen.fd,
+        ssl_certfile=chosen.tls_cert,
+        ssl_keyfile=chosen.tls_key,
+        loop="uvloop",
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        proxy_headers=False,  # what a client says about itself is dropped; see web.py for trusted peers
+        server_header=False,
+        date_header=False,
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=3,
+    )
+
+
+if __name__ == "__main__":
+    main()

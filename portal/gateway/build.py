@@ -1,0 +1,39 @@
+"""Puts the gateway together from the settings of this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from django.conf import settings
+
+from portal.gateway.app import Gateway
+from portal.gateway.door import Places, WorkspaceDoor
+from portal.gateway.guard import Guard
+from portal.gateway.rights import Rights
+from portal.gateway.tunnels import Tunnels
+from portal.gateway.upstream import Upstreams
+from portal.gateway.web import WebDoor
+
+
+def build_gateway(web_socket: str | None = None) -> Gateway:
+    """The gateway of this process: FAIRWAY_WEB_SOCKET, FAIRWAY_TUNNEL_KEY, FAIRWAY_TRUSTED_PROXIES."""
+    socket = web_socket or os.environ.get("FAIRWAY_WEB_SOCKET") or str(settings.DATA_DIR / "run" / "web.sock")
+    trusted = os.environ.get("FAIRWAY_TRUSTED_PROXIES", "")
+    key = settings.KEY_FILES["tunnel"]
+    rights = Rights()
+    guard = Guard(rights)
+    upstreams = Upstreams(socket, Tunnels(Path(key) if key else None))
+    places = Places(settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE)
+    return Gateway(
+        settings.APPS_DOMAIN,
+        web=WebDoor(
+            upstreams,
+            secure=settings.SECURE,
+            trusted_peers=frozenset(peer.strip() for peer in trusted.split(",") if peer.strip()),
+        ),
+        workspaces=WorkspaceDoor(places, rights, guard, upstreams),
+        rights=rights,
+        guard=guard,
+        upstreams=upstreams,
+    )

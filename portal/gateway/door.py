@@ -1,0 +1,291 @@
+"""A workspace's origin: exact-origin checks, the ticket door, and the way to its server."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from urllib.parse import parse_qs
+
+from portal.access import Policy, policy
+from portal.gateway import headers as rules
+from portal.gateway.forward import Journey, NoAnswer, forward, upstream_url
+from portal.gateway.guard import Guard, Hold
+from portal.gateway.pages import answer, page, wants_json
+from portal.gateway.rights import Answer, Rights, Target, Unknown
+from portal.gateway.sockets import HandshakeRefused, forward_socket
+from portal.gateway.tunnels import JOB_ADDRESS
+from portal.gateway.upstream import Upstreams
+from portal.gateway.wire import Headers, Receive, Scope, Send
+from portal.services.workspaces import ENTER_PATH
+
+log = logging.getLogger(__name__)
+
+TICKET_BODY_BYTES = 4096
+OWN_PATHS = b"/.fairway/"
+
+
+@dataclass(frozen=True)
+class Places:
+    """The addresses the gateway knows itself by."""
+
+    portal_origin: str
+    apps_domain: str
+    secure: bool
+
+    def workspace_origin(self, job: str) -> str:
+        scheme = "https" if self.secure else "http"
+        return f"{scheme}://ws-{job}.{self.apps_domain}"
+
+    @property
+    def cookie(self) -> bytes:
+        return b"__Host-fairway_workspace" if self.secure else b"fairway_workspace"
+
+
+def first(headers: Headers, wanted: bytes) -> bytes | None:
+    """The value of a header that comes once, or None."""
+    return next((value for name, value in headers if name == wanted), None)
+
+
+def foreign(scope: Scope, headers: Headers, origin: str) -> bool:
+    """True for requests that another site's page made the browser send.
+
+    A workspace's cookie is Lax, and two workspaces may be one site: only the exact origin proves that a
+    request came from the workspace's own page. A plain navigation (a bookmark, a link) may come from
+    anywhere.
+    """
+    sent = first(headers, b"origin")
+    if scope["type"] == "websocket":
+        return sent is None or sent.decode("latin-1") != origin
+    if sent is not None and sent.decode("latin-1") != origin:
+        return True
+    site = first(headers, b"sec-fetch-site")
+    if site in (None, b"same-origin", b"none"):
+        return False
+    return not (
+        scope["method"] in ("GET", "HEAD")
+        and first(headers, b"sec-fetch-mode") == b"navigate"
+        and first(headers, b"sec-fetch-dest") == b"document"
+    )
+
+
+@policy(Policy.WORKSPACE)
+class WorkspaceDoor:
+    """Answers every request to a name ``ws-...`` below the apps domain."""
+
+    def __init__(self, places: Places, rights: Rights, guard: Guard, upstreams: Upstreams) -> None:
+        self._places, self._rights, self._guard, self._upstreams = places, rights, guard, upstreams
+
+    async def __call__(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: Headers = scope["headers"]
+        websocket = scope["type"] == "websocket"
+        if not websocket and scope["raw_path"].startswith(OWN_PATHS):
+            await self._own(job, scope, receive, send)
+            return
+        cookie = rules.read_cookie(headers, self._places.cookie)
+        try:
+            decision = await self._rights.decide(job, cookie)
+        except Unknown as problem:
+            log.warning("the record could not be asked about %s: %s", job, problem)
+            await self._say(
+                send,
+                scope,
+                503,
+                "unavailable",
+                "Fairway cannot check your rights at the moment",
+                "Its database does not answer. The workspace itself keeps running. Try again in a moment.",
+                retry_after_s=5,
+            )
+            return
+        if decision.target is None:
+            await self._refuse(decision.answer, job, send, scope)
+            return
+        if foreign(scope, headers, self._places.workspace_origin(job)):
+            await self._say(
+                send, scope, 403, "foreign_origin", "Refused", "The request came from a page of another site."
+            )
+            return
+        journey = self._journey(scope, job, cookie, decision.target)
+        try:
+            if websocket:
+                await forward_socket(journey, scope, receive, send)
+            else:
+                await forward(journey, scope, receive, send)
+        except HandshakeRefused as problem:
+            await self._say(
+                send,
+                scope,
+                problem.status,
+                "refused_by_tool",
+                "Refused",
+                "The workspace refused this connection.",
+            )
+        except NoAnswer as problem:
+            log.info("no answer from workspace %s on %s: %s", job, decision.target.node.public_id, problem)
+            self._rights.forget(job)
+            await self._say(
+                send,
+                scope,
+                502,
+                "workspace_unreachable",
+                "The workspace does not answer",
+                "Its node cannot be reached, or its server is starting or stopping. Try again in a moment.",
+                link=self._portal_link(),
+                retry_after_s=5,
+            )
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _journey(self, scope: Scope, job: str, cookie: str, target: Target) -> Journey:
+        places = self._places
+        kept = rules.to_upstream(scope["headers"], drop=(b"authorization",))
+        host = first(scope["headers"], b"host") or b""
+        passed = rules.without_portal_cookies(kept)
+        passed += rules.forwarded(None, "https" if places.secure else "http", host)
+        passed.append((b"authorization", target.authorization.encode("ascii")))
+        return Journey(
+            session=self._upstreams.node(target.node),
+            url=upstream_url(f"http://{JOB_ADDRESS}:{target.port}", scope),
+            headers=passed,
+            answer_headers=lambda pairs: rules.from_tool(pairs, secure=places.secure),
+            hold=Hold(job, cookie, target),
+            guard=self._guard,
+        )
+
+    async def _own(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Paths of the gateway itself on a workspace's origin: the ticket door, and nothing else."""
+        if scope["raw_path"] != ENTER_PATH.encode():
+            await self._say(
+                send, scope, 404, "not_found", "Not found", "There is nothing here under that name."
+            )
+            return
+        if scope["method"] != "POST":
+            await self._say(
+                send,
+                scope,
+                405,
+                "method_not_allowed",
+                "Open it from the portal",
+                "A workspace is entered from its page in the portal.",
+                link=self._portal_link(),
+            )
+            return
+        sent = first(scope["headers"], b"origin")
+        if sent is not None and sent.decode("latin-1") != self._places.portal_origin:
+            # Otherwise a stranger's page could sign the browser in to the stranger's workspace.
+            await self._say(
+                send, scope, 403, "foreign_origin", "Refused", "The ticket came from a page of another site."
+            )
+            return
+        ticket = await _ticket(receive)
+        try:
+            cookie = await self._rights.redeem(ticket, job) if ticket and job else None
+        except Unknown as problem:
+            log.warning("a ticket could not be checked: %s", problem)
+            await self._say(
+                send,
+                scope,
+                503,
+                "unavailable",
+                "Fairway cannot check your ticket at the moment",
+                "Its database does not answer. Go back and open the workspace again.",
+                link=self._portal_link(),
+                retry_after_s=5,
+            )
+            return
+        if cookie is None:
+            await self._say(
+                send,
+                scope,
+                403,
+                "ticket_refused",
+                "This ticket does not open anything",
+                "A ticket works once and for 30 seconds. Go back to the portal and open the workspace again.",
+                link=self._portal_link(),
+            )
+            return
+        self._rights.forget(job)
+        crumb = f"{self._places.cookie.decode()}={cookie}; Path=/; HttpOnly; SameSite=Lax"
+        if self._places.secure:
+            crumb += "; Secure"
+        status, headers, body = page(303, "entered", "Welcome", "Opening the workspace.")
+        headers += [(b"location", b"/"), (b"set-cookie", crumb.encode())]
+        await answer(send, (status, headers, body))
+
+    async def _refuse(self, why: Answer, job: str, send: Send, scope: Scope) -> None:
+        if why is Answer.STOPPED:
+            await self._say(
+                send,
+                scope,
+                410,
+                "workspace_stopped",
+                "This workspace has stopped",
+                "Its files are kept. Start it again from the portal.",
+                link=self._portal_link(f"/jobs/{job}/"),
+            )
+        elif why is Answer.NOT_READY:
+            await self._say(
+                send,
+                scope,
+                503,
+                "workspace_not_ready",
+                "This workspace is starting",
+                "Its server does not answer yet. The portal shows how far it is.",
+                link=self._portal_link(f"/jobs/{job}/"),
+                retry_after_s=2,
+            )
+        else:
+            await self._say(
+                send,
+                scope,
+                403,
+                "no_session",
+                "Open this workspace from the portal",
+                "Nobody is signed in here. Open the workspace from its page in the portal.",
+                link=self._portal_link(),
+            )
+
+    def _portal_link(self, path: str = "/") -> tuple[str, str]:
+        return self._places.portal_origin + path, "To the portal"
+
+    async def _say(
+        self,
+        send: Send,
+        scope: Scope,
+        status: int,
+        code: str,
+        title: str,
+        sentence: str,
+        *,
+        link: tuple[str, str] | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        reply = page(
+            status,
+            code,
+            title,
+            sentence,
+            json_wanted=wants_json(scope["headers"]),
+            link=link,
+            retry_after_s=retry_after_s,
+            secure=self._places.secure,
+        )
+        await answer(send, reply, websocket=scope["type"] == "websocket")
+
+
+async def _ticket(receive: Receive) -> str:
+    """The field ``ticket`` of a small form; "" for anything else."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return ""
+        body += message.get("body", b"")
+        if len(body) > TICKET_BODY_BYTES:
+            return ""
+        if not message.get("more_body", False):
+            break
+    try:
+        values = parse_qs(body.decode("ascii"), strict_parsing=True, max_num_fields=4).get("ticket", [])
+    except (UnicodeDecodeError, ValueError):
+        return ""
+    return values[0] if len(values) == 1 and len(values[0]) <= 200 else ""

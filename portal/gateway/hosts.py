@@ -1,0 +1,36 @@
+"""Tells by the Host header whose request it is: a workspace's or the portal's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_WORKSPACE = re.compile(r"ws-([a-z][a-z0-9]{0,15})")
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """``workspace`` is a well-formed public id, or "" for a name below the apps domain that cannot be one."""
+
+    workspace: str
+
+
+def without_port(host: str) -> str:
+    """The name of a host, lower case, without port and final dot."""
+    name = host.strip().lower()
+    if not name.startswith("["):
+        name = name.partition(":")[0]
+    return name.removesuffix(".")
+
+
+def addressed(host: str, apps_domain: str) -> Addressed | None:
+    """The workspace that a Host header names; None for the portal.
+
+    Ports do not count (the browser may come through a forwarded port). Every ``ws-`` name below the apps
+    domain is workspace traffic, also one that cannot exist, so that none of them ever reaches web.
+    """
+    label, _, parent = without_port(host).partition(".")
+    if parent != without_port(apps_domain) or not label.startswith("ws-"):
+        return None
+    match = _WORKSPACE.fullmatch(label)
+    return Addressed(match.group(1) if match else "")

@@ -1,0 +1,210 @@
+"""The one routine that decides a workspace request, HTTP or WebSocket: who may enter, and where it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
+from time import monotonic
+from typing import TypeVar
+
+from django.db import Error as DatabaseError
+from django.db import close_old_connections, connections
+from django.utils import timezone
+
+from portal.access import Verb, can
+from portal.models import Attempt, Task, WorkspaceSession
+from portal.services.sealing import CannotOpen
+from portal.services.workspaces import attempt_secret, digest, do_redeem_ticket, session_user
+from portal.words.states import AttemptState, Desired, JobKind
+
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 1.5
+"""How long an answer serves further requests of the same session; rights end within 5 s (X8)."""
+KEPT_ANSWERS = 5_000
+ANSWER_WITHIN_S = 8.0
+THREADS = 4
+
+TOKEN_FORM = {"jupyterlab": "token {secret}"}
+"""How each tool wants its secret in Authorization."""
+
+
+class Answer(StrEnum):
+    """What a request for a workspace meets."""
+
+    OPEN = "open"
+    STRANGER = "stranger"  # no session here; says nothing about whether the workspace exists
+    STOPPED = "stopped"
+    NOT_READY = "not_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """How the gateway reaches the loopback of a node."""
+
+    public_id: str
+    link: str
+    host: str = ""
+    port: int = 22
+    account: str = ""
+    host_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a workspace's server listens, and the word it knows the gateway by."""
+
+    job: str
+    attempt: int
+    node: NodeAddress
+    port: int
+    authorization: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An answer, and the target where it is OPEN."""
+
+    answer: Answer
+    target: Target | None = None
+
+
+STRANGER = Decision(Answer.STRANGER)
+
+
+class Unknown(Exception):
+    """The record could not be asked; neither yes nor no."""
+
+
+def decide(job: str, cookie: str) -> Decision:
+    """Whether the holder of this cookie may use this workspace now, and where it is; by the record alone."""
+    if not job or not cookie:
+        return STRANGER
+    row = (
+        WorkspaceSession.objects.select_related("user", "attempt__job__project", "attempt__job__environment")
+        .filter(cookie_sha256=digest(cookie), attempt__job__public_id=job, expires_at__gt=timezone.now())
+        .first()
+    )
+    if row is None or session_user(row.session_key) != row.user:
+        return STRANGER
+    if not can(row.user, Verb.ENTER, row.attempt.job):
+        return STRANGER
+    return _state(row.attempt)
+
+
+def _state(attempt: Attempt) -> Decision:
+    job = attempt.job
+    if (
+        job.kind != JobKind.WORKSPACE.value
+        or job.desired != Desired.RUN.value
+        or attempt.stop_wanted_at is not None
+        or attempt.state not in {AttemptState.CONFIGURING.value, AttemptState.RUNNING.value}
+    ):
+        return Decision(Answer.STOPPED)
+    if attempt.state != AttemptState.RUNNING.value or attempt.ready_at is None:
+        return Decision(Answer.NOT_READY)
+    task = Task.objects.select_related("node").filter(attempt=attempt, rank=0).first()
+    port = task.ports.get(str(job.environment.tool_port)) if task else None
+    if task is None or task.state != AttemptState.RUNNING.value or not isinstance(port, int):
+        return Decision(Answer.NOT_READY)
+    try:
+        secret = attempt_secret(attempt)
+    except CannotOpen as problem:
+        log.error("the secret of %s/%s does not open: %s", job.public_id, attempt.number, problem)
+        return Decision(Answer.NOT_READY)
+    node = task.node
+    return Decision(
+        Answer.OPEN,
+        Target(
+            job=job.public_id,
+            attempt=attempt.number,
+            node=NodeAddress(
+                public_id=node.public_id,
+                link=node.link,
+                host=node.host,
+                port=node.port,
+                account=node.account,
+                host_key=node.host_key,
+            ),
+            port=port,
+            authorization=TOKEN_FORM.get(job.environment.tool, "Bearer {secret}").format(secret=secret),
+        ),
+    )
+
+
+class Rights:
+    """Asks the record in threads, one question at a time for each session, and keeps answers for FRESH_S."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rights")
+        self._kept: OrderedDict[tuple[str, str], tuple[float, Decision]] = OrderedDict()
+        self._asking: dict[tuple[str, str], asyncio.Task[Decision]] = {}
+
+    async def decide(self, job: str, cookie: str, *, fresh_s: float = FRESH_S) -> Decision:
+        """An answer at most ``fresh_s`` old. Raises Unknown when the record does not answer."""
+        if not job or not cookie:
+            return STRANGER
+        key = (job, cookie)
+        kept = self._kept.get(key)
+        if kept is not None and monotonic() - kept[0] < fresh_s:
+            return kept[1]
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = asyncio.create_task(self._ask(key))
+            self._asking[key] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(key, None))
+        try:
+            return await asyncio.wait_for(asyncio.shield(asking), ANSWER_WITHIN_S)
+        except (DatabaseError, TimeoutError, OSError) as problem:
+            raise Unknown(str(problem)) from problem
+
+    async def redeem(self, ticket: str, job: str) -> str | None:
+        """The cookie for a good ticket, else None. Raises Unknown when the record does not answer."""
+        try:
+            return await asyncio.wait_for(self._in_thread(do_redeem_ticket, ticket, job), ANSWER_WITHIN_S)
+        except (DatabaseError, TimeoutError, OSError) as problem:
+            raise Unknown(str(problem)) from problem
+
+    def forget(self, job: str) -> None:
+        """Drops what is kept about a workspace; the next request asks the record."""
+        for key in [key for key in self._kept if key[0] == job]:
+            del self._kept[key]
+
+    def close(self) -> None:
+        """Ends the threads and their connections to the record."""
+        together = threading.Barrier(THREADS)
+        for _ in range(THREADS):
+            self._threads.submit(_leave, together)
+        self._threads.shutdown(wait=False)
+
+    async def _ask(self, key: tuple[str, str]) -> Decision:
+        asked_at = monotonic()
+        decision = await self._in_thread(decide, *key)
+        self._kept[key] = (asked_at, decision)
+        self._kept.move_to_end(key)
+        while len(self._kept) > KEPT_ANSWERS:
+            self._kept.popitem(last=False)
+        return decision
+
+    async def _in_thread(self, question: Callable[..., _T], *args: str) -> _T:
+        def asked() -> _T:
+            close_old_connections()
+            return question(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, asked)
+
+
+def _leave(together: threading.Barrier) -> None:
+    """Closes this thread's connection, once every thread of the pool is here to do the same."""
+    with contextlib.suppress(threading.BrokenBarrierError):
+        together.wait(1.0)
+    connections.close_all()

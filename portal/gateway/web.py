@@ -1,0 +1,92 @@
+"""The way to the portal's pages, REST and sockets: everything that is not a workspace, over a unix socket."""
+
+from __future__ import annotations
+
+import logging
+
+from portal.access import Policy, policy
+from portal.gateway import headers as rules
+from portal.gateway.forward import Journey, NoAnswer, forward, upstream_url
+from portal.gateway.pages import answer, page, wants_json
+from portal.gateway.sockets import HandshakeRefused, forward_socket
+from portal.gateway.upstream import Upstreams
+from portal.gateway.wire import Headers, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+ANSWER_WITHIN_S = 9.0
+"""A web process that does not begin to answer by then is treated as down (I20: never a hang over 10 s)."""
+
+
+@policy(Policy.PUBLIC)
+class WebDoor:
+    """Passes a request on to web, which applies its own policies."""
+
+    def __init__(self, upstreams: Upstreams, *, secure: bool, trusted_peers: frozenset[str]) -> None:
+        self._upstreams, self._secure, self._trusted = upstreams, secure, trusted_peers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        journey = Journey(
+            session=self._upstreams.web(),
+            url=upstream_url("http://web", scope),
+            headers=self._headers(scope),
+            answer_headers=rules.from_upstream,
+            answer_within_s=ANSWER_WITHIN_S,
+        )
+        websocket = scope["type"] == "websocket"
+        try:
+            if websocket:
+                await forward_socket(journey, scope, receive, send)
+            else:
+                await forward(journey, scope, receive, send)
+        except HandshakeRefused as problem:
+            await self._say(
+                send, scope, problem.status, "refused", "Refused", "The portal refused this connection."
+            )
+        except NoAnswer as problem:
+            log.warning("web does not answer: %s", problem)
+            await self._say(
+                send,
+                scope,
+                503,
+                "unavailable",
+                "The portal is not answering",
+                "It is starting or being repaired. Jobs and workspaces keep running. Try again in a moment.",
+                retry_after_s=5,
+            )
+
+    def _headers(self, scope: Scope) -> Headers:
+        passed = rules.to_upstream(scope["headers"])
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        return passed + rules.forwarded(self._client(scope), "https" if self._secure else "http", host)
+
+    def _client(self, scope: Scope) -> str | None:
+        """The browser's address: the peer's, or what a trusted front server says it was."""
+        peer: str | None = scope["client"][0] if scope.get("client") else None
+        if peer in self._trusted:
+            for name, value in reversed(scope["headers"]):
+                if name == b"x-forwarded-for":
+                    return value.decode("latin-1").rpartition(",")[2].strip() or peer
+        return peer
+
+    async def _say(
+        self,
+        send: Send,
+        scope: Scope,
+        status: int,
+        code: str,
+        title: str,
+        sentence: str,
+        *,
+        retry_after_s: int | None = None,
+    ) -> None:
+        reply = page(
+            status,
+            code,
+            title,
+            sentence,
+            json_wanted=wants_json(scope["headers"]),
+            retry_after_s=retry_after_s,
+            secure=self._secure,
+        )
+        await answer(send, reply, websocket=scope["type"] == "websocket")

@@ -1,0 +1,169 @@
+"""The machines: pools, nodes, GPUs, the links between them, and times kept free."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib.postgres.constraints import ExclusionConstraint
+from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
+from django.db import models
+
+from portal.models.public_id import PublicIdField, slug_validator
+from portal.words.states import GpuHealth, LinkKind, NodeState, RuntimeKind
+
+
+class NodePool(models.Model):
+    """Nodes that are alike enough to share one quota."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    engine = models.CharField(max_length=16, default="ssh", help_text="What drives the nodes; ours is ssh.")
+    spread = models.BooleanField(default=False, help_text="Spread jobs over nodes instead of packing them.")
+    allow_node_network = models.BooleanField(
+        default=False, help_text="Tasks of multi-node gangs may use the node's network."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Node(models.Model):
+    """One machine. ``reachable`` is an overlay: an unreachable node keeps its jobs and its GPUs stay held."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    pool = models.ForeignKey(NodePool, on_delete=models.PROTECT, related_name="nodes")
+    state = models.CharField(max_length=12, default=NodeState.ENROLLING.value)
+    state_reason = models.CharField(max_length=500, blank=True)
+    link = models.CharField(max_length=8, default=LinkKind.SSH.value)
+    host = models.CharField(max_length=255, blank=True)
+    port = models.PositiveIntegerField(default=22)
+    account = models.CharField(max_length=32, default="fairway")
+    host_key = models.CharField(max_length=2000, blank=True, help_text="Pinned: 'type base64'.")
+    runtime = models.CharField(max_length=8, default=RuntimeKind.PODMAN.value)
+    settings = models.JSONField(default=dict, help_text="Settings of a local agent; empty for SSH nodes.")
+    simulated = models.BooleanField(default=False)
+    reachable = models.BooleanField(default=False)
+    unreachable_since = models.DateTimeField(null=True, blank=True)
+    problem = models.CharField(max_length=1000, blank=True, help_text="What is wrong, as a sentence.")
+    last_seen_at = models.DateTimeField(null=True, blank=True)
+    reconciled_at = models.DateTimeField(null=True, blank=True)
+    boot_id = models.CharField(max_length=64, blank=True)
+    agent_version = models.CharField(max_length=32, blank=True)
+    hello = models.JSONField(
+        default=dict, help_text="The agent's last hello: versions, runtimes, disk, clock."
+    )
+    cpu_milli = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveIntegerField(default=0)
+    clock_skew_s = models.FloatField(null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(state__in=[s.value for s in NodeState]), name="node_state"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(link__in=[s.value for s in LinkKind]), name="node_link"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(runtime__in=[s.value for s in RuntimeKind]), name="node_runtime"
+            ),
+            models.UniqueConstraint(
+                fields=["host", "port"],
+                name="node_address_once",
+                condition=~models.Q(host="") & ~models.Q(state="retired"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class NodeCheck(models.Model):
+    """One live connection test or enrolment of a node: its steps appear one by one while it runs."""
+
+    public_id = PublicIdField()
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="checks")
+    kind = models.CharField(max_length=8, default="test")  # test, enrol
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    started_at = models.DateTimeField(auto_now_add=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    ok = models.BooleanField(null=True)
+    steps = models.JSONField(
+        default=list, help_text="[{name, ok, sentence, seconds}] in the order they finished."
+    )
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=models.Q(kind__in=["test", "enrol"]), name="node_check_kind"),
+        ]
+
+
+class Gpu(models.Model):
+    """A whole GPU or a MIG slice. ``used_milli`` moves only together with an Allocation (law 4)."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="gpus")
+    uuid = models.CharField(max_length=96, unique=True)
+    index = models.PositiveIntegerField()
+    model = models.CharField(max_length=100)
+    memory_mib = models.PositiveIntegerField()
+    simulated = models.BooleanField(default=False)
+    health = models.CharField(max_length=12, default=GpuHealth.OK.value)
+    health_reason = models.CharField(max_length=500, blank=True)
+    present = models.BooleanField(default=True, help_text="The node's last hello named it.")
+    used_milli = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["node_id", "index"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(used_milli__gte=0, used_milli__lte=1000), name="gpu_used_milli"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(health__in=[s.value for s in GpuHealth]), name="gpu_health"
+            ),
+        ]
+
+
+class Link(models.Model):
+    """How two GPUs or two nodes are joined: NVLink, PCIe, rack or fabric, with its bandwidth."""
+
+    kind = models.CharField(max_length=8)
+    gpu_a = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="+")
+    gpu_b = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="+")
+    node_a = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
+    node_b = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
+    bandwidth_mib_s = models.PositiveIntegerField(null=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(kind__in=["nvlink", "pcie", "rack", "fabric"]), name="link_kind"
+            ),
+        ]
+
+
+class Reservation(models.Model):
+    """A span of time on a GPU kept for one project; two never overlap."""
+
+    public_id = PublicIdField()
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="reservations")
+    project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="reservations")
+    during = DateTimeRangeField()
+    reason = models.CharField(max_length=500, blank=True)
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    cancelled_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            ExclusionConstraint(
+                name="reservation_gpu_once_at_a_time",
+                expressions=[("gpu", RangeOperators.EQUAL), ("during", RangeOperators.OVERLAPS)],
+                condition=models.Q(cancelled_at__isnull=True),
+            ),
+        ]

@@ -1,0 +1,99 @@
+"""What the engine keeps in the record: leases with epochs, the outbox, verdicts, cycles and questions."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from portal.models.public_id import PublicIdField, new_public_id
+
+
+class ClusterSettings(models.Model):
+    """One row: who this cluster is, and switches of the whole."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    cluster_id = models.CharField(max_length=16, default=new_public_id)
+    name = models.CharField(max_length=100, default="Fairway")
+    adopt_only = models.BooleanField(
+        default=False,
+        help_text="After a restore: start nothing until every node was reconciled once or fenced.",
+    )
+    policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the defaults.")
+    alarm = models.CharField(max_length=1000, blank=True, help_text="Why the scheduler stopped, if it did.")
+    alarm_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="cluster_settings_one_row")]
+
+
+class Lease(models.Model):
+    """A right held for a time: to schedule (``leader``), or to speak to a node (``node:<id>``).
+
+    ``epoch`` grows with each new holder; writes and commands carry it, and a lower one is refused (law 5).
+    """
+
+    name = models.CharField(max_length=64, primary_key=True)
+    holder = models.CharField(max_length=100)
+    epoch = models.BigIntegerField(default=0)
+    expires_at = models.DateTimeField()
+
+
+class Outbox(models.Model):
+    """A hint that must go out after its transaction: written with the act, sent after it, swept if lost."""
+
+    name = models.CharField(max_length=60, help_text="Task name.")
+    arguments = models.JSONField(default=list)
+    queue = models.CharField(max_length=20)
+    created_at = models.DateTimeField(auto_now_add=True)
+    sent_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["id"], name="outbox_unsent", condition=models.Q(sent_at__isnull=True))
+        ]
+
+
+class Standing(models.Model):
+    """The newest verdict on a pending job: one row a job, rewritten when it changes."""
+
+    job = models.OneToOneField("Job", on_delete=models.CASCADE, related_name="standing")
+    code = models.CharField(max_length=32)
+    sentence = models.CharField(max_length=1000)
+    numbers = models.JSONField(default=dict)
+    ahead = models.JSONField(default=list)
+    cheapest = models.JSONField(null=True)
+    place = models.PositiveIntegerField(null=True, help_text="1 is next, among pending jobs.")
+    decided_at = models.DateTimeField()
+    since = models.DateTimeField(help_text="When this code became the verdict.")
+
+
+class Cycle(models.Model):
+    """One scheduling cycle: how long it took and what came of it; trimmed by day."""
+
+    started_at = models.DateTimeField()
+    epoch = models.BigIntegerField()
+    woken_by = models.CharField(max_length=40)
+    snapshot_ms = models.FloatField()
+    decide_ms = models.FloatField()
+    commit_ms = models.FloatField()
+    pending = models.PositiveIntegerField()
+    started_jobs = models.PositiveIntegerField()
+    evicted_jobs = models.PositiveIntegerField(default=0)
+    refused_commits = models.PositiveIntegerField()
+    steps = models.PositiveIntegerField()
+    truncated = models.BooleanField(default=False)
+    receipts = models.JSONField(default=list)
+
+    class Meta:
+        indexes = [models.Index(fields=["-id"], name="cycle_newest")]
+
+
+class Question(models.Model):
+    """A question to worker-ask; the row holds the answer, Redis only says that it is there."""
+
+    public_id = PublicIdField()
+    kind = models.CharField(max_length=32)
+    body = models.JSONField()
+    asked_at = models.DateTimeField(auto_now_add=True)
+    answer = models.JSONField(null=True)
+    answered_at = models.DateTimeField(null=True, blank=True)

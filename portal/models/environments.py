@@ -1,0 +1,108 @@
+"""What a job runs in: environments, templates that fill the launch form, and volumes."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+from portal.models.public_id import PublicIdField, slug_validator
+from portal.words.states import RuntimeKind
+
+
+class Environment(models.Model):
+    """An image (or, for the runtime ``process``, a virtual environment) with its tool and port."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    title = models.CharField(max_length=200)
+    description = models.TextField(blank=True)
+    runtime = models.CharField(max_length=8, default=RuntimeKind.PODMAN.value)
+    image = models.CharField(
+        max_length=500, blank=True, help_text="Reference, such as name:tag or name@sha256:..."
+    )
+    image_digest = models.CharField(
+        max_length=100, blank=True, help_text="Config digest of the approved image."
+    )
+    archive = models.CharField(
+        max_length=500, blank=True, help_text="A tar file of the portal that nodes load."
+    )
+    prefix = models.CharField(
+        max_length=500, blank=True, help_text="Folder of the virtual environment (process)."
+    )
+    tool = models.CharField(max_length=32, blank=True, help_text="jupyterlab, or blank for batch only.")
+    tool_command = models.JSONField(
+        default=list, help_text="Argument list; {port}, {base_url}, {secret_file}."
+    )
+    tool_port = models.PositiveIntegerField(null=True, blank=True)
+    enabled = models.BooleanField(default=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(runtime__in=[s.value for s in RuntimeKind]), name="environment_runtime"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class EnvironmentOnNode(models.Model):
+    """Whether a node already has an environment's image, so that pages can say "on 2 of 3 nodes"."""
+
+    environment = models.ForeignKey(Environment, on_delete=models.CASCADE, related_name="on_nodes")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="environments")
+    state = models.CharField(max_length=10)  # present, missing, loading, failed
+    detail = models.CharField(max_length=500, blank=True)
+    progress_percent = models.PositiveSmallIntegerField(null=True, blank=True)
+    checked_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["environment", "node"], name="environment_on_node_once"),
+            models.CheckConstraint(
+                condition=models.Q(state__in=["present", "missing", "loading", "failed"]),
+                name="environment_on_node_state",
+            ),
+        ]
+
+
+class Template(models.Model):
+    """A filled launch form under a name."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    title = models.CharField(max_length=200)
+    description = models.TextField(blank=True)
+    kind = models.CharField(max_length=12)
+    environment = models.ForeignKey(
+        Environment, null=True, on_delete=models.SET_NULL, related_name="templates"
+    )
+    fields = models.JSONField(default=dict)
+    enabled = models.BooleanField(default=True)
+
+
+class Volume(models.Model):
+    """A folder that outlives jobs. A ``node`` home stays on one node; a ``shared`` one is mounted alike."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63)
+    kind = models.CharField(max_length=8)  # home, path
+    reach = models.CharField(max_length=8, default="node")  # node, shared
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="volumes"
+    )
+    project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="volumes")
+    node = models.ForeignKey("Node", null=True, blank=True, on_delete=models.SET_NULL, related_name="volumes")
+    path = models.CharField(max_length=500, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=models.Q(kind__in=["home", "path"]), name="volume_kind"),
+            models.CheckConstraint(condition=models.Q(reach__in=["node", "shared"]), name="volume_reach"),
+            models.UniqueConstraint(
+                fields=["owner"], name="volume_one_home", condition=models.Q(kind="home")
+            ),
+        ]

@@ -1,0 +1,227 @@
+"""Jobs and how they ran: job, attempts, tasks (ranks), allocations and events.
+
+States and their moves are tables in ``portal.words.states``; only ``portal.services.lifecycle`` writes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+
+from portal.models.public_id import PublicIdField
+from portal.words.states import AttemptState, Desired, JobKind, JobState
+
+
+def _states(words: type[JobState] | type[AttemptState] | type[Desired] | type[JobKind]) -> list[str]:
+    return [word.value for word in words]
+
+
+class Job(models.Model):
+    """What a person asked for: a gang of ``tasks`` equal tasks, each with GPUs, and a command or a tool."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=100)
+    kind = models.CharField(max_length=12, default=JobKind.TRAINING.value)
+    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="jobs")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="jobs")
+    pool = models.ForeignKey(
+        "NodePool",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="jobs",
+        help_text="None: any pool.",
+    )
+    environment = models.ForeignKey("Environment", on_delete=models.PROTECT, related_name="jobs")
+    template = models.ForeignKey(
+        "Template", null=True, blank=True, on_delete=models.SET_NULL, related_name="jobs"
+    )
+
+    state = models.CharField(max_length=10, default=JobState.PENDING.value)
+    desired = models.CharField(max_length=10, default=Desired.RUN.value)
+    held = models.BooleanField(default=False)
+    reason = models.CharField(max_length=40, blank=True, help_text="Code of the last move.")
+    sentence = models.CharField(max_length=1000, blank=True, help_text="The reason, for people.")
+    version = models.PositiveIntegerField(default=1, help_text="Moves with each write; a plan compares it.")
+
+    tasks = models.PositiveIntegerField(default=1)
+    gpus_per_task = models.PositiveIntegerField(default=1)
+    milli_per_gpu = models.PositiveIntegerField(default=1000)
+    gpu_model = models.CharField(max_length=100, blank=True)
+    min_gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    cpu_milli = models.PositiveIntegerField(default=1000, help_text="For each task.")
+    memory_mib = models.PositiveIntegerField(default=2048, help_text="For each task.")
+    shm_mib = models.PositiveIntegerField(default=64)
+
+    command = models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")
+    environ = models.JSONField(default=dict)
+    priority = models.IntegerField(default=0)
+    preemptible = models.BooleanField(default=True)
+    time_limit_s = models.PositiveIntegerField(null=True, blank=True)
+    stop_grace_s = models.PositiveIntegerField(default=30)
+    max_attempts = models.PositiveIntegerField(
+        default=3, help_text="Tries after failures of the cluster's making."
+    )
+
+    submitted_at = models.DateTimeField(auto_now_add=True)
+    queued_at = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    attempts_made = models.PositiveIntegerField(default=0)
+    exit_code = models.IntegerField(null=True, blank=True)
+    avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
+        "Node", blank=True, related_name="+"
+    )
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(condition=models.Q(state__in=_states(JobState)), name="job_state"),
+            models.CheckConstraint(condition=models.Q(kind__in=_states(JobKind)), name="job_kind"),
+            models.CheckConstraint(condition=models.Q(desired__in=_states(Desired)), name="job_desired"),
+            models.CheckConstraint(condition=models.Q(tasks__gte=1), name="job_tasks"),
+            models.CheckConstraint(
+                condition=models.Q(milli_per_gpu__gte=1, milli_per_gpu__lte=1000), name="job_milli_per_gpu"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["state", "id"], name="job_by_state"),
+            models.Index(fields=["owner", "-id"], name="job_by_owner"),
+            models.Index(fields=["project", "-id"], name="job_by_project"),
+            models.Index(
+                fields=["id"],
+                name="job_live",
+                condition=models.Q(state__in=["PENDING", "RUNNING", "SUSPENDED"]),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.public_id
+
+    @property
+    def total_milli(self) -> int:
+        """GPU milli of the whole gang."""
+        return self.tasks * self.gpus_per_task * self.milli_per_gpu
+
+
+class Attempt(models.Model):
+    """One try at running a job. ``number`` is its fence: containers are named after it."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
+    reason = models.CharField(max_length=40, blank=True)
+    sentence = models.CharField(max_length=1000, blank=True)
+    pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="+")
+    leader_epoch = models.BigIntegerField()
+    secret = models.CharField(
+        max_length=200, blank=True, help_text="Encrypted; the gateway adds it upstream."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    sent_at = models.DateTimeField(null=True, blank=True, help_text="First start command that went out.")
+    running_at = models.DateTimeField(null=True, blank=True)
+    ready_at = models.DateTimeField(null=True, blank=True, help_text="The workspace's server answered.")
+    stop_wanted_at = models.DateTimeField(null=True, blank=True)
+    stop_reason = models.CharField(max_length=40, blank=True)
+    stop_actor = models.CharField(max_length=200, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    exit_code = models.IntegerField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["job_id", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["job", "number"], name="attempt_number_once"),
+            models.CheckConstraint(condition=models.Q(state__in=_states(AttemptState)), name="attempt_state"),
+            models.UniqueConstraint(
+                fields=["job"],
+                name="attempt_one_live",
+                condition=models.Q(state__in=["CONFIGURING", "RUNNING", "COMPLETING"]),
+            ),
+        ]
+
+
+class Task(models.Model):
+    """One rank of an attempt: one container on one node."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="task_rows")
+    rank = models.PositiveIntegerField()
+    node = models.ForeignKey("Node", on_delete=models.PROTECT, related_name="task_rows")
+    state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
+    container = models.CharField(max_length=120, blank=True)
+    ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
+    running_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    exit_code = models.IntegerField(null=True, blank=True)
+    oom = models.BooleanField(default=False)
+    peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    problem = models.CharField(max_length=1000, blank=True, help_text="What holds it up, as a sentence.")
+    gone = models.BooleanField(default=False, help_text="Proof that no container of it lives on the node.")
+    log_bytes = models.BigIntegerField(default=0, help_text="Bytes of its log mirrored so far.")
+    log_complete = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ["attempt_id", "rank"]
+        constraints = [
+            models.UniqueConstraint(fields=["attempt", "rank"], name="task_rank_once"),
+            models.CheckConstraint(condition=models.Q(state__in=_states(AttemptState)), name="task_state"),
+        ]
+        indexes = [
+            models.Index(fields=["node"], name="task_held_on_node", condition=models.Q(gone=False)),
+        ]
+
+
+class Allocation(models.Model):
+    """Milli of one GPU held by one task, until proof that its container is gone."""
+
+    task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="allocations")
+    gpu = models.ForeignKey("Gpu", on_delete=models.PROTECT, related_name="allocations")
+    milli = models.PositiveIntegerField()
+    whole = models.BooleanField()
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    proof = models.CharField(max_length=20, blank=True, help_text="gone, rebooted, fenced or never_started.")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(milli__gte=1, milli__lte=1000), name="allocation_milli"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(whole=False) | models.Q(milli=1000), name="allocation_whole_is_1000"
+            ),
+            models.UniqueConstraint(
+                fields=["gpu"],
+                name="allocation_whole_alone",
+                condition=models.Q(whole=True, ended_at__isnull=True),
+            ),
+            models.UniqueConstraint(fields=["task", "gpu"], name="allocation_once"),
+            models.CheckConstraint(
+                condition=models.Q(ended_at__isnull=True, proof="")
+                | models.Q(ended_at__isnull=False) & ~models.Q(proof=""),
+                name="allocation_ends_with_proof",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["gpu"], name="allocation_live", condition=models.Q(ended_at__isnull=True)),
+        ]
+
+
+class JobEvent(models.Model):
+    """Something that happened to a job, for its timeline; written in the transaction of the act."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
+    attempt = models.ForeignKey(Attempt, null=True, on_delete=models.CASCADE, related_name="events")
+    at = models.DateTimeField(auto_now_add=True)
+    kind = models.CharField(max_length=40)  # submitted, job_state, attempt_state, verdict, edited, note ...
+    before = models.CharField(max_length=14, blank=True)
+    after = models.CharField(max_length=14, blank=True)
+    reason = models.CharField(max_length=40, blank=True)
+    sentence = models.CharField(max_length=1000, blank=True)
+    actor = models.CharField(max_length=200, blank=True)
+    facts = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [models.Index(fields=["job", "id"], name="event_by_job")]

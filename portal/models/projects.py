@@ -1,0 +1,107 @@
+"""Projects as a tree, who belongs to them, and what each may use of a pool."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+from portal.models.public_id import PublicIdField, slug_validator
+from portal.words.states import Role
+
+
+class Project(models.Model):
+    """A group of people who share quota; its parent's fair share is divided among its children."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    title = models.CharField(max_length=200, blank=True)
+    parent = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.PROTECT, related_name="children"
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    archived_at = models.DateTimeField(null=True, blank=True)
+    members = models.ManyToManyField(
+        settings.AUTH_USER_MODEL,
+        through="Membership",
+        through_fields=("project", "user"),
+        related_name="projects",
+    )
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(parent__isnull=True) | ~models.Q(parent=models.F("id")),
+                name="project_not_its_own_parent",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Membership(models.Model):
+    """One person's role in one project."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships")
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=10, choices=[(r.value, r.value) for r in Role])
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["user", "project"], name="membership_once"),
+            models.CheckConstraint(
+                condition=models.Q(role__in=[r.value for r in Role]), name="membership_role"
+            ),
+        ]
+
+
+class Quota(models.Model):
+    """What a project may use of a pool. A missing row means: nothing guaranteed, no limit, weight 1."""
+
+    public_id = PublicIdField()
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="quotas")
+    pool = models.ForeignKey("NodePool", on_delete=models.CASCADE, related_name="quotas")
+    guaranteed_milli = models.PositiveIntegerField(
+        default=0, help_text="Never taken away by another project."
+    )
+    limit_milli = models.PositiveIntegerField(null=True, blank=True, help_text="None means no limit.")
+    weight = models.FloatField(default=1.0, help_text="Share of what others leave; 0 takes only leftovers.")
+    priority = models.IntegerField(default=0, help_text="Over-quota is filled from high to low.")
+    version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["project", "pool"], name="quota_once"),
+            models.CheckConstraint(condition=models.Q(weight__gte=0), name="quota_weight_not_negative"),
+            models.CheckConstraint(
+                condition=models.Q(limit_milli__isnull=True)
+                | models.Q(limit_milli__gte=models.F("guaranteed_milli")),
+                name="quota_limit_holds_guaranteed",
+            ),
+        ]
+
+    @property
+    def etag(self) -> str:
+        """The version as a strong entity tag, quotes included."""
+        return f'"{self.public_id}.{self.version}"'
+
+
+class QuotaChange(models.Model):
+    """One edit of a quota, kept for ever, so that it can be shown and undone."""
+
+    quota = models.ForeignKey(Quota, on_delete=models.CASCADE, related_name="changes")
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    at = models.DateTimeField(auto_now_add=True)
+    before = models.JSONField()
+    after = models.JSONField()
+    reason = models.CharField(max_length=500, blank=True)
+    undoes = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="undone_by"
+    )
+
+    class Meta:
+        ordering = ["-id"]

@@ -1,0 +1,38 @@
+"""Public ids: short, random, DNS-safe names that stand in URLs, host names and labels."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from django.core.validators import RegexValidator
+from django.db import models
+
+LETTERS = "abcdefghjkmnpqrstuvwxyz"
+ALPHABET = LETTERS + "23456789"
+LENGTH = 10
+
+
+def new_public_id() -> str:
+    """Ten characters, the first a letter: 49 bits, so that a guess finds nothing."""
+    return secrets.choice(LETTERS) + "".join(secrets.choice(ALPHABET) for _ in range(LENGTH - 1))
+
+
+if TYPE_CHECKING:
+    _Text = models.CharField[str, str]
+else:
+    _Text = models.CharField
+
+
+class PublicIdField(_Text):
+    """A unique public id, made on creation and never changed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.update(max_length=16, unique=True, editable=False, default=new_public_id)
+        super().__init__(*args, **kwargs)
+
+
+slug_validator = RegexValidator(
+    r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+    "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
+)

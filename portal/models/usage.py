@@ -1,0 +1,48 @@
+"""What was used: a ledger from starts and ends, and live samples rolled up by the minute."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+
+
+class UsageLedger(models.Model):
+    """One closed or open span of GPU use, derived from one Allocation's start and end, not from counters."""
+
+    allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage")
+    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage")
+    pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="usage")
+    job = models.ForeignKey("Job", on_delete=models.PROTECT, related_name="usage")
+    milli = models.PositiveIntegerField()
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["project", "started_at"], name="usage_by_project"),
+            models.Index(fields=["ended_at"], name="usage_by_end"),
+        ]
+
+
+class UsageMinute(models.Model):
+    """Live samples of one node over one minute; arrays are in the order of ``gpu_uuids``."""
+
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="minutes")
+    minute = models.DateTimeField()
+    gpu_uuids = ArrayField(models.CharField(max_length=96))
+    samples = models.PositiveIntegerField()
+    utilisation_percent = ArrayField(models.FloatField(null=True))
+    memory_used_mib = ArrayField(models.FloatField(null=True))
+    power_watts = ArrayField(models.FloatField(null=True))
+    temperature_c = ArrayField(models.FloatField(null=True))
+    energy_joules = ArrayField(models.FloatField(null=True))
+    cpu_percent = models.FloatField(null=True)
+    node_memory_used_mib = models.FloatField(null=True)
+    holders = models.JSONField(default=list, help_text="Per GPU: job public ids and 'foreign' seen in it.")
+    tasks = models.JSONField(default=list, help_text="Per task: job, rank, mean cpu percent, memory MiB.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["node", "minute"], name="usage_minute_once")]
+        indexes = [models.Index(fields=["minute"], name="usage_minute_by_time")]

@@ -1,0 +1,139 @@
+"""Reads the machines for people: what is free now by GPU model, and each GPU as the one small square."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from django.db.models import Count, Max, Q
+
+from portal.access import Person, visible_nodes
+from portal.models import Allocation, Gpu, Node
+from portal.words.states import AttemptState, GpuHealth, NodeState
+
+DRAWN_GPUS = 256
+"""Beyond so many GPUs the strip shows numbers without squares; the cluster page draws them all."""
+
+
+@dataclass(frozen=True)
+class Square:
+    """One GPU as pages draw it. ``ramp`` 0..4 is how busy it is; without it ``look`` names the shape."""
+
+    uuid: str
+    look: str  # free, busy, starting, failed, drained
+    ramp: int | None = None
+    overlay: str = ""  # sim, away, warn
+    title: str = ""
+
+
+@dataclass
+class NodeStrip:
+    """The GPUs of one node in a row."""
+
+    name: str
+    public_id: str
+    squares: list[Square] = field(default_factory=list)
+    free: int = 0
+
+    @property
+    def label(self) -> str:
+        """What a screen reader says: h200-3: 5 busy, 1 starting, 2 free."""
+        count = Counter("unreachable" if square.overlay == "away" else square.look for square in self.squares)
+        return f"{self.name}: " + ", ".join(f"{n} {look}" for look, n in count.items())
+
+
+@dataclass
+class ModelStrip:
+    """One GPU model: how many there are, how many are free, and the largest number free on one node."""
+
+    model: str
+    memory_mib: int
+    total: int = 0
+    free: int = 0
+    largest_free: int = 0
+    nodes: list[NodeStrip] = field(default_factory=list)
+
+    @property
+    def sentence(self) -> str:
+        """What would start now."""
+        if self.free == 0:
+            return "None is free now; a job waits its turn."
+        if self.largest_free == 1:
+            return "Any job of 1 GPU a node starts now, quota permitting."
+        return f"Up to {self.largest_free} on one node. Any job of up to {self.largest_free} GPUs fits now."
+
+
+def free_now(person: Person) -> list[ModelStrip]:
+    """The models of the cluster, largest first; two or three queries whatever its size."""
+    nodes = {node.pk: node for node in visible_nodes(person).exclude(state=NodeState.ENROLLING.value)}
+    gpus = Gpu.objects.filter(node_id__in=nodes, present=True)
+    if gpus.count() > DRAWN_GPUS:
+        return _counted(gpus)
+    starting = set(
+        Allocation.objects.filter(
+            ended_at__isnull=True, task__attempt__state=AttemptState.CONFIGURING.value
+        ).values_list("gpu_id", flat=True)
+    )
+    strips: dict[tuple[str, int], ModelStrip] = {}
+    rows: dict[tuple[str, int, int], NodeStrip] = {}
+    for gpu in sorted(gpus, key=lambda gpu: (nodes[gpu.node_id].name, gpu.index)):
+        node = nodes[gpu.node_id]
+        strip = strips.setdefault((gpu.model, gpu.memory_mib), ModelStrip(gpu.model, gpu.memory_mib))
+        key = (gpu.model, gpu.memory_mib, node.pk)
+        if key not in rows:
+            rows[key] = NodeStrip(node.name, node.public_id)
+            strip.nodes.append(rows[key])
+        square = square_of(gpu, node, starting=gpu.pk in starting)
+        rows[key].squares.append(square)
+        strip.total += 1
+        if square.look == "free" and square.overlay != "away":
+            strip.free += 1
+            rows[key].free += 1
+    for strip in strips.values():
+        strip.largest_free = max(row.free for row in strip.nodes)
+    return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))
+
+
+def square_of(gpu: Gpu, node: Node, *, starting: bool = False, ramp: int | None = None) -> Square:
+    """How one GPU is drawn. Held GPUs are busy of unknown use until a live value says more."""
+    if gpu.health != GpuHealth.OK.value:
+        look, ramp, word = "failed", None, gpu.health
+    elif starting:
+        look, ramp, word = "starting", None, "starting"
+    elif gpu.used_milli:
+        look, ramp, word = "busy", 3 if ramp is None else ramp, f"{gpu.used_milli / 10:g} % given away"
+    elif node.state != NodeState.READY.value:
+        look, ramp, word = "drained", None, f"node {node.state}"
+    else:
+        look, ramp, word = "free", None, "free"
+    overlay = "" if node.reachable else "away"
+    if not overlay and gpu.simulated:
+        overlay = "sim"
+    notes = (
+        [word]
+        + (["node unreachable"] if not node.reachable else [])
+        + (["simulated"] if gpu.simulated else [])
+    )
+    return Square(gpu.uuid, look, ramp, overlay, f"{node.name} GPU {gpu.index}: {', '.join(notes)}")
+
+
+def _counted(gpus: Iterable[Gpu]) -> list[ModelStrip]:
+    takes_work = Q(
+        health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True, used_milli=0
+    )
+    rows = (
+        gpus.order_by()  # type: ignore[attr-defined]
+        .values("model", "node_id")
+        .annotate(all=Count("pk"), free=Count("pk", filter=takes_work), memory=Max("memory_mib"))
+    )
+    strips: dict[str, ModelStrip] = {}
+    largest: dict[str, int] = defaultdict(int)
+    for row in rows:
+        strip = strips.setdefault(row["model"], ModelStrip(row["model"], row["memory"]))
+        strip.total += row["all"]
+        strip.free += row["free"]
+        largest[row["model"]] = max(largest[row["model"]], row["free"])
+    for model, strip in strips.items():
+        strip.largest_free = largest[model]
+    return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))

@@ -1,0 +1,90 @@
+"""Reads what projects hold of each pool beside what they were given: the numbers behind a quota bar."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db.models import Count, Sum
+
+from portal.access import Person, signed_in
+from portal.models import Gpu, NodePool, Project, Quota, UsageLedger
+
+
+@dataclass(frozen=True)
+class Share:
+    """One project in one pool, in GPU milli; ``used`` includes the projects below. ``limit`` None: no limit."""
+
+    project: Project
+    pool: NodePool
+    used_milli: int
+    guaranteed_milli: int
+    limit_milli: int | None
+    pool_milli: int
+
+    @property
+    def borrowed_milli(self) -> int:
+        """What is held above the guarantee; it may be asked back."""
+        return max(0, self.used_milli - self.guaranteed_milli)
+
+
+def shares_of(person: Person) -> list[Share]:
+    """The shares of the projects the person belongs to, where something is given or held; five queries."""
+    user = signed_in(person)
+    mine = list(Project.objects.filter(memberships__user=user, archived_at__isnull=True).order_by("name"))
+    return shares_in(mine)
+
+
+def shares_in(projects: Sequence[Project]) -> list[Share]:
+    """The shares of these projects in every pool that gives or lends them something; four queries."""
+    if not projects:
+        return []
+    pools = {pool.pk: pool for pool in NodePool.objects.order_by("name")}
+    sizes = dict(
+        Gpu.objects.filter(present=True)
+        .exclude(node__state="retired")
+        .order_by()
+        .values_list("node__pool_id")
+        .annotate(n=Count("pk"))
+    )
+    quotas = {
+        (quota.project_id, quota.pool_id): quota for quota in Quota.objects.filter(project__in=projects)
+    }
+    parents = dict(Project.objects.values_list("id", "parent_id"))
+    used = _used(parents)
+    shares = []
+    for project in projects:
+        for pool in pools.values():
+            quota = quotas.get((project.pk, pool.pk))
+            held = used[project.pk, pool.pk]
+            if quota is None and not held:
+                continue
+            shares.append(
+                Share(
+                    project,
+                    pool,
+                    held,
+                    quota.guaranteed_milli if quota else 0,
+                    quota.limit_milli if quota else None,
+                    sizes.get(pool.pk, 0) * 1000,
+                )
+            )
+    return shares
+
+
+def _used(parents: dict[int, int | None]) -> dict[tuple[int, int], int]:
+    """Milli held now by project and pool; what a project holds counts for every project above it."""
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    rows = (
+        UsageLedger.objects.filter(ended_at__isnull=True)
+        .order_by()
+        .values_list("project_id", "pool_id")
+        .annotate(milli=Sum("milli"))
+    )
+    for project, pool, milli in rows:
+        here: int | None = project
+        while here is not None:
+            found[here, pool] += milli
+            here = parents.get(here)
+    return found

@@ -1,0 +1,39 @@
+"""Leaves the audit row of an act, in the transaction of the act."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from django.db import transaction
+
+from portal.models import AuditEntry, User
+
+request_address: ContextVar[str | None] = ContextVar("request_address", default=None)
+"""Address of the request being served, set by the middleware; None for the engine and for commands."""
+
+
+def record_act(
+    actor: User | None,
+    act: str,
+    thing: Any,
+    *,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+    reason: str = "",
+) -> AuditEntry:
+    """One audit row about ``thing`` (a model row with a public id). Must run inside a transaction."""
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError("an act and its audit row belong in one transaction")
+    return AuditEntry.objects.create(
+        actor=actor,
+        actor_name=actor.username if actor else "fairway",
+        act=act,
+        object_kind=type(thing).__name__.lower(),
+        object_id=str(getattr(thing, "public_id", thing.pk)),
+        object_name=str(getattr(thing, "name", getattr(thing, "username", "")))[:200],
+        before=before,
+        after=after,
+        reason=reason[:500],
+        address=request_address.get(),
+    )

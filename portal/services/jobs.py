@@ -1,0 +1,211 @@
+"""Submitting, stopping, holding and starting jobs again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import transaction
+
+from portal.access import Verb, can, require
+from portal.errors import Conflict, Impossible, Invalid, NotAllowed
+from portal.models import Environment, Job, NodePool, Project, Template, User
+from portal.services import bounds, lifecycle
+from portal.services.audit import record_act
+from portal.words.reasons import EndReason
+from portal.words.states import JOB_ENDS, JobKind, JobState
+
+NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?$")
+ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
+OURS = re.compile(r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_)")
+
+MAX_TASKS = 1024
+MAX_GPUS_PER_TASK = 64
+MAX_COMMAND_BYTES = 64 * 1024
+MAX_TIME_LIMIT_S = 30 * 24 * 3600
+PRIORITIES = range(-100, 101)
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What a person asks for. CPU and memory are for each task; ``milli_per_gpu`` 1000 is a whole GPU."""
+
+    name: str
+    project: Project
+    environment: Environment
+    kind: str = JobKind.TRAINING.value
+    pool: NodePool | None = None
+    template: Template | None = None
+    tasks: int = 1
+    gpus_per_task: int = 1
+    milli_per_gpu: int = 1000
+    gpu_model: str = ""
+    min_gpu_memory_mib: int | None = None
+    cpu_milli: int = 1000
+    memory_mib: int = 2048
+    shm_mib: int = 64
+    command: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    preemptible: bool = True
+    time_limit_s: int | None = None
+    stop_grace_s: int = 30
+    max_attempts: int = 3
+    held: bool = False
+
+
+def check_job(user: User, request: JobRequest) -> None:
+    """Raises what is wrong: NotThere or NotAllowed, Invalid by field, Impossible with the nearest request."""
+    require(user, Verb.SUBMIT, request.project)
+    if not request.environment.enabled and not can(user, Verb.CHANGE, request.environment):
+        raise Invalid(fields={"environment": "This environment is not offered any more."})
+    wrong = dict(_wrong_words(request)) | dict(_wrong_numbers(request))
+    if request.priority > 0 and not can(user, Verb.MANAGE, request.project):
+        raise NotAllowed(
+            "Only managers of the project may raise a priority above 0.", code="priority_not_allowed"
+        )
+    if wrong:
+        raise Invalid(fields=wrong)
+    found = bounds.never(
+        bounds.Ask(
+            project=request.project,
+            pool=request.pool,
+            runtime=request.environment.runtime,
+            tasks=request.tasks,
+            gpus_per_task=request.gpus_per_task,
+            milli_per_gpu=request.milli_per_gpu,
+            gpu_model=request.gpu_model,
+            min_gpu_memory_mib=request.min_gpu_memory_mib,
+            cpu_milli=request.cpu_milli,
+            memory_mib=request.memory_mib,
+            preemptible=request.preemptible,
+        )
+    )
+    if found is not None:
+        sentence, facts = found
+        raise Impossible(sentence, code="never", facts=facts)
+
+
+def do_submit_job(user: User, request: JobRequest) -> Job:
+    """A PENDING job, acknowledged for ever once this transaction commits (I2)."""
+    check_job(user, request)
+    with transaction.atomic():
+        job = Job.objects.create(owner=user, **_columns(request))
+        lifecycle.note_submitted(job, actor=user.username)
+        return job
+
+
+def do_cancel_job(user: User, job: Job) -> Job:
+    """Stops a job; the job ends CANCELLED, or stays what it already was (I11)."""
+    require(user, Verb.CONTROL, job)
+    mine = job.owner_id == user.pk
+    reason = EndReason.CANCELLED_BY_USER if mine or not user.is_admin else EndReason.CANCELLED_BY_ADMIN
+    with transaction.atomic():
+        before = job.state
+        job = lifecycle.cancel(job.pk, reason, actor=user.username)
+        if not mine and before not in JOB_ENDS:
+            record_act(user, "job.cancel", job, before={"state": before}, after={"state": job.state})
+    return job
+
+
+def do_hold_job(user: User, job: Job, held: bool) -> Job:
+    """Holds a waiting job back, or lets it go."""
+    require(user, Verb.CONTROL, job)
+    return lifecycle.set_held(job.pk, held, actor=user.username)
+
+
+def do_start_again(user: User, job: Job) -> Job:
+    """A new job with the same request as one that ended; a workspace finds the same home again."""
+    require(user, Verb.SEE, job)
+    if job.state not in JOB_ENDS:
+        raise Conflict("It has not ended yet.", code="job_not_ended")
+    if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
+        raise NotAllowed("Only its owner can start a workspace again.")
+    return do_submit_job(user, request_of(job))
+
+
+def request_of(job: Job) -> JobRequest:
+    """The request a job was made from."""
+    return JobRequest(
+        **{key: getattr(job, key) for key in JobRequest.__dataclass_fields__ if key != "held"}, held=False
+    )
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _columns(request: JobRequest) -> dict[str, Any]:
+    """The request as columns of the record: lists and dictionaries of its own."""
+    columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__}
+    return columns | {"command": list(request.command), "environ": dict(request.environ)}
+
+
+def _wrong_words(request: JobRequest) -> list[tuple[str, str]]:
+    wrong: list[tuple[str, str]] = []
+    if not NAME.match(request.name):
+        wrong.append(
+            (
+                "name",
+                "Use up to 100 letters, digits, spaces, dots, hyphens; begin and end with a letter or digit.",
+            )
+        )
+    if request.kind not in {kind.value for kind in JobKind}:
+        wrong.append(("kind", f"Choose one of {', '.join(JobKind)}."))
+    if request.kind == JobKind.WORKSPACE.value:
+        if not request.environment.tool_port:
+            wrong.append(("environment", "This environment has no tool to open in a browser."))
+        if request.tasks != 1:
+            wrong.append(("tasks", "A workspace is one task."))
+        if request.command:
+            wrong.append(("command", "A workspace runs its environment's tool; leave the command empty."))
+    elif not request.command:
+        wrong.append(("command", "Say what to run."))
+    if any(not isinstance(word, str) or "\0" in word for word in request.command):
+        wrong.append(("command", "The command is a list of texts."))
+    elif sum(len(word.encode()) for word in request.command) > MAX_COMMAND_BYTES:
+        wrong.append(("command", "The command is longer than 64 KiB; put it into a script."))
+    for name, value in request.environ.items():
+        if not ENVIRONMENT_NAME.match(str(name)) or not isinstance(value, str) or "\0" in value:
+            wrong.append(("environ", f"{name!r} is not a name with a text value."))
+        elif OURS.match(name):
+            wrong.append(("environ", f"{name} is set by Fairway and cannot be changed."))
+    return wrong
+
+
+def _wrong_numbers(request: JobRequest) -> list[tuple[str, str]]:
+    def outside(name: str, low: int, high: int, unit: str = "") -> list[tuple[str, str]]:
+        value = getattr(request, name)
+        if isinstance(value, int) and low <= value <= high:
+            return []
+        return [(name, f"Must be between {low} and {high}{unit}.")]
+
+    wrong = [
+        *outside("tasks", 1, MAX_TASKS),
+        *outside("gpus_per_task", 0, MAX_GPUS_PER_TASK),
+        *outside("milli_per_gpu", 1, 1000),
+        *outside("cpu_milli", 100, 1_000_000),
+        *outside("memory_mib", 32, 64 * 1024 * 1024, " MiB"),
+        *outside("shm_mib", 1, 1024 * 1024, " MiB"),
+        *outside("stop_grace_s", 1, 600, " s"),
+        *outside("max_attempts", 1, 20),
+        *outside("priority", PRIORITIES.start, PRIORITIES.stop - 1),
+    ]
+    if request.time_limit_s is not None:
+        wrong += outside("time_limit_s", 1, MAX_TIME_LIMIT_S, " s")
+    if request.min_gpu_memory_mib is not None:
+        wrong += outside("min_gpu_memory_mib", 1, 10_000_000, " MiB")
+    if request.milli_per_gpu != 1000 and request.gpus_per_task > 1:
+        wrong.append(
+            (
+                "milli_per_gpu",
+                "A share of a GPU comes from one GPU; ask for whole GPUs when you need several.",
+            )
+        )
+    return wrong
+
+
+def is_live(job: Job) -> bool:
+    """True until the job has ended."""
+    return JobState(job.state) not in JOB_ENDS

@@ -1,0 +1,478 @@
+"""The one writer of job, attempt and task states, and of the allocations that move with them.
+
+Every function runs in the caller's transaction or opens one, locks rows in the order job, attempt, tasks,
+GPUs (by id), leaves an event with a reason, and announces the change. A GPU is released on proof only:
+``task_gone`` is the one place where an allocation ends.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from portal.errors import Conflict
+from portal.events import announce
+from portal.models import Allocation, Attempt, Gpu, Job, JobEvent, Node, NodePool, Standing, Task, UsageLedger
+from portal.wake import hint_node, wake
+from portal.words.reasons import EndReason, end_sentence
+from portal.words.states import (
+    ATTEMPT_ENDS,
+    ATTEMPT_LIVE,
+    JOB_ENDS,
+    JOB_LIVE,
+    AttemptState,
+    Desired,
+    JobState,
+    may_move_attempt,
+    may_move_job,
+)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where one rank goes: a node, and (GPU row, milli) pairs on it."""
+
+    node: Node
+    gpus: Sequence[tuple[int, int]]
+
+
+RETRIED = frozenset(
+    {
+        EndReason.NODE_REBOOTED,
+        EndReason.NODE_FENCED,
+        EndReason.CONTAINER_VANISHED,
+        EndReason.GPU_LOST,
+        EndReason.START_REFUSED,
+        EndReason.IMAGE_MISSING,
+        EndReason.DISK_FULL,
+    }
+)
+"""Ends of the cluster's making: the job waits again until its tries are used up."""
+
+END_STATES: dict[EndReason, AttemptState] = {
+    EndReason.FINISHED: AttemptState.COMPLETED,
+    EndReason.EXIT_CODE: AttemptState.FAILED,
+    EndReason.CANCELLED_BY_USER: AttemptState.CANCELLED,
+    EndReason.CANCELLED_BY_ADMIN: AttemptState.CANCELLED,
+    EndReason.TIME_LIMIT: AttemptState.TIMEOUT,
+    EndReason.OUT_OF_MEMORY: AttemptState.OUT_OF_MEMORY,
+    EndReason.NODE_REBOOTED: AttemptState.NODE_FAIL,
+    EndReason.NODE_FENCED: AttemptState.NODE_FAIL,
+    EndReason.CONTAINER_VANISHED: AttemptState.NODE_FAIL,
+    EndReason.GPU_LOST: AttemptState.NODE_FAIL,
+    EndReason.START_REFUSED: AttemptState.FAILED,
+    EndReason.IMAGE_MISSING: AttemptState.FAILED,
+    EndReason.DISK_FULL: AttemptState.FAILED,
+    EndReason.PREEMPTED: AttemptState.PREEMPTED,
+    EndReason.RECLAIMED: AttemptState.PREEMPTED,
+    EndReason.SUSPENDED: AttemptState.SUSPENDED,
+    EndReason.NEVER_READY: AttemptState.FAILED,
+    EndReason.STALE_GANG: AttemptState.FAILED,
+}
+
+GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED})
+
+
+# -- start -----------------------------------------------------------------------------------------
+
+
+def begin_attempt(
+    job: Job,
+    pool: NodePool,
+    seats: Sequence[Seat],
+    *,
+    epoch: int,
+    secret: str = "",
+    now: dt.datetime | None = None,
+) -> Attempt:
+    """Gives GPUs to a PENDING job and starts its next attempt in CONFIGURING.
+
+    ``job`` must be locked by the caller; ``seats`` are in rank order, one for each task. Raises
+    IntegrityError when a GPU is already taken (the CHECK on ``used_milli`` refuses), Conflict when the job
+    moved on.
+    """
+    now = now or timezone.now()
+    if job.state != JobState.PENDING or job.desired != Desired.RUN or job.held:
+        raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_moved_on")
+    if len(seats) != job.tasks:
+        raise ValueError(f"{len(seats)} seats for {job.tasks} tasks")
+    attempt = Attempt.objects.create(
+        job=job, number=job.attempts_made + 1, pool=pool, leader_epoch=epoch, secret=secret, created_at=now
+    )
+    wanted = sorted((gpu, milli) for seat in seats for gpu, milli in seat.gpus)
+    held = {
+        row.pk: row
+        for row in Gpu.objects.select_for_update(no_key=True)
+        .filter(pk__in={g for g, _ in wanted})
+        .order_by("pk")
+    }
+    for gpu, milli in wanted:
+        if held[gpu].health != "ok" or not held[gpu].present:
+            raise Conflict(f"GPU {held[gpu].uuid} is not healthy.", code="gpu_not_healthy")
+        Gpu.objects.filter(pk=gpu).update(used_milli=F("used_milli") + milli)
+    for rank, seat in enumerate(seats):
+        task = Task.objects.create(attempt=attempt, rank=rank, node=seat.node)
+        for gpu, milli in seat.gpus:
+            allocation = Allocation.objects.create(
+                task=task, gpu_id=gpu, milli=milli, whole=milli == 1000, started_at=now
+            )
+            UsageLedger.objects.create(
+                allocation=allocation,
+                project_id=job.project_id,
+                user_id=job.owner_id,
+                pool=pool,
+                job=job,
+                milli=milli,
+                started_at=now,
+            )
+    job.attempts_made = attempt.number
+    job.started_at = job.started_at or now
+    job.exit_code = None
+    Standing.objects.filter(job=job).delete()
+    where = ", ".join(sorted({seat.node.name for seat in seats}))
+    _move_job(job, JobState.RUNNING, reason="placed", sentence=f"Got its GPUs on {where}.", attempt=attempt)
+    _event(attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}.")
+    for node in {seat.node.public_id for seat in seats}:
+        hint_node(node, "start", job.public_id)
+    return attempt
+
+
+def task_sent(task: Task) -> bool:
+    """Marks that a start command is about to go out; False when the attempt is no longer to be started.
+
+    After a True the node may hold a container, whatever becomes of the answer (law 7).
+    """
+    with transaction.atomic():
+        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=task.attempt_id)
+        if attempt.state != AttemptState.CONFIGURING or attempt.stop_wanted_at is not None:
+            return False
+        if attempt.sent_at is None:
+            attempt.sent_at = timezone.now()
+            attempt.save(update_fields=["sent_at"])
+        return True
+
+
+def task_running(
+    task_id: int, *, container: str, ports: dict[str, int], at: dt.datetime | None = None
+) -> None:
+    """The node says that the container runs. With the last task of a gang the attempt is RUNNING."""
+    now = at or timezone.now()
+    with transaction.atomic():
+        attempt, tasks = _locked(task_id)
+        task = next(row for row in tasks if row.pk == task_id)
+        if task.state != AttemptState.CONFIGURING:
+            return
+        task.container, task.ports, task.running_at, task.problem = container, ports, now, ""
+        _move_task(task, AttemptState.RUNNING)
+        if attempt.state == AttemptState.CONFIGURING and all(
+            row.state == AttemptState.RUNNING for row in tasks
+        ):
+            attempt.running_at = now
+            attempt.save(update_fields=["running_at"])
+            _move_attempt(attempt, AttemptState.RUNNING, "started", "Its containers run.")
+
+
+def task_problem(task_id: int, sentence: str) -> None:
+    """Notes on the task what holds it up; the page shows it while the engine tries on."""
+    moved = Task.objects.filter(pk=task_id).exclude(problem=sentence).update(problem=sentence[:1000])
+    if moved:
+        job = Job.objects.get(attempts__task_rows=task_id)
+        announce(f"job.{job.public_id}", {"kind": "task_problem", "sentence": sentence})
+
+
+def attempt_ready(attempt_id: int) -> None:
+    """The workspace's server answered: it may be opened."""
+    with transaction.atomic():
+        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
+        if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
+            attempt.ready_at = timezone.now()
+            attempt.save(update_fields=["ready_at"])
+            _event(attempt, "ready", "", "", "ready", "Its server answers; it can be opened.")
+
+
+# -- stop ------------------------------------------------------------------------------------------
+
+
+def want_stop(attempt_id: int, reason: EndReason, *, actor: str = "", sentence: str = "") -> None:
+    """Asks that an attempt end for ``reason``; the first reason stays. Repeatable.
+
+    Where no start command ever went out it ends at once; otherwise it is COMPLETING until each node has
+    said that its container is gone.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts=attempt_id)
+        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
+        if attempt.state not in ATTEMPT_LIVE:
+            return
+        _want_stop(attempt, reason, actor, sentence)
+        if attempt.sent_at is None:
+            for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
+                _release(task, "never_started")
+            _finish(attempt, job)
+
+
+def task_ended(
+    task_id: int,
+    *,
+    exit_code: int | None,
+    reason: EndReason,
+    sentence: str = "",
+    oom: bool = False,
+    peak_memory_mib: int | None = None,
+    proof: str = "gone",
+) -> None:
+    """The node proved that a task's container is no more; its GPUs are free, and the gang follows.
+
+    ``reason`` says why when nothing had asked it to stop; ``proof`` is gone, rebooted or fenced.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
+        attempt, tasks = _locked(task_id)
+        task = next(row for row in tasks if row.pk == task_id)
+        if task.gone:
+            return
+        asked = attempt.stop_wanted_at is not None
+        task.exit_code, task.oom, task.peak_memory_mib = exit_code, oom, peak_memory_mib
+        if task.state in ATTEMPT_LIVE:
+            cause = EndReason(attempt.stop_reason) if asked else reason
+            task.ended_at = timezone.now()
+            _move_task(task, END_STATES[cause])
+        _release(task, proof)
+        if not asked and reason is not EndReason.FINISHED:
+            if exit_code is not None:
+                attempt.exit_code = exit_code
+                attempt.save(update_fields=["exit_code"])
+            facts = {"exit_code": exit_code, "memory_mib": job.memory_mib, "node": task.node.name}
+            _want_stop(attempt, reason, "", sentence or end_sentence(reason, **facts))
+        if all(row.gone for row in tasks):
+            _finish(attempt, job)
+
+
+# -- job level -------------------------------------------------------------------------------------
+
+
+def cancel(job_id: int, reason: EndReason, *, actor: str) -> Job:
+    """Cancels a job: at once when it holds nothing, else once its nodes let go. Ended jobs stay."""
+    with transaction.atomic():
+        job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
+        if job.state in JOB_ENDS or job.desired == Desired.CANCELLED:
+            return job
+        job.desired = Desired.CANCELLED.value
+        job.version += 1
+        job.save(update_fields=["desired", "version"])
+        sentence = end_sentence(reason, actor=actor)
+        attempt = (
+            Attempt.objects.select_for_update(no_key=True).filter(job=job, state__in=ATTEMPT_LIVE).first()
+        )
+        if attempt is None:
+            Standing.objects.filter(job=job).delete()
+            _move_job(job, JobState.CANCELLED, reason=reason, sentence=sentence, actor=actor)
+        else:
+            want_stop(attempt.pk, reason, actor=actor, sentence=sentence)
+        job.refresh_from_db()
+        return job
+
+
+def set_held(job_id: int, held: bool, *, actor: str) -> Job:
+    """Holds a job back from starting, or lets it go; what runs keeps running."""
+    with transaction.atomic():
+        job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
+        if job.state in JOB_ENDS:
+            raise Conflict(f"The job has already ended: {job.state.lower()}.", code="job_ended")
+        if job.held != held:
+            job.held = held
+            job.version += 1
+            job.save(update_fields=["held", "version"])
+            JobEvent.objects.create(
+                job=job,
+                kind="held" if held else "released",
+                actor=actor,
+                sentence=f"Held by {actor}." if held else f"Released by {actor}.",
+            )
+            _tell(job)
+            wake("hold")
+        return job
+
+
+def note_submitted(job: Job, *, actor: str) -> None:
+    """The first event of a job, in the transaction that inserts it."""
+    JobEvent.objects.create(
+        job=job,
+        kind="submitted",
+        after=JobState.PENDING.value,
+        actor=actor,
+        sentence=f"Submitted by {actor}.",
+    )
+    _tell(job)
+    wake("submit")
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _locked(task_id: int) -> tuple[Attempt, list[Task]]:
+    attempt = (
+        Attempt.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("job")
+        .get(task_rows=task_id)
+    )
+    return attempt, list(
+        attempt.task_rows.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
+    )
+
+
+def _want_stop(attempt: Attempt, reason: EndReason, actor: str, sentence: str) -> None:
+    if attempt.stop_wanted_at is None:
+        attempt.stop_wanted_at = timezone.now()
+        attempt.stop_reason = reason.value
+        attempt.stop_actor = actor
+        attempt.sentence = (sentence or end_sentence(reason, actor=actor))[:1000]
+        attempt.save(update_fields=["stop_wanted_at", "stop_reason", "stop_actor", "sentence"])
+        if attempt.sent_at is not None:
+            _move_attempt(attempt, AttemptState.COMPLETING, reason.value, attempt.sentence, actor)
+    for node in attempt.task_rows.filter(gone=False).values_list("node__public_id", flat=True).distinct():
+        hint_node(node, "stop", attempt.job.public_id)
+
+
+def _release(task: Task, proof: str) -> None:
+    """Ends a task's allocations with their proof, and frees the GPUs: the only place that does."""
+    now = timezone.now()
+    rows = list(task.allocations.filter(ended_at__isnull=True).order_by("gpu_id"))
+    list(
+        Gpu.objects.select_for_update(no_key=True).filter(pk__in=[row.gpu_id for row in rows]).order_by("pk")
+    )
+    for row in rows:
+        Gpu.objects.filter(pk=row.gpu_id).update(used_milli=F("used_milli") - row.milli)
+        row.ended_at, row.proof = now, proof
+        row.save(update_fields=["ended_at", "proof"])
+        UsageLedger.objects.filter(allocation=row).update(ended_at=now)
+    task.gone = True
+    task.save(update_fields=["gone"])
+
+
+def _finish(attempt: Attempt, job: Job) -> None:
+    """Ends an attempt whose every task is gone, and decides what becomes of the job."""
+    reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.FINISHED
+    state = END_STATES[reason]
+    sentence = attempt.sentence or end_sentence(reason)
+    for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
+        if task.state in ATTEMPT_LIVE:
+            task.ended_at = timezone.now()
+            _move_task(task, state)
+    attempt.ended_at = timezone.now()
+    if reason is EndReason.FINISHED:
+        attempt.exit_code = 0
+    attempt.save(update_fields=["ended_at", "exit_code"])
+    _move_attempt(attempt, state, reason.value, sentence, attempt.stop_actor)
+    job.exit_code = attempt.exit_code
+    after = _job_after(job, attempt, reason, state)
+    if after is JobState.PENDING:
+        sentence = f"{sentence} It waits again."
+    _move_job(job, after, reason=reason, sentence=sentence, attempt=attempt, actor=attempt.stop_actor)
+    wake("ended")
+
+
+def _job_after(job: Job, attempt: Attempt, reason: EndReason, state: AttemptState) -> JobState:
+    if job.desired == Desired.CANCELLED:
+        return JobState.CANCELLED
+    if job.desired == Desired.SUSPENDED or state is AttemptState.SUSPENDED:
+        return JobState.SUSPENDED
+    if reason in GIVEN_BACK:
+        return JobState.PENDING
+    if reason in RETRIED:
+        return JobState.PENDING if _tries_used(job) < job.max_attempts else JobState.FAILED
+    return {
+        AttemptState.COMPLETED: JobState.COMPLETED,
+        AttemptState.CANCELLED: JobState.CANCELLED,
+        AttemptState.TIMEOUT: JobState.TIMEOUT,
+    }.get(state, JobState.FAILED)
+
+
+def _tries_used(job: Job) -> int:
+    """Attempts that count against ``max_attempts``: those that did not give their GPUs back for others."""
+    return job.attempts.exclude(
+        state__in=[AttemptState.PREEMPTED.value, AttemptState.SUSPENDED.value]
+    ).count()
+
+
+def _move_task(task: Task, to: AttemptState) -> None:
+    old = AttemptState(task.state)
+    if old is to:
+        task.save()
+        return
+    if not may_move_attempt(old, to):
+        raise Conflict(f"A task cannot move from {old} to {to}.", code="illegal_move")
+    task.state = to.value
+    task.save()
+
+
+def _move_attempt(attempt: Attempt, to: AttemptState, reason: str, sentence: str, actor: str = "") -> None:
+    old = AttemptState(attempt.state)
+    if not may_move_attempt(old, to):
+        raise Conflict(f"An attempt cannot move from {old} to {to}.", code="illegal_move")
+    attempt.state = to.value
+    if to in ATTEMPT_ENDS:
+        attempt.reason = reason
+        attempt.sentence = sentence[:1000]
+    attempt.save(update_fields=["state", "reason", "sentence"])
+    _event(attempt, "attempt_state", old, to, reason, sentence, actor)
+
+
+def _move_job(
+    job: Job, to: JobState, *, reason: str, sentence: str, attempt: Attempt | None = None, actor: str = ""
+) -> None:
+    old = JobState(job.state)
+    if not may_move_job(old, to):
+        raise Conflict(f"A job cannot move from {old} to {to}.", code="illegal_move")
+    now = timezone.now()
+    job.state, job.reason, job.sentence = to.value, str(reason), sentence[:1000]
+    job.version += 1
+    if to in JOB_ENDS:
+        job.ended_at = now
+    elif to is JobState.PENDING:
+        job.queued_at = now
+    job.save()
+    JobEvent.objects.create(
+        job=job,
+        attempt=attempt,
+        kind="job_state",
+        before=old.value,
+        after=to.value,
+        reason=str(reason),
+        sentence=sentence[:1000],
+        actor=actor,
+    )
+    _tell(job)
+    if to in JOB_LIVE and to is not JobState.RUNNING:
+        wake("requeue")
+
+
+def _event(
+    attempt: Attempt, kind: str, before: str, after: str, reason: str, sentence: str, actor: str = ""
+) -> None:
+    JobEvent.objects.create(
+        job=attempt.job,
+        attempt=attempt,
+        kind=kind,
+        before=str(before),
+        after=str(after),
+        reason=reason,
+        sentence=sentence[:1000],
+        actor=actor,
+    )
+    announce(
+        f"job.{attempt.job.public_id}",
+        {"kind": kind, "attempt": attempt.number, "state": attempt.state, "sentence": sentence},
+    )
+
+
+def _tell(job: Job) -> None:
+    data = {"kind": "job_state", "job": job.public_id, "state": job.state, "sentence": job.sentence}
+    announce(f"job.{job.public_id}", data)
+    announce(f"user.{job.owner.public_id}", data)
+    announce(f"project.{job.project.public_id}", data)

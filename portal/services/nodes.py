@@ -1,0 +1,314 @@
+"""Pools and nodes: adding, taking out of service, and what a node tells of itself.
+
+``do_`` is what admins do; ``record_`` is what the engine writes down after a node has spoken (or has not).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from portal.access import Verb, require
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.events import announce
+from portal.models import Gpu, Node, NodeCheck, NodePool, Task, User
+from portal.models.public_id import slug_validator
+from portal.services import lifecycle
+from portal.services.audit import record_act
+from portal.wake import hint_node, leave_hint, wake
+from portal.words.reasons import EndReason, end_sentence
+from portal.words.states import ATTEMPT_LIVE, GpuHealth, LinkKind, NodeState, RuntimeKind
+
+# -- admins ----------------------------------------------------------------------------------------
+
+
+def do_add_pool(actor: User, name: str, *, spread: bool = False) -> NodePool:
+    """An empty pool."""
+    if not actor.is_admin:
+        raise NotAllowed("Only administrators add pools.")
+    _check_name(name)
+    try:
+        with transaction.atomic():
+            pool = NodePool.objects.create(name=name, spread=spread)
+            record_act(actor, "pool.create", pool, after={"name": name, "spread": spread})
+    except IntegrityError as clash:
+        raise Invalid(
+            fields={"name": f"There is already a pool called {name}."}, code="name_taken"
+        ) from clash
+    return pool
+
+
+def do_add_node(
+    actor: User,
+    *,
+    name: str,
+    pool: NodePool,
+    link: LinkKind = LinkKind.SSH,
+    host: str = "",
+    port: int = 22,
+    account: str = "fairway",
+    host_key: str = "",
+    runtime: RuntimeKind = RuntimeKind.PODMAN,
+    settings: dict[str, Any] | None = None,
+) -> Node:
+    """A node in state ENROLLING; it becomes READY with the agent's first hello.
+
+    ``host_key`` ("type base64") is what the admin was shown and confirmed; every later link pins it.
+    """
+    if not actor.is_admin:
+        raise NotAllowed("Only administrators add nodes.")
+    _check_name(name)
+    wrong: dict[str, str] = {}
+    if link is LinkKind.SSH:
+        if (
+            not host
+            or len(host) > 253
+            or any(c.isspace() or c in "/@\0" for c in host)
+            or host.startswith("-")
+        ):
+            wrong["host"] = "Give a host name or an address."
+        if not 1 <= port <= 65_535:
+            wrong["port"] = "Must be between 1 and 65535."
+        if len(host_key.split()) != 2:
+            wrong["host_key"] = "Confirm the host key first."
+    if wrong:
+        raise Invalid(fields=wrong)
+    try:
+        with transaction.atomic():
+            node = Node.objects.create(
+                name=name,
+                pool=pool,
+                link=link.value,
+                host=host if link is LinkKind.SSH else "",
+                port=port,
+                account=account,
+                host_key=host_key,
+                runtime=runtime.value,
+                settings=settings or {},
+            )
+            record_act(
+                actor,
+                "node.add",
+                node,
+                after={"name": name, "pool": pool.name, "host": host, "port": port, "host_key": host_key},
+            )
+            hint_node(node.public_id, "connect")
+    except IntegrityError as clash:
+        raise Invalid(
+            fields={"name": "There is already a node of this name or with this address."}, code="name_taken"
+        ) from clash
+    return node
+
+
+def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:
+    """Cordons, drains, retires a node or takes it back; what runs keeps running unless drained."""
+    require(actor, Verb.CHANGE, node)
+    with transaction.atomic():
+        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        before = {"state": row.state, "reason": row.state_reason}
+        held = Task.objects.filter(node=row, gone=False)
+        if state is NodeState.RETIRED and held.exists():
+            raise Conflict(
+                f"{held.count()} tasks still hold its GPUs; drain it first, or declare it fenced.",
+                code="node_busy",
+            )
+        if state is NodeState.READY and not row.hello:
+            raise Conflict("It has not answered yet; test the connection first.", code="node_never_seen")
+        row.state, row.state_reason = state.value, reason[:500]
+        row.save(update_fields=["state", "state_reason"])
+        if state is NodeState.DRAINED:
+            sentence = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
+            for attempt in held.values_list("attempt_id", flat=True).distinct():
+                lifecycle.want_stop(attempt, EndReason.PREEMPTED, actor=actor.username, sentence=sentence)
+        record_act(actor, "node.state", row, before=before, after={"state": row.state, "reason": reason})
+        announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
+        hint_node(row.public_id, "state")
+        wake("node")
+    return row
+
+
+def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
+    """Declares on an admin's word that nothing of ours lives on an unreachable node: its GPUs are free.
+
+    Gives the number of tasks that ended. Refused while the node answers: then the node itself can say so.
+    """
+    require(actor, Verb.CHANGE, node)
+    if not reason.strip():
+        raise Invalid(fields={"reason": "Say how you know that nothing runs there any more."})
+    with transaction.atomic():
+        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        if row.reachable:
+            raise Conflict("It answers; drain it instead.", code="node_reachable")
+        ended = _end_tasks(row, EndReason.NODE_FENCED, "fenced")
+        row.state, row.state_reason = NodeState.CORDONED.value, f"Fenced: {reason}"[:500]
+        row.save(update_fields=["state", "state_reason"])
+        record_act(actor, "node.fence", row, after={"tasks": ended}, reason=reason)
+        announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
+    return ended
+
+
+def do_start_check(actor: User, node: Node, kind: str = "test") -> NodeCheck:
+    """Asks the process that holds the node key to test the connection; steps appear on the row."""
+    require(actor, Verb.CHANGE, node)
+    with transaction.atomic():
+        check = NodeCheck.objects.create(node=node, kind=kind, actor=actor)
+        leave_hint("scheduler.check_node", [check.public_id], "nodes")
+    return check
+
+
+# -- what nodes tell -------------------------------------------------------------------------------
+
+
+def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> bool:
+    """Writes down an agent's hello; True when the node restarted since the last one.
+
+    After a restart every task there has ended (the boot id is the proof); a GPU it no longer names is lost.
+    """
+    with transaction.atomic():
+        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        rebooted = bool(node.boot_id) and node.boot_id != hello["boot_id"]
+        if rebooted:
+            _end_tasks(node, EndReason.NODE_REBOOTED, "rebooted")
+        node.boot_id = hello["boot_id"]
+        node.hello = hello
+        node.agent_version = str(hello.get("agent_version", ""))[:32]
+        node.cpu_milli = int(hello["cpu_count"]) * 1000
+        node.memory_mib = int(hello["memory_mib"])
+        node.clock_skew_s = round(float(hello["clock_s"]) - received_s, 3)
+        node.simulated = any(gpu.get("simulated") for gpu in hello["gpus"])
+        _seen(node)
+        if node.state == NodeState.ENROLLING.value:
+            node.state = NodeState.READY.value
+            record_act(None, "node.ready", node, after={"gpus": len(hello["gpus"])})
+        node.save()
+        record_gpus(node, hello["gpus"])
+        announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
+        wake("node")
+    return rebooted
+
+
+def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
+    """Makes the GPU rows of a node match what it tells; rows are never deleted, history points at them."""
+    rows = {
+        gpu.uuid: gpu for gpu in Gpu.objects.select_for_update(no_key=True).filter(node=node).order_by("pk")
+    }
+    for gpu in told:
+        row = rows.pop(gpu["uuid"], None)
+        fields = {
+            "index": gpu["index"],
+            "model": gpu["model"],
+            "memory_mib": gpu["memory_mib"],
+            "simulated": bool(gpu.get("simulated")),
+            "present": True,
+        }
+        if row is None:
+            # a GPU that was moved to this node from another keeps its row and its history
+            row, _ = Gpu.objects.update_or_create(uuid=gpu["uuid"], defaults=fields | {"node": node})
+        else:
+            Gpu.objects.filter(pk=row.pk).update(**fields)
+        record_gpu_health(row.pk, GpuHealth(gpu.get("health") or GpuHealth.OK), "")
+    for row in rows.values():
+        if row.present:
+            Gpu.objects.filter(pk=row.pk).update(present=False)
+            record_gpu_health(row.pk, GpuHealth.LOST, "The node does not name it any more.")
+
+
+def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str) -> None:
+    """Writes a GPU's health; when it is lost, what runs on it ends with that reason.
+
+    Quarantine is an admin's or a rule's word and is not lifted by a node that says ok.
+    """
+    with transaction.atomic():
+        gpu = Gpu.objects.select_for_update(no_key=True).get(pk=gpu_id)
+        if gpu.health == health.value or (gpu.health == GpuHealth.QUARANTINED and health is GpuHealth.OK):
+            return
+        Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
+        announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
+        if health is GpuHealth.LOST:
+            sentence = end_sentence(EndReason.GPU_LOST, node=gpu.node.name)
+            held = gpu.allocations.filter(ended_at__isnull=True)
+            for attempt in held.values_list("task__attempt_id", flat=True).distinct():
+                lifecycle.want_stop(attempt, EndReason.GPU_LOST, sentence=sentence)
+        wake("gpu_health")
+
+
+def record_seen(node_id: int) -> None:
+    """The node answered just now."""
+    with transaction.atomic():
+        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        back = not node.reachable
+        _seen(node)
+        node.save(update_fields=["reachable", "unreachable_since", "problem", "last_seen_at"])
+        if back:
+            announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
+            wake("node_back")
+
+
+def record_unreachable(node_id: int, sentence: str) -> None:
+    """The node does not answer: an overlay. Its jobs keep running and keep their GPUs (I6)."""
+    with transaction.atomic():
+        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        changed = node.reachable or node.problem != sentence[:1000]
+        node.reachable = False
+        node.unreachable_since = node.unreachable_since or timezone.now()
+        node.problem = sentence[:1000]
+        node.save(update_fields=["reachable", "unreachable_since", "problem"])
+        if changed:
+            announce("cluster", {"kind": "node", "node": node.public_id, "problem": node.problem})
+
+
+def record_reconciled(node_id: int, at: dt.datetime) -> None:
+    """Record and node were compared and agree."""
+    Node.objects.filter(pk=node_id).update(reconciled_at=at)
+
+
+def record_check_step(check_id: str, *, name: str, ok: bool, sentence: str, seconds: float) -> None:
+    """One more step of a connection test, for the page that waits."""
+    with transaction.atomic():
+        check = NodeCheck.objects.select_for_update(no_key=True).get(public_id=check_id)
+        check.steps = [
+            *check.steps,
+            {"name": name, "ok": ok, "sentence": sentence[:1000], "seconds": round(seconds, 3)},
+        ]
+        check.save(update_fields=["steps"])
+
+
+def record_check_finished(check_id: str, ok: bool) -> None:
+    """The test has ended; a good one hints the node's actor to connect now."""
+    with transaction.atomic():
+        check = (
+            NodeCheck.objects.select_for_update(no_key=True).select_related("node").get(public_id=check_id)
+        )
+        check.ok, check.finished_at = ok, timezone.now()
+        check.save(update_fields=["ok", "finished_at"])
+        if ok:
+            hint_node(check.node.public_id, "connect")
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _seen(node: Node) -> None:
+    node.reachable, node.unreachable_since, node.problem = True, None, ""
+    node.last_seen_at = timezone.now()
+
+
+def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
+    tasks = Task.objects.filter(node=node, gone=False, attempt__state__in=ATTEMPT_LIVE)
+    # a start that never went out cannot have been lost with the node; it goes out after this
+    ids = list(tasks.filter(attempt__sent_at__isnull=False).values_list("pk", flat=True))
+    sentence = end_sentence(reason, node=node.name)
+    for task in ids:
+        lifecycle.task_ended(task, exit_code=None, reason=reason, sentence=sentence, proof=proof)
+    return len(ids)
+
+
+def _check_name(name: str) -> None:
+    try:
+        slug_validator(name)
+    except ValidationError as wrong:
+        raise Invalid(fields={"name": str(wrong.messages[0])}) from wrong

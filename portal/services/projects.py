@@ -1,0 +1,260 @@
+"""Projects, their members, and quotas that take effect at the next cycle."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+
+from portal.access import Verb, require
+from portal.errors import Conflict, Invalid, NotAllowed, Stale
+from portal.events import announce
+from portal.models import Membership, NodePool, Project, Quota, QuotaChange, User
+from portal.models.public_id import slug_validator
+from portal.services.audit import record_act
+from portal.wake import wake
+from portal.words.states import JOB_LIVE, Role
+
+MAX_DEPTH = 8
+MAX_MILLI = 10_000_000
+
+
+def do_create_project(
+    actor: User, *, name: str, title: str = "", parent: Project | None = None, manager: User | None = None
+) -> Project:
+    """A project; only admins make top-level ones, managers make children of theirs. ``manager`` runs it."""
+    if parent is None:
+        if not actor.is_admin:
+            raise NotAllowed("Only administrators make a top-level project.")
+    else:
+        require(actor, Verb.MANAGE, parent)
+        if _depth(parent) + 1 >= MAX_DEPTH:
+            raise Invalid(fields={"parent": f"Projects go at most {MAX_DEPTH} levels deep."})
+    _check_name(name)
+    try:
+        with transaction.atomic():
+            project = Project.objects.create(name=name, title=title[:200], parent=parent)
+            if manager is not None:
+                Membership.objects.create(user=manager, project=project, role=Role.MANAGER.value)
+            record_act(actor, "project.create", project, after=_shown(project))
+            wake("project")
+    except IntegrityError as clash:
+        raise Invalid(
+            fields={"name": f"There is already a project called {name}."}, code="name_taken"
+        ) from clash
+    return project
+
+
+def do_change_project(actor: User, project: Project, **changes: Any) -> Project:
+    """Renames, retitles, moves or archives a project."""
+    require(actor, Verb.MANAGE, project)
+    unknown = set(changes) - {"name", "title", "parent", "archived_at"}
+    if unknown:
+        raise ValueError(f"not changeable: {unknown}")
+    if ("parent" in changes or "name" in changes or "archived_at" in changes) and not actor.is_admin:
+        raise NotAllowed("Only administrators rename, move or archive a project.")
+    if "name" in changes:
+        _check_name(changes["name"])
+    try:
+        with transaction.atomic():
+            # one lock for every change of the tree, so that two moves cannot make a circle together
+            tree = {row.pk: row for row in Project.objects.select_for_update(no_key=True).order_by("pk")}
+            row = tree[project.pk]
+            before = _shown(row)
+            if changes.get("parent") is not None:
+                _check_no_circle(row, changes["parent"], tree)
+            if changes.get("archived_at") and row.jobs.filter(state__in=JOB_LIVE).exists():
+                raise Conflict("It still has jobs that wait or run.", code="project_busy")
+            for key, value in changes.items():
+                setattr(row, key, value)
+            row.save()
+            record_act(actor, "project.change", row, before=before, after=_shown(row))
+            wake("project")
+    except IntegrityError as clash:
+        raise Invalid(
+            fields={"name": "There is already a project of that name."}, code="name_taken"
+        ) from clash
+    return row
+
+
+def do_set_member(actor: User, project: Project, user: User, role: Role) -> Membership:
+    """Gives a person a role in a project, or changes it."""
+    require(actor, Verb.MANAGE, project)
+    with transaction.atomic():
+        old = Membership.objects.select_for_update(no_key=True).filter(user=user, project=project).first()
+        before = {"user": user.username, "role": old.role} if old else None
+        member, _ = Membership.objects.update_or_create(
+            user=user, project=project, defaults={"role": role.value}
+        )
+        _lose_rights(user)
+        record_act(
+            actor, "project.member", project, before=before, after={"user": user.username, "role": role.value}
+        )
+    return member
+
+
+def do_remove_member(actor: User, project: Project, user: User) -> None:
+    """Takes a person out of a project; their jobs run on, their open workspaces close within seconds."""
+    require(actor, Verb.MANAGE, project)
+    with transaction.atomic():
+        member = Membership.objects.select_for_update(no_key=True).filter(user=user, project=project).first()
+        if member is None:
+            return
+        record_act(
+            actor, "project.member", project, before={"user": user.username, "role": member.role}, after=None
+        )
+        member.delete()
+        _lose_rights(user)
+
+
+# -- quotas ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QuotaNumbers:
+    """The four numbers of a quota. ``limit_milli`` None means no limit."""
+
+    guaranteed_milli: int
+    limit_milli: int | None
+    weight: float
+    priority: int
+
+
+def do_change_quota(
+    actor: User,
+    project: Project,
+    pool: NodePool,
+    numbers: QuotaNumbers,
+    *,
+    version: int | None,
+    reason: str = "",
+    undoes: QuotaChange | None = None,
+) -> Quota:
+    """Sets a quota; effective at the next cycle. ``version`` is the one the editor saw (0: there was none).
+
+    Raises Stale with what stands now when somebody else was faster. Lowering below use stops nothing (I10).
+    """
+    if not actor.is_admin:
+        raise NotAllowed("Only administrators change quotas.")
+    _check_numbers(numbers)
+    with transaction.atomic():
+        Project.objects.select_for_update(no_key=True).get(pk=project.pk)
+        quota = Quota.objects.select_for_update(no_key=True).filter(project=project, pool=pool).first()
+        standing = quota.version if quota else 0
+        if version is not None and version != standing:
+            raise Stale(
+                "Somebody else changed this quota while you were editing it.",
+                facts={"current": quota_numbers(quota) if quota else None, "version": standing},
+            )
+        before = quota_numbers(quota) if quota else None
+        if quota is None:
+            quota = Quota(project=project, pool=pool, version=0)
+        quota.guaranteed_milli = numbers.guaranteed_milli
+        quota.limit_milli = numbers.limit_milli
+        quota.weight = numbers.weight
+        quota.priority = numbers.priority
+        quota.version += 1
+        quota.save()
+        after = quota_numbers(quota)
+        if before != after:
+            QuotaChange.objects.create(
+                quota=quota, actor=actor, before=before or {}, after=after, reason=reason[:500], undoes=undoes
+            )
+            record_act(actor, "quota.change", quota, before=before, after=after, reason=reason)
+            announce("cluster", {"kind": "quota", "project": project.public_id, "pool": pool.public_id})
+            wake("quota")
+    return quota
+
+
+def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") -> Quota:
+    """Puts back what stood before a change, as a change of its own; refused when later edits stand on it."""
+    quota = change.quota
+    with transaction.atomic():
+        newest = quota.changes.select_for_update(no_key=True).order_by("-id").first()
+        if newest is None or newest.pk != change.pk:
+            raise Conflict("It was changed again since; undo the newest change first.", code="not_newest")
+        old = change.before or {"guaranteed_milli": 0, "limit_milli": None, "weight": 1.0, "priority": 0}
+        return do_change_quota(
+            actor,
+            quota.project,
+            quota.pool,
+            QuotaNumbers(**{key: old[key] for key in QuotaNumbers.__dataclass_fields__}),
+            version=quota.version,
+            reason=reason or "Undone.",
+            undoes=change,
+        )
+
+
+def quota_numbers(quota: Quota) -> dict[str, Any]:
+    """The four numbers as JSON."""
+    return {
+        "guaranteed_milli": quota.guaranteed_milli,
+        "limit_milli": quota.limit_milli,
+        "weight": quota.weight,
+        "priority": quota.priority,
+    }
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _check_numbers(numbers: QuotaNumbers) -> None:
+    wrong: dict[str, str] = {}
+    if not 0 <= numbers.guaranteed_milli <= MAX_MILLI:
+        wrong["guaranteed_milli"] = "Must be between 0 and 10,000 GPUs."
+    if numbers.limit_milli is not None:
+        if not 0 <= numbers.limit_milli <= MAX_MILLI:
+            wrong["limit_milli"] = "Must be between 0 and 10,000 GPUs, or empty for no limit."
+        elif numbers.limit_milli < numbers.guaranteed_milli:
+            wrong["limit_milli"] = "The limit cannot be below what is guaranteed."
+    if not math.isfinite(numbers.weight) or not 0 <= numbers.weight <= 1000:
+        wrong["weight"] = "Must be between 0 and 1000."
+    if not -1000 <= numbers.priority <= 1000:
+        wrong["priority"] = "Must be between -1000 and 1000."
+    if wrong:
+        raise Invalid(fields=wrong)
+
+
+def _check_name(name: str) -> None:
+    try:
+        slug_validator(name)
+    except ValidationError as wrong:
+        raise Invalid(fields={"name": str(wrong.messages[0])}) from wrong
+
+
+def _check_no_circle(project: Project, parent: Project, tree: dict[int, Project]) -> None:
+    above: Project | None = tree[parent.pk]
+    depth = 1
+    while above is not None:
+        if above.pk == project.pk:
+            raise Invalid(fields={"parent": "A project cannot stand below itself."})
+        above = tree[above.parent_id] if above.parent_id else None
+        depth += 1
+    if depth >= MAX_DEPTH:
+        raise Invalid(fields={"parent": f"Projects go at most {MAX_DEPTH} levels deep."})
+
+
+def _depth(project: Project) -> int:
+    depth, above = 0, project.parent
+    while above is not None:
+        depth, above = depth + 1, above.parent
+    return depth
+
+
+def _lose_rights(user: User) -> None:
+    """Moves the person's rights version, so that open sockets ask again."""
+    user.rights_version += 1
+    user.save(update_fields=["rights_version"])
+    announce(f"user.{user.public_id}", {"kind": "rights"})
+
+
+def _shown(project: Project) -> dict[str, Any]:
+    return {
+        "name": project.name,
+        "title": project.title,
+        "parent": project.parent.name if project.parent else None,
+        "archived_at": project.archived_at.isoformat() if project.archived_at else None,
+    }

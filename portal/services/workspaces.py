@@ -1,0 +1,146 @@
+"""Opening a workspace: the secret of each attempt, single-use tickets, and sessions of its own origin."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import secrets
+
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.contrib.sessions.backends.db import SessionStore
+from django.contrib.sessions.models import Session
+from django.db import transaction
+from django.http import HttpRequest
+from django.utils import timezone
+
+from portal.access import Verb, can, require
+from portal.errors import Conflict
+from portal.models import Attempt, Job, User, WorkspaceSession, WorkspaceTicket
+from portal.services.sealing import Place, seal, unseal
+from portal.words.states import AttemptState, Desired, JobKind
+
+TICKET_LIFE = dt.timedelta(seconds=30)
+ENTER_PATH = "/.fairway/enter"
+HANDOVER_REFERRER_POLICY = "strict-origin"
+"""Referrer-Policy of the page that posts a ticket: under ``same-origin`` browsers would send Origin: null."""
+
+
+# -- the secret of an attempt ----------------------------------------------------------------------
+
+
+def _place(job: Job, number: int) -> Place:
+    return Place("portal_attempt", f"{job.public_id}/{number}", "secret")
+
+
+def new_attempt_secret(job: Job) -> str:
+    """A sealed random secret for the attempt that begins next (``Attempt.secret``)."""
+    return seal(secrets.token_urlsafe(32), _place(job, job.attempts_made + 1))
+
+
+def attempt_secret(attempt: Attempt) -> str:
+    """The secret of an attempt in the clear: for its node's secret file and for the gateway, nobody else."""
+    return unseal(attempt.secret, _place(attempt.job, attempt.number))
+
+
+# -- where it is -----------------------------------------------------------------------------------
+
+
+def workspace_origin(job: Job) -> str:
+    """The origin of a workspace, such as ``http://ws-abc.localhost:8000``."""
+    scheme = "https" if settings.SECURE else "http"
+    return f"{scheme}://ws-{job.public_id}.{settings.APPS_DOMAIN}"
+
+
+def open_attempt(job: Job) -> Attempt | None:
+    """The attempt whose server may be used now: RUNNING, ready, and not asked to stop."""
+    return (
+        Attempt.objects.filter(
+            job=job,
+            job__kind=JobKind.WORKSPACE.value,
+            job__desired=Desired.RUN.value,
+            state=AttemptState.RUNNING.value,
+            ready_at__isnull=False,
+            stop_wanted_at__isnull=True,
+        )
+        .select_related("job")
+        .first()
+    )
+
+
+# -- the hand-over ---------------------------------------------------------------------------------
+
+
+def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]:
+    """Where to post, and a ticket: single use, 30 s, bound to this person, attempt and portal session.
+
+    The page posts it as the form field ``ticket``. Raises NotThere or NotAllowed for others, Conflict while
+    there is nothing to open.
+    """
+    require(user, Verb.ENTER, job)
+    attempt = open_attempt(job)
+    if attempt is None:
+        raise Conflict("Its server does not answer yet, or has stopped.", code="workspace_not_ready")
+    if not session_key or session_user(session_key) != user:
+        raise Conflict("Sign in again, then open it.", code="session_ended")
+    now = timezone.now()
+    ticket = secrets.token_urlsafe(32)
+    with transaction.atomic():
+        WorkspaceTicket.objects.filter(user=user, expires_at__lt=now - TICKET_LIFE).delete()
+        WorkspaceSession.objects.filter(user=user, expires_at__lt=now).delete()
+        WorkspaceTicket.objects.create(
+            code_sha256=digest(ticket),
+            user=user,
+            attempt=attempt,
+            session_key=session_key,
+            expires_at=now + TICKET_LIFE,
+        )
+    return f"{workspace_origin(job)}{ENTER_PATH}", ticket
+
+
+def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
+    """The cookie of a new workspace session for an unused ticket of this workspace; else None.
+
+    Of two that come at once with the same ticket one wins.
+    """
+    now = timezone.now()
+    code = digest(ticket)
+    row = (
+        WorkspaceTicket.objects.select_related("user", "attempt__job")
+        .filter(code_sha256=code, attempt__job__public_id=job_public_id)
+        .first()
+    )
+    if row is None:
+        return None
+    with transaction.atomic():
+        # Only columns of this row: a joined condition would be judged before the lock, and two would win.
+        fresh = WorkspaceTicket.objects.filter(pk=row.pk, used_at__isnull=True, expires_at__gt=now)
+        if fresh.update(used_at=now) != 1:
+            return None
+        signed = Session.objects.filter(session_key=row.session_key, expire_date__gt=now).first()
+        if signed is None or session_user(row.session_key) != row.user:
+            return None
+        if not can(row.user, Verb.ENTER, row.attempt.job):
+            return None
+        cookie = secrets.token_urlsafe(32)
+        WorkspaceSession.objects.create(
+            cookie_sha256=digest(cookie),
+            user=row.user,
+            attempt=row.attempt,
+            session_key=row.session_key,
+            expires_at=signed.expire_date,
+        )
+        return cookie
+
+
+def session_user(session_key: str) -> User | None:
+    """The active person of a live portal session: None after logout, expiry or a changed password."""
+    request = HttpRequest()
+    request.session = SessionStore(session_key)
+    user = get_user(request)
+    return user if isinstance(user, User) and user.is_active else None
+
+
+def digest(code: str) -> str:
+    """How codes and cookies stand in the record: SHA-256, since they are random already."""
+    return hashlib.sha256(code.encode()).hexdigest()

@@ -1,0 +1,260 @@
+"""A job as people read it: its state as shape and word, the one line that explains it, its GPUs and its time."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils import timezone
+
+from portal.access import Verb, can
+from portal.models import Attempt, Gpu, Job, Standing, Task, User
+from portal.web.words import NB, duration, gpu_amount, plural, short_gpu
+from portal.words.reasons import VerdictCode
+from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, AttemptState, Desired, JobKind, JobState
+
+WAIT_WORDS = {
+    VerdictCode.LIMIT: "At its limit",
+    VerdictCode.DELAYED_UNTIL: "Scheduled",
+    VerdictCode.HELD_FOR_RESERVATION: "Reserved",
+    VerdictCode.NEVER: "Cannot start",
+}
+END_LOOKS = {
+    JobState.COMPLETED: ("done", "Completed"),
+    JobState.FAILED: ("failed", "Failed"),
+    JobState.CANCELLED: ("stopped", "Stopped"),
+    JobState.TIMEOUT: ("warning", "Time is up"),
+}
+
+
+@dataclass
+class JobRow:
+    """A job with its live attempt, ready for a template."""
+
+    job: Job
+    attempt: Attempt | None = None
+    tasks: list[Task] = field(default_factory=list)
+    gpu_models: list[str] = field(default_factory=list)
+    may_control: bool = False
+    mine: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """True once nothing more will happen."""
+        return JobState(self.job.state) in JOB_ENDS
+
+    @property
+    def stopping(self) -> bool:
+        """True when its end was asked for and it has not ended."""
+        asked = self.job.desired == Desired.CANCELLED
+        leaving = self.attempt is not None and self.attempt.state == AttemptState.COMPLETING
+        return not self.ended and (asked or leaving)
+
+    @property
+    def away(self) -> bool:
+        """True when a node it runs on does not answer."""
+        return any(not task.node.reachable for task in self.tasks if not task.gone)
+
+    @property
+    def is_workspace(self) -> bool:
+        """True for a job with a tool to open."""
+        return self.job.kind == JobKind.WORKSPACE.value
+
+    @property
+    def ready(self) -> bool:
+        """True when its workspace can be opened: the server answered."""
+        return bool(
+            self.attempt
+            and self.attempt.ready_at
+            and self.attempt.state == AttemptState.RUNNING
+            and not self.stopping
+        )
+
+    @property
+    def look(self) -> tuple[str, str]:
+        """The state: the name of its shape, and its word."""
+        job = self.job
+        if self.ended:
+            return END_LOOKS[JobState(job.state)]
+        if self.stopping:
+            return "starting", "Stopping"
+        if job.state == JobState.SUSPENDED:
+            return "stopped", "Suspended"
+        if job.state == JobState.PENDING:
+            if job.held:
+                return "stopped", "Held"
+            standing = standing_of(job)
+            code = VerdictCode(standing.code) if standing and standing.code in set(VerdictCode) else None
+            return "waiting", WAIT_WORDS.get(code, "Waiting") if code else "Waiting"
+        if self.away:
+            return "unreachable", "Unreachable"
+        if self.attempt is None or self.attempt.state == AttemptState.CONFIGURING:
+            return "starting", "Starting"
+        if self.is_workspace and self.attempt.ready_at is None:
+            return "starting", "Starting"
+        return "running", "Running"
+
+    @property
+    def symbol(self) -> str:
+        """The shape."""
+        return self.look[0]
+
+    @property
+    def word(self) -> str:
+        """The word."""
+        return self.look[1]
+
+    @property
+    def verdict(self) -> str:
+        """The one line under the name."""
+        job = self.job
+        if self.ended:
+            return job.sentence
+        problem = next((task.problem for task in self.tasks if task.problem and not task.gone), "")
+        if self.stopping:
+            return (self.attempt.sentence if self.attempt else "") or "It lets go of its GPUs."
+        if job.state == JobState.PENDING:
+            standing = standing_of(job)
+            if job.held:
+                return "Held back; release it and it waits its turn."
+            if standing is not None:
+                return standing.sentence
+            return job.sentence or "Just submitted; the next cycle says why it waits."
+        if self.away:
+            names = sorted({task.node.name for task in self.tasks if not task.node.reachable})
+            return f"{', '.join(names)} does not answer. It keeps running there and keeps its GPUs."
+        if problem:
+            return problem
+        if self.attempt is not None and self.attempt.state == AttemptState.CONFIGURING:
+            return f"Its containers start on {self.where}."
+        if self.is_workspace and self.attempt is not None and self.attempt.ready_at is None:
+            return "Its container runs; the link opens when its server answers."
+        return f"On {self.where}." if self.where else job.sentence
+
+    @property
+    def cheapest(self) -> str:
+        """The cheapest change that would start it now, as a sentence; empty when there is none."""
+        standing = standing_of(self.job)
+        change = standing.cheapest if standing and self.job.state == JobState.PENDING else None
+        return str(change.get("sentence", "")) if change else ""
+
+    @property
+    def where(self) -> str:
+        """The nodes it runs on."""
+        return ", ".join(sorted({task.node.name for task in self.tasks}))
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it runs on."""
+        return len({task.node_id for task in self.tasks})
+
+    @property
+    def gpus(self) -> str:
+        """16 × H200, 0.5 × A100, no GPU."""
+        job = self.job
+        if job.gpus_per_task == 0:
+            return f"no{NB}GPU"
+        models = sorted({short_gpu(model) for model in self.gpu_models})
+        model = ", ".join(models) or (short_gpu(job.gpu_model) if job.gpu_model else "GPU")
+        return f"{gpu_amount(job.total_milli)}{NB}×{NB}{model}"
+
+    @property
+    def shape(self) -> str:
+        """Under the GPUs: 2 nodes, or 2 tasks of 8."""
+        if self.nodes > 1:
+            return plural(self.nodes, "node")
+        if self.job.tasks > 1:
+            return f"{self.job.tasks} tasks of {self.job.gpus_per_task}"
+        return ""
+
+    @property
+    def since(self) -> dt.datetime:
+        """The time its clock counts from: its start, or when it came to wait."""
+        if self.job.state == JobState.PENDING:
+            return self.job.queued_at
+        begun = self.attempt.created_at if self.attempt else None
+        return begun or self.job.started_at or self.job.submitted_at
+
+    @property
+    def took(self) -> str:
+        """How long an ended job ran; not at all when it never started."""
+        job = self.job
+        if job.started_at is None or job.ended_at is None:
+            return "never started"
+        return duration((job.ended_at - job.started_at).total_seconds())
+
+    @property
+    def deadline(self) -> dt.datetime | None:
+        """When its time limit ends it."""
+        if self.attempt is None or not self.attempt.running_at or not self.job.time_limit_s or self.ended:
+            return None
+        return self.attempt.running_at + dt.timedelta(seconds=self.job.time_limit_s)
+
+    @property
+    def spent_percent(self) -> int:
+        """How much of its time limit is used."""
+        if self.deadline is None or not self.job.time_limit_s:
+            return 0
+        left = (self.deadline - timezone.now()).total_seconds()
+        return max(0, min(100, round(100 - 100 * left / self.job.time_limit_s)))
+
+
+def standing_of(job: Job) -> Standing | None:
+    """The job's newest verdict when it has one; joined by the selectors."""
+    try:
+        return job.standing
+    except Standing.DoesNotExist:
+        return None
+
+
+def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
+    """The jobs as rows: three queries more, whatever their number. Rights are asked once a project."""
+    listed = list(jobs)
+    live = [job.pk for job in listed if job.state == JobState.RUNNING]
+    attempts: dict[int, Attempt] = {
+        attempt.job_id: attempt
+        for attempt in Attempt.objects.filter(
+            job_id__in=live, state__in=[state.value for state in ATTEMPT_LIVE]
+        )
+    }
+    tasks: dict[int, list[Task]] = {}
+    for task in Task.objects.filter(attempt__in=attempts.values()).select_related("node").order_by("rank"):
+        tasks.setdefault(task.attempt_id, []).append(task)
+    models: dict[int, set[str]] = {}
+    pairs = Gpu.objects.filter(
+        allocations__ended_at__isnull=True, allocations__task__attempt__in=attempts.values()
+    ).values_list("allocations__task__attempt_id", "model")
+    for attempt_id, model in pairs:
+        models.setdefault(attempt_id, set()).add(model)
+    rights: dict[tuple[int, bool], bool] = {}
+    rows = []
+    for job in listed:
+        mine = job.owner_id == user.pk
+        key = (job.project_id, mine)
+        if key not in rights:
+            rights[key] = can(user, Verb.CONTROL, job)
+        attempt = attempts.get(job.pk)
+        number = attempt.pk if attempt else 0
+        rows.append(
+            JobRow(job, attempt, tasks.get(number, []), sorted(models.get(number, [])), rights[key], mine)
+        )
+    return rows
+
+
+def numbers_of(standing: Standing) -> list[tuple[str, Any]]:
+    """The numbers of a verdict with readable names, lists and tables left out."""
+    plain = []
+    for name, value in standing.numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            continue
+        title = name
+        for unit, word in (("_milli", ""), ("_mib", ", MiB"), ("_s", ", s")):
+            if name.endswith(unit):
+                title = name.removesuffix(unit) + word
+                if unit == "_milli" and isinstance(value, (int, float)):
+                    value = gpu_amount(int(value))
+                break
+        plain.append((title.replace("_", " ").capitalize(), value))
+    return plain

@@ -1,0 +1,146 @@
+"""Refusals and errors as pages: a title, one sentence, and what to do next."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError
+from django.db import OperationalError as DatabaseAway
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from redis.exceptions import RedisError
+
+from portal.errors import FairwayError, NotThere, SignInNeeded, Unavailable
+
+log = logging.getLogger(__name__)
+
+TITLES = {
+    400: "This request could not be read",
+    403: "This is not open to you",
+    404: "Nothing is here",
+    405: "This cannot be done that way",
+    409: "That cannot be done now",
+    412: "Somebody changed this meanwhile",
+    422: "This can never start here",
+    429: "Too many tries",
+    500: "The server could not finish",
+    503: "Something that is needed does not answer",
+}
+
+
+class Refusals:
+    """Middleware: a refusal from a service becomes a page; REST has its own shape for them."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, problem: Exception) -> HttpResponseBase | None:
+        """A refusal, or a dependency that is away, as a page; anything else is a 500."""
+        if request.path.startswith("/api/"):
+            return None
+        if isinstance(problem, FairwayError):
+            return show_refusal(request, problem)
+        if isinstance(problem, (DatabaseAway, InterfaceError, RedisError)):
+            log.error("a dependency is away: %s", problem)
+            return show_refusal(
+                request, Unavailable("The database does not answer. Try again in a few seconds.")
+            )
+        return None
+
+
+def show_refusal(request: HttpRequest, refusal: FairwayError) -> HttpResponseBase:
+    """The refusal as a page, as a fragment for htmx, or as the way to sign in."""
+    if isinstance(refusal, SignInNeeded):
+        return _to_sign_in(request)
+    response = error_page(request, refusal.status, refusal.sentence, code=refusal.code, facts=refusal.facts)
+    if isinstance(refusal, Unavailable):
+        response.headers["Retry-After"] = str(refusal.retry_after_s)
+    return response
+
+
+def error_page(
+    request: HttpRequest, status: int, sentence: str, *, code: str = "", facts: dict[str, Any] | None = None
+) -> HttpResponse:
+    """A page, or a fragment for htmx, with a title, one sentence and what to do next."""
+    whole = not getattr(request, "htmx", False)
+    return render(
+        request,
+        "errors/page.html" if whole else "errors/fragment.html",
+        {
+            "status": status,
+            "title": TITLES.get(status, TITLES[500]),
+            "sentence": sentence,
+            "code": code or str(status),
+            "facts": facts or {},
+        },
+        status=status,
+    )
+
+
+def _to_sign_in(request: HttpRequest) -> HttpResponse:
+    here = request.get_full_path() if request.method == "GET" else "/"
+    where = settings.LOGIN_URL + ("" if here == "/" else "?" + urlencode({"next": here}))
+    response = HttpResponse(status=302)
+    if getattr(request, "htmx", False):
+        response = HttpResponse(status=401)
+        response.headers["HX-Redirect"] = settings.LOGIN_URL
+        return response
+    response.headers["Location"] = where
+    return response
+
+
+# -- Django's own error views ------------------------------------------------------------------------
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """400."""
+    return error_page(request, 400, "Go back, reload the page and try again.")
+
+
+def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """403."""
+    sentence = str(exception) or "Your account may not do this. Ask a manager of the project."
+    return error_page(request, 403, sentence)
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """404: also for what one may not see."""
+    return error_page(request, 404, NotThere().sentence)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """500, with a number that the log carries too."""
+    number = f"err {secrets.token_hex(2)}-{secrets.token_hex(2)}"
+    log.error("%s answers %s", number, request.path)
+    try:
+        return error_page(
+            request,
+            500,
+            "Nothing of yours is lost. The administrators find this under the number below; try again in a minute.",
+            code=number,
+        )
+    except DatabaseError:
+        return HttpResponse(
+            "The server could not finish, and its database does not answer. Try again in a minute.",
+            status=503,
+            content_type="text/plain; charset=utf-8",
+        )
+
+
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    """403 for a form from another page or an old one."""
+    log.warning("cross-site check failed on %s: %s", request.path, reason)
+    return error_page(
+        request,
+        403,
+        "This form is too old or came from elsewhere. Reload the page and send it again.",
+        code="csrf",
+    )

@@ -1,0 +1,183 @@
+"""Coming in and going out: password, one-time link, invitation; codes arrive in the fragment and are posted."""
+
+from __future__ import annotations
+
+import zoneinfo
+from urllib.parse import urlencode
+
+from django import forms
+from django.conf import settings
+from django.contrib.auth import authenticate, login, logout
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods, require_POST
+
+from portal.access import Policy, policy
+from portal.errors import FairwayError, Invalid, NotThere
+from portal.models import User
+from portal.services import people
+from portal.throttle import SIGN_IN, take
+from portal.web.words import duration
+
+BACKEND = "django.contrib.auth.backends.ModelBackend"
+
+
+class SignInForm(forms.Form):
+    """Username and password; says nothing about which of them was wrong."""
+
+    username = forms.CharField(
+        max_length=63,
+        widget=forms.TextInput({"class": "form-control", "autocomplete": "username", "autofocus": True}),
+    )
+    password = forms.CharField(
+        max_length=1024,
+        strip=False,
+        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "current-password"}),
+    )
+
+
+@policy(Policy.PUBLIC)
+@sensitive_post_parameters("password")
+@require_http_methods(["GET", "POST"])
+def sign_in(request: HttpRequest) -> HttpResponse:
+    """The door."""
+    target = safe_next(request)
+    if request.user.is_authenticated:
+        return redirect(target)
+    form = SignInForm(request.POST if request.method == "POST" else None)
+    wrong = ""
+    if form.is_bound and form.is_valid():
+        user, wrong = _try(request, form.cleaned_data["username"], form.cleaned_data["password"])
+        if user is not None:
+            let_in(request, user)
+            return redirect(target)
+    elif form.is_bound:
+        wrong = "Type your username and your password."
+    context = {"form": form, "wrong": wrong, "next": target}
+    return render(request, "door/sign_in.html", context, status=403 if wrong else 200)
+
+
+def _try(request: HttpRequest, username: str, password: str) -> tuple[User | None, str]:
+    """The person, or why not. Tries are counted for a name from an address, so nobody else is locked out."""
+    wait_s = take(SIGN_IN, f"{request.META.get('REMOTE_ADDR', '')}:{username[:63].lower()}")
+    if wait_s:
+        return None, f"Too many tries. Wait {duration(wait_s + 1)}, then try again."
+    user = authenticate(request, username=username, password=password)
+    if isinstance(user, User):
+        return user, ""
+    return None, "That name and password do not match."
+
+
+def let_in(request: HttpRequest, user: User) -> None:
+    """Signs in under a fresh session id, and notes where from for the list of sessions."""
+    login(request, user, backend=BACKEND)
+    request.session["since"] = timezone.now().isoformat()
+    request.session["address"] = request.META.get("REMOTE_ADDR", "")
+    request.session["agent"] = request.headers.get("User-Agent", "")[:300]
+
+
+def safe_next(request: HttpRequest) -> str:
+    """Where to go after signing in: a path of ours, or home."""
+    wanted = request.POST.get("next") or request.GET.get("next") or ""
+    if wanted.startswith("/") and url_has_allowed_host_and_scheme(wanted, allowed_hosts=None):
+        return wanted
+    return settings.LOGIN_REDIRECT_URL
+
+
+@policy(Policy.PUBLIC)
+@require_POST
+def sign_out(request: HttpRequest) -> HttpResponse:
+    """Ends the session; open sockets and workspaces follow within seconds."""
+    logout(request)
+    return HttpResponseRedirect(f"{settings.LOGIN_URL}?{urlencode({'out': 1})}")
+
+
+@policy(Policy.PUBLIC)
+@require_http_methods(["GET", "POST"])
+def link(request: HttpRequest) -> HttpResponse:
+    """A one-time sign-in link: the page posts the code of its fragment."""
+    if request.method == "GET":
+        return render(request, "door/link.html")
+    try:
+        user = people.do_use_sign_in_link(request.POST.get("code", ""))
+    except NotThere as closed:
+        return render(request, "door/link.html", {"wrong": closed.sentence}, status=404)
+    let_in(request, user)
+    return redirect("account" if not user.has_usable_password() else "home")
+
+
+class InvitationForm(forms.Form):
+    """What a new person says of themselves."""
+
+    username = forms.CharField(
+        max_length=63,
+        help_text="Lower-case letters, digits and hyphens. Your jobs and files carry this name.",
+        widget=forms.TextInput({"class": "form-control", "autocomplete": "username", "autofocus": True}),
+    )
+    full_name = forms.CharField(
+        label="Your name",
+        max_length=200,
+        required=False,
+        widget=forms.TextInput({"class": "form-control", "autocomplete": "name"}),
+    )
+    password = forms.CharField(
+        max_length=1024,
+        strip=False,
+        help_text="At least 12 characters; a short sentence is best.",
+        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
+    )
+    timezone = forms.ChoiceField(
+        label="Time zone",
+        choices=[(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())],
+        initial="UTC",
+        widget=forms.Select({"class": "form-select", "data-guess-zone": ""}),
+    )
+
+
+@policy(Policy.PUBLIC)
+@sensitive_post_parameters("password", "code")
+@require_http_methods(["GET", "POST"])
+def invitation(request: HttpRequest) -> HttpResponse:
+    """An invitation: first the code alone is posted and the form appears, then the account is made."""
+    if request.method == "GET":
+        return render(request, "door/invitation.html", {"asks_code": True})
+    code = request.POST.get("code", "")
+    try:
+        found = people.get_invitation(code)
+    except NotThere as closed:
+        return render(request, "door/invitation.html", {"wrong": closed.sentence}, status=404)
+    if "username" not in request.POST:
+        form = InvitationForm(initial={"full_name": found.full_name})
+        return render(request, "door/invitation.html", {"form": form, "code": code, "invitation": found})
+    form = InvitationForm(request.POST)
+    if form.is_valid():
+        data = form.cleaned_data
+        try:
+            user = people.do_accept_invitation(
+                code,
+                username=data["username"],
+                full_name=data["full_name"],
+                password=data["password"],
+                time_zone=data["timezone"],
+            )
+        except Invalid as wrong:
+            take_errors(form, wrong)
+        except FairwayError as refusal:
+            form.add_error(None, refusal.sentence)
+        else:
+            let_in(request, user)
+            return redirect("home")
+    return render(
+        request, "door/invitation.html", {"form": form, "code": code, "invitation": found}, status=400
+    )
+
+
+def take_errors(form: forms.Form, wrong: Invalid) -> None:
+    """Puts the sentences of a service beside the fields they belong to."""
+    for name, sentence in wrong.fields.items():
+        form.add_error(name if name in form.fields else None, sentence)
+    if not wrong.fields:
+        form.add_error(None, wrong.sentence)

@@ -1,0 +1,149 @@
+"""Template tags of the pages: icons, states, GPU squares, times and amounts. Builtin in every template."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import zoneinfo
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from django import template
+from django.conf import settings
+from django.contrib.staticfiles import finders
+from django.contrib.staticfiles.storage import staticfiles_storage
+from django.template import Context
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from portal.web import words
+
+register = template.Library()
+
+for _name in ("duration", "memory", "gpus", "gpu_amount", "short_gpu", "cores", "plural"):
+    register.filter(_name, getattr(words, _name))
+
+
+@lru_cache(maxsize=64)
+def _kept_asset(name: str) -> str:
+    found = finders.find(name)
+    version = hashlib.sha256(Path(str(found)).read_bytes()).hexdigest()[:10] if found else "0"
+    return f"{staticfiles_storage.url(name)}?v={version}"
+
+
+@register.simple_tag
+def asset(name: str) -> str:
+    """The address of a built file, with its content in the query so that browsers may keep it."""
+    if settings.DEBUG:
+        _kept_asset.cache_clear()
+    return _kept_asset(name)
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    """One icon of the sprite; decoration only, the words stand beside it."""
+    return format_html(
+        '<svg class="fw-icon" aria-hidden="true"><use href="{}#{}"/></svg>', asset("icons.svg"), name
+    )
+
+
+@register.simple_tag
+def state(symbol: str, word: str, pill: bool = False) -> SafeString:
+    """A state as colour, shape and word, always the three."""
+    return format_html(
+        '<span class="fw-state{}" data-s="{}">{}{}</span>',
+        " fw-state--pill" if pill else "",
+        symbol,
+        icon(f"s-{symbol}"),
+        word,
+    )
+
+
+def zone_of(context: Context) -> dt.tzinfo:
+    """The time zone of the person who reads."""
+    user = context.get("user")
+    try:
+        return zoneinfo.ZoneInfo(getattr(user, "timezone", "") or "UTC")
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        return dt.UTC
+
+
+def _time(context: Context, at: dt.datetime | None, text: str, habit: str) -> SafeString:
+    if at is None:
+        return SafeString("–")
+    return format_html(
+        '<time datetime="{}" title="{}"{}>{}</time>',
+        at.astimezone(dt.UTC).isoformat(timespec="seconds"),
+        words.exact(at, zone_of(context)),
+        SafeString(f" {habit}") if habit else "",
+        text,
+    )
+
+
+@register.simple_tag(takes_context=True)
+def ago(context: Context, at: dt.datetime | None) -> SafeString:
+    """3 min ago, kept true by the page; the exact time on hover."""
+    if at is None:
+        return SafeString("never")
+    seconds = (timezone.now() - at).total_seconds()
+    return _time(context, at, "just now" if seconds < 5 else f"{words.duration(seconds)} ago", "data-ago")
+
+
+@register.simple_tag(takes_context=True)
+def since(context: Context, at: dt.datetime | None) -> SafeString:
+    """How long since then: 7 h 22 min, kept true by the page."""
+    if at is None:
+        return SafeString("–")
+    return _time(context, at, words.duration((timezone.now() - at).total_seconds()), "data-since")
+
+
+@register.simple_tag(takes_context=True)
+def left(context: Context, at: dt.datetime | None) -> SafeString:
+    """How long until then: 5 h 08 min left."""
+    if at is None:
+        return SafeString("no limit")
+    seconds = (at - timezone.now()).total_seconds()
+    return _time(context, at, f"{words.duration(seconds)} left" if seconds > 0 else "time is up", "data-left")
+
+
+@register.simple_tag(takes_context=True)
+def clock(context: Context, at: dt.datetime | None) -> SafeString:
+    """The time of day in the reader's zone, with the day when it was another."""
+    return (
+        _time(context, at, words.clock(at, zone_of(context), timezone.now()), "") if at else SafeString("–")
+    )
+
+
+@register.simple_tag(takes_context=True)
+def today(context: Context) -> str:
+    """Tuesday 12 May 2026, 13:52."""
+    here = timezone.now().astimezone(zone_of(context))
+    return f"{here:%A} {here.day} {here:%B %Y, %H:%M}"
+
+
+@register.filter
+def initials(user: Any) -> str:
+    """Two letters for the round mark beside a name."""
+    parts = (user.full_name or user.username).replace("-", " ").split()
+    return "".join(part[0] for part in parts[:2]).upper() or "?"
+
+
+@register.simple_tag(takes_context=True)
+def query(context: Context, **changes: Any) -> str:
+    """The page's query with some keys changed; an empty value drops its key. Paging starts anew."""
+    params = context["request"].GET.copy()
+    for key in ("after", "before"):
+        params.pop(key, None)
+    for key, value in changes.items():
+        params.pop(key, None)
+        if value not in ("", None):
+            params[key] = value
+    return f"?{params.urlencode()}" if params else "?"
+
+
+@register.filter
+def css(value: Any) -> str:
+    """A number for ``data-css``: a point as decimal sign, no exponent."""
+    return f"{float(value):.4f}".rstrip("0").rstrip(".")

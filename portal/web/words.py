@@ -1,0 +1,86 @@
+"""How numbers, times and states read on a page: plain words with units, no-break spaces where they belong."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+
+NB = "\u00a0"
+_MAKER = re.compile(r"^(NVIDIA|AMD|Intel)\s+", re.IGNORECASE)
+_FORM = re.compile(r"[-\s](SXM\d?|PCIE?|NVL|HBM\d?e?)\b.*$", re.IGNORECASE)
+
+
+def duration(seconds: float | None) -> str:
+    """12 s, 4 min 10 s, 7 h 22 min, 3 d 4 h; none when unknown."""
+    if seconds is None:
+        return "unknown"
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}{NB}s"
+    if whole < 3600:
+        minutes, rest = divmod(whole, 60)
+        return f"{minutes}{NB}min" + (f" {rest}{NB}s" if rest and minutes < 10 else "")
+    if whole < 86400:
+        hours, rest = divmod(whole, 3600)
+        return f"{hours}{NB}h" + (f" {rest // 60:02d}{NB}min" if rest >= 60 else "")
+    days, rest = divmod(whole, 86400)
+    return f"{days}{NB}d" + (f" {rest // 3600}{NB}h" if rest >= 3600 else "")
+
+
+def memory(mib: float | None) -> str:
+    """512 MiB, 80 GiB; unknown when None."""
+    if mib is None:
+        return "unknown"
+    if mib < 1024:
+        return f"{mib:.0f}{NB}MiB"
+    gib = mib / 1024
+    return f"{gib:.0f}{NB}GiB" if gib >= 10 or gib == int(gib) else f"{gib:.1f}{NB}GiB"
+
+
+def gpus(milli: int) -> str:
+    """2 GPUs, 1 GPU, 0.5 GPU, no GPU."""
+    if milli == 0:
+        return f"no{NB}GPU"
+    amount = f"{milli / 1000:g}"
+    return f"{amount}{NB}{'GPU' if milli <= 1000 else 'GPUs'}"
+
+
+def gpu_amount(milli: int) -> str:
+    """Milli as GPUs, without a unit: 2, 0.5."""
+    return f"{milli / 1000:g}"
+
+
+def short_gpu(model: str) -> str:
+    """The model without maker and form factor: NVIDIA H100-SXM5-80GB reads H100."""
+    name = _FORM.sub("", _MAKER.sub("", model.strip()))
+    return name.removesuffix(" GPU") or model
+
+
+def cores(milli: int) -> str:
+    """4 cores, 1 core, 0.5 core."""
+    amount = f"{milli / 1000:g}"
+    return f"{amount}{NB}{'core' if milli <= 1000 else 'cores'}"
+
+
+def exact(at: dt.datetime, zone: dt.tzinfo) -> str:
+    """Tuesday 12 May 2026, 13:52:04 (CEST), in the reader's zone."""
+    here = at.astimezone(zone)
+    return f"{here:%A} {here.day} {here:%B %Y, %H:%M:%S} ({here:%Z})"
+
+
+def clock(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
+    """13:52 today, yesterday 13:52, 9 May 13:52, 9 May 2025."""
+    here, today = at.astimezone(zone), now.astimezone(zone)
+    days = (today.date() - here.date()).days
+    if days == 0:
+        return f"{here:%H:%M}"
+    if days == 1:
+        return f"yesterday {here:%H:%M}"
+    if here.year == today.year:
+        return f"{here.day} {here:%b %H:%M}"
+    return f"{here.day} {here:%b %Y}"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """1 node, 3 nodes."""
+    return f"{count:,}{NB}{one if count == 1 else (many or one + 's')}"

@@ -1,0 +1,114 @@
+// One WebSocket for the whole page. Elements name topics in `data-live`; a message for one of them fires the
+// event `live` there, and htmx fetches the fragment anew. Without the socket the same happens every few seconds,
+// and the chip in the page head says how old the data is.
+const POLL_MS = 5000;
+const QUIET_MS = 400; // several messages at once are one fetch
+
+const listeners = new Map(); // topic -> Set of functions(data)
+const fetches = new WeakMap();
+let socket = null;
+let wait = 500;
+let heard = Date.now();
+let open = false;
+
+export function onTopic(topic, act) {
+  if (!listeners.has(topic)) listeners.set(topic, new Set());
+  listeners.get(topic).add(act);
+  say("subscribe", [topic]);
+  return () => {
+    const acts = listeners.get(topic);
+    acts.delete(act);
+    if (acts.size === 0) {
+      listeners.delete(topic);
+      if (!watched().has(topic)) say("unsubscribe", [topic]);
+    }
+  };
+}
+
+export function isOpen() { return open; }
+
+function watched() {
+  const topics = new Set(listeners.keys());
+  for (const element of document.querySelectorAll("[data-live]")) {
+    for (const topic of element.dataset.live.split(/\s+/)) if (topic) topics.add(topic);
+  }
+  return topics;
+}
+
+function say(word, topics) {
+  if (open && topics.length) socket.send(JSON.stringify({ [word]: topics }));
+}
+
+let told = new Set();
+export function lookAgain() { // after a swap: subscribe to what came, leave what went
+  const now = watched();
+  say("subscribe", [...now].filter((topic) => !told.has(topic)));
+  say("unsubscribe", [...told].filter((topic) => !now.has(topic)));
+  told = now;
+}
+
+function fire(element) {
+  if (fetches.has(element)) return;
+  fetches.set(element, setTimeout(() => {
+    fetches.delete(element);
+    if (element.isConnected && document.visibilityState === "visible") window.htmx?.trigger(element, "live");
+  }, QUIET_MS));
+}
+
+function hear({ topic, data, error }) {
+  heard = Date.now();
+  if (error || !topic) return;
+  for (const act of listeners.get(topic) ?? []) act(data);
+  if (data?.kind === "sample" || data?.kind === "logs" || topic.startsWith("logs.") || topic.startsWith("metrics.")) return;
+  for (const element of document.querySelectorAll("[data-live]")) {
+    if (element.dataset.live.split(/\s+/).includes(topic)) fire(element);
+  }
+}
+
+function connect() {
+  const { liveUrl } = document.body.dataset;
+  if (!liveUrl) return;
+  socket = new WebSocket(new URL(liveUrl, location.href.replace(/^http/, "ws")));
+  socket.addEventListener("open", () => {
+    const again = wait > 500;
+    open = true; wait = 500; heard = Date.now(); told = watched();
+    say("subscribe", [...told]);
+    if (again) for (const element of document.querySelectorAll("[data-live]")) fire(element); // what was missed
+    chip();
+  });
+  socket.addEventListener("message", (event) => { try { hear(JSON.parse(event.data)); } catch (e) { if (!(e instanceof SyntaxError)) throw e; } });
+  socket.addEventListener("close", (event) => {
+    open = false;
+    if (event.code === 4401) return; // signed out: the next request shows the door
+    setTimeout(connect, wait * (0.75 + Math.random() / 2));
+    wait = Math.min(wait * 2, 15000);
+    chip();
+  });
+}
+
+function chip() {
+  const age = Math.round((Date.now() - heard) / 1000);
+  for (const mark of document.querySelectorAll("[data-live-chip]")) {
+    if (open) { mark.removeAttribute("data-late"); mark.textContent = "live"; continue; }
+    mark.setAttribute("data-late", "");
+    mark.textContent = `data is ${age}\u00a0s old`;
+  }
+}
+
+function poll() {
+  if (!open && document.visibilityState === "visible") {
+    for (const element of document.querySelectorAll("[data-live]")) fire(element);
+  }
+}
+
+export function startLive() {
+  connect();
+  document.addEventListener("htmx:afterRequest", (event) => {
+    if (event.detail.successful) heard = Date.now();
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "visible") for (const element of document.querySelectorAll("[data-live]")) fire(element);
+  });
+  setInterval(chip, 1000);
+  setInterval(poll, POLL_MS);
+}

@@ -1,0 +1,46 @@
+// Stopping asks no question: it waits a few seconds in which it can be taken back, then does it.
+// Leaving the page does it at once; without scripts the form just posts.
+const WAIT_S = 5;
+
+function note(form, words) {
+  const place = document.getElementById("notes");
+  const row = document.createElement("div");
+  row.className = "fw-note";
+  row.dataset.s = "waiting";
+  row.setAttribute("role", "status");
+  const text = document.createElement("span");
+  const back = document.createElement("button");
+  back.type = "button";
+  back.className = "fw-link fw-push";
+  back.textContent = "Undo";
+  row.append(text, back);
+  place.append(row);
+  return { row, text, back, words };
+}
+
+export function startUndo() {
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (!form.matches("form[data-undo]") || form.dataset.sure) return;
+    event.preventDefault();
+    const body = new FormData(form, event.submitter);
+    const { row, text, back, words } = note(form, form.dataset.undo);
+    const buttons = form.querySelectorAll("button");
+    buttons.forEach((button) => { button.disabled = true; });
+    let left = WAIT_S;
+    const tell = () => { text.textContent = `${words} in ${left}\u00a0s.`; };
+    tell();
+    const leave = () => { end(); fetch(form.action, { method: "POST", body, keepalive: true, redirect: "manual" }); };
+    const tick = setInterval(() => { left -= 1; if (left > 0) tell(); else go(); }, 1000);
+    const end = () => { clearInterval(tick); removeEventListener("pagehide", leave); row.remove(); };
+    const go = () => {
+      end();
+      form.dataset.sure = "1";
+      buttons.forEach((button) => { button.disabled = false; });
+      form.requestSubmit(event.submitter ?? undefined);
+    };
+    addEventListener("pagehide", leave, { once: true });
+    back.addEventListener("click", () => { end(); buttons.forEach((button) => { button.disabled = false; }); });
+    back.focus();
+  });
+}

@@ -1,0 +1,149 @@
+"""What nodes tell and what admins say of them: reboots end tasks, unreachable ones keep their GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.models import Gpu, Job
+from portal.services import nodes
+from portal.words.states import GpuHealth, LinkKind, NodeState
+from tests import record
+from tests.services.test_lifecycle import place, run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene():
+    pool = record.pool()
+    owner, admin = record.person(), record.person(admin=True)
+    return {
+        "pool": pool,
+        "node": record.node(pool, boot_id="one"),
+        "owner": owner,
+        "admin": admin,
+        "project": record.project(member=owner),
+        "environment": record.environment(),
+    }
+
+
+def hello(scene, boot_id="one", gpus=None, **more):
+    told = [
+        {
+            "uuid": gpu.uuid,
+            "index": gpu.index,
+            "model": gpu.model,
+            "memory_mib": gpu.memory_mib,
+            "health": "ok",
+        }
+        for gpu in scene["node"].gpus.all()
+    ]
+    return {
+        "boot_id": boot_id,
+        "cpu_count": 8,
+        "memory_mib": 32_000,
+        "clock_s": 100.5,
+        "gpus": told if gpus is None else gpus,
+        **more,
+    }
+
+
+def running(scene) -> Job:
+    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    run(place(scene, job))
+    return job
+
+
+def test_a_first_hello_makes_an_enrolled_node_ready(scene):
+    node = nodes.do_add_node(
+        scene["admin"],
+        name="fresh",
+        pool=scene["pool"],
+        link=LinkKind.SSH,
+        host="10.0.0.5",
+        host_key="ssh-ed25519 AAAA",
+    )
+    assert node.state == NodeState.ENROLLING
+    gpus = [
+        {"uuid": "GPU-new", "index": 0, "model": "X", "memory_mib": 1000, "simulated": True, "health": "ok"}
+    ]
+    assert nodes.record_hello(node.pk, hello(scene, gpus=gpus), received_s=100.0) is False
+    node.refresh_from_db()
+    assert (node.state, node.cpu_milli, node.clock_skew_s, node.simulated) == ("ready", 8000, 0.5, True)
+    assert node.gpus.get().simulated
+
+
+def test_a_new_boot_id_ends_what_ran_and_frees_its_gpus(scene):
+    job = running(scene)
+    assert nodes.record_hello(scene["node"].pk, hello(scene, "one"), received_s=100) is False
+    job.refresh_from_db()
+    assert job.state == "RUNNING"
+    assert nodes.record_hello(scene["node"].pk, hello(scene, "two"), received_s=100) is True
+    job.refresh_from_db()
+    assert job.state == "PENDING"
+    assert "restarted" in job.sentence
+    assert not scene["node"].gpus.filter(used_milli__gt=0).exists()
+
+
+def test_an_unreachable_node_keeps_its_gpus_until_it_is_fenced(scene):
+    job = running(scene)
+    with pytest.raises(Conflict):
+        nodes.do_fence_node(scene["admin"], scene["node"], reason="I am sure")
+    nodes.record_unreachable(scene["node"].pk, "It does not answer.")
+    job.refresh_from_db()
+    assert job.state == "RUNNING"
+    assert scene["node"].gpus.filter(used_milli=1000).count() == 1
+    with pytest.raises(Invalid):
+        nodes.do_fence_node(scene["admin"], scene["node"], reason=" ")
+    assert nodes.do_fence_node(scene["admin"], scene["node"], reason="Power cable in my hand.") == 1
+    job.refresh_from_db()
+    assert job.state == "PENDING"
+    assert job.attempts.get().task_rows.get().allocations.get().proof == "fenced"
+
+
+def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(scene):
+    job = running(scene)
+    told = hello(scene)["gpus"][1:]
+    nodes.record_hello(scene["node"].pk, hello(scene, gpus=told), received_s=100)
+    gpu = scene["node"].gpus.get(index=0)
+    assert (gpu.present, gpu.health, gpu.used_milli) == (False, GpuHealth.LOST, 1000)
+    attempt = job.attempts.get()
+    assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "gpu_lost")
+    nodes.record_hello(scene["node"].pk, hello(scene), received_s=100)
+    assert Gpu.objects.get(pk=gpu.pk).health == GpuHealth.OK
+
+
+def test_a_busy_node_is_not_retired_and_members_cannot_drain(scene):
+    running(scene)
+    with pytest.raises(Conflict, match="1 tasks"):
+        nodes.do_set_node_state(scene["admin"], scene["node"], NodeState.RETIRED)
+    with pytest.raises(NotAllowed):
+        nodes.do_set_node_state(scene["owner"], scene["node"], NodeState.DRAINED)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"host": ""},
+        {"host": "-oProxyCommand=x"},
+        {"host": "a b"},
+        {"port": 0},
+        {"host_key": ""},
+        {"name": "A!"},
+    ],
+)
+def test_nonsense_addresses_are_refused(scene, bad):
+    fields = {"name": "fine", "host": "10.0.0.9", "port": 22, "host_key": "ssh-ed25519 AAAA"} | bad
+    with pytest.raises(Invalid):
+        nodes.do_add_node(scene["admin"], pool=scene["pool"], **fields)
+
+
+def test_check_steps_appear_in_order(scene):
+    check = nodes.do_start_check(scene["admin"], scene["node"])
+    nodes.record_check_step(check.public_id, name="tcp", ok=True, sentence="Answers.", seconds=0.01)
+    nodes.record_check_step(check.public_id, name="key", ok=False, sentence="Another key.", seconds=0.02)
+    nodes.record_check_finished(check.public_id, False)
+    check.refresh_from_db()
+    assert [step["name"] for step in check.steps] == ["tcp", "key"]
+    assert check.ok is False

@@ -1,0 +1,111 @@
+"""People and the ways in: each link works once, for the right person, and says nothing to others."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+
+from portal.errors import Conflict, Invalid, NotAllowed, NotThere
+from portal.models import Invitation, SignInLink
+from portal.services import people
+from portal.words.states import Role
+from tests import record
+
+pytestmark = pytest.mark.django_db
+
+GOOD = {"username": "grace", "full_name": "Grace H.", "password": "a long enough phrase"}
+
+
+def test_an_invitation_makes_one_account_in_its_project():
+    admin, project = record.person(admin=True), record.project()
+    _, code = people.do_invite(admin, project=project, role=Role.MEMBER)
+    assert people.get_invitation(code).project == project
+    grace = people.do_accept_invitation(code, **GOOD)
+    assert (grace.memberships.get().role, grace.is_admin, grace.check_password(GOOD["password"])) == (
+        "member",
+        False,
+        True,
+    )
+    assert grace.uid >= 200_000 and grace.gid == grace.uid
+    with pytest.raises(NotThere):
+        people.do_accept_invitation(code, **GOOD | {"username": "other"})
+
+
+def test_the_code_itself_is_not_kept():
+    _, code = people.do_invite(record.person(admin=True))
+    assert not Invitation.objects.filter(code_sha256__contains=code).exists()
+
+
+def test_an_old_or_revoked_invitation_is_closed():
+    admin = record.person(admin=True)
+    invitation, code = people.do_invite(admin)
+    Invitation.objects.update(expires_at=timezone.now() - dt.timedelta(seconds=1))
+    with pytest.raises(NotThere):
+        people.get_invitation(code)
+    invitation, code = people.do_invite(admin)
+    people.do_revoke_invitation(admin, invitation)
+    with pytest.raises(NotThere):
+        people.do_accept_invitation(code, **GOOD)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"username": "Grace"}, "username"),
+        ({"username": "root!"}, "username"),
+        ({"password": "short"}, "password"),
+        ({"password": "password1234"}, "password"),
+        ({"email": "nonsense"}, "email"),
+        ({"time_zone": "Mars/Base"}, "timezone"),
+    ],
+)
+def test_bad_accounts_are_refused_and_the_invitation_stays_open(change, named):
+    _, code = people.do_invite(record.person(admin=True))
+    with pytest.raises(Invalid) as refusal:
+        people.do_accept_invitation(code, **GOOD | change)
+    assert named in refusal.value.fields
+    assert people.get_invitation(code).used_at is None
+
+
+def test_managers_invite_into_their_own_project_only():
+    manager = record.person()
+    mine, other = record.project(manager=manager), record.project()
+    people.do_invite(manager, project=mine, role=Role.MEMBER)
+    with pytest.raises(NotThere):
+        people.do_invite(manager, project=other, role=Role.MEMBER)
+    with pytest.raises(NotAllowed):
+        people.do_invite(manager, project=mine, role=Role.MEMBER, makes_admin=True)
+    with pytest.raises(NotAllowed):
+        people.do_invite(manager)
+
+
+def test_a_sign_in_link_works_once():
+    admin = record.person(admin=True)
+    old = people.do_make_sign_in_link(None, admin)
+    code = people.do_make_sign_in_link(None, admin)
+    with pytest.raises(NotThere):
+        people.do_use_sign_in_link(old)
+    assert people.do_use_sign_in_link(code) == admin
+    with pytest.raises(NotThere):
+        people.do_use_sign_in_link(code)
+    assert SignInLink.objects.filter(used_at__isnull=False).count() == 1
+
+
+def test_the_last_admin_stays():
+    admin = record.person(admin=True)
+    with pytest.raises(Conflict):
+        people.do_change_person(admin, admin, is_admin=False)
+    second = record.person(admin=True)
+    people.do_change_person(second, admin, is_active=False)
+    with pytest.raises(Conflict):
+        people.do_change_person(second, second, is_active=False)
+
+
+def test_a_password_change_needs_the_old_one():
+    person = record.person(password=record.PASSWORD)
+    with pytest.raises(Invalid):
+        people.do_set_password(person, "another long phrase", old="wrong")
+    people.do_set_password(person, "another long phrase", old=record.PASSWORD)
+    assert person.check_password("another long phrase")

@@ -1,0 +1,129 @@
+"""Projects and quotas: who may, what is refused, and that edits never overwrite each other."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import ProgrammingError, transaction
+
+from portal import access
+from portal.errors import Conflict, Invalid, NotAllowed, NotThere, Stale
+from portal.models import AuditEntry, Quota
+from portal.services import projects
+from portal.services.projects import QuotaNumbers
+from portal.words.states import Role
+from tests import record
+
+pytestmark = pytest.mark.django_db
+
+
+def numbers(guaranteed=0, limit=None, weight=1.0, priority=0) -> QuotaNumbers:
+    return QuotaNumbers(guaranteed, limit, weight, priority)
+
+
+def test_admins_make_projects_and_managers_make_children():
+    admin, manager = record.person(admin=True), record.person()
+    vision = projects.do_create_project(admin, name="vision", manager=manager)
+    child = projects.do_create_project(manager, name="vision-small", parent=vision)
+    assert child.parent == vision
+    with pytest.raises(NotAllowed):
+        projects.do_create_project(manager, name="other")
+    with pytest.raises(Invalid, match="already"):
+        projects.do_create_project(admin, name="vision")
+    with pytest.raises(Invalid):
+        projects.do_create_project(admin, name="Vision!")
+    with pytest.raises(NotThere):
+        projects.do_create_project(record.person(), name="x", parent=vision)
+
+
+def test_the_tree_has_no_circle():
+    admin = record.person(admin=True)
+    a = record.project("a")
+    b = record.project("b", parent=a)
+    with pytest.raises(Invalid, match="below itself"):
+        projects.do_change_project(admin, a, parent=b)
+    with pytest.raises(Invalid):
+        projects.do_change_project(admin, a, parent=a)
+
+
+def test_a_quota_edit_needs_the_version_it_was_made_from():
+    admin = record.person(admin=True)
+    project, pool = record.project(), record.pool()
+    quota = projects.do_change_quota(admin, project, pool, numbers(4000), version=0)
+    assert quota.version == 1
+    projects.do_change_quota(admin, project, pool, numbers(2000, 3000), version=1, reason="paper")
+    with pytest.raises(Stale) as refusal:
+        projects.do_change_quota(admin, project, pool, numbers(9000), version=1)
+    assert refusal.value.facts["current"]["guaranteed_milli"] == 2000
+    entry = AuditEntry.objects.filter(act="quota.change").first()
+    assert (entry.before["guaranteed_milli"], entry.after["limit_milli"], entry.reason) == (
+        4000,
+        3000,
+        "paper",
+    )
+
+
+def test_a_quota_change_can_be_undone_once():
+    admin = record.person(admin=True)
+    project, pool = record.project(), record.pool()
+    projects.do_change_quota(admin, project, pool, numbers(4000), version=0)
+    quota = projects.do_change_quota(admin, project, pool, numbers(1000), version=1)
+    newest, first = quota.changes.all()
+    with pytest.raises(Conflict):
+        projects.do_undo_quota_change(admin, first)
+    assert projects.do_undo_quota_change(admin, newest).guaranteed_milli == 4000
+    with pytest.raises(Conflict):
+        projects.do_undo_quota_change(admin, newest)
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        (numbers(-1), "guaranteed_milli"),
+        (numbers(5000, 4000), "limit_milli"),
+        (numbers(weight=float("nan")), "weight"),
+        (numbers(weight=-1), "weight"),
+        (numbers(priority=10**6), "priority"),
+    ],
+)
+def test_nonsense_quotas(bad, named):
+    with pytest.raises(Invalid) as refusal:
+        projects.do_change_quota(
+            record.person(admin=True), record.project(), record.pool(), bad, version=None
+        )
+    assert named in refusal.value.fields
+    assert not Quota.objects.exists()
+
+
+def test_managers_do_not_change_quotas():
+    manager = record.person()
+    project = record.project(manager=manager)
+    with pytest.raises(NotAllowed):
+        projects.do_change_quota(manager, project, record.pool(), numbers(1), version=0)
+
+
+def test_roles_reach_down_the_tree_and_never_up():
+    person = record.person()
+    top = record.project()
+    middle = record.project(parent=top, member=person)
+    leaf = record.project(parent=middle)
+    assert access.role_in(person, leaf) is Role.MEMBER
+    assert access.role_in(person, top) is None
+    assert set(access.visible_projects(person)) == {middle, leaf}
+
+
+def test_losing_a_place_moves_the_rights_version():
+    admin, person = record.person(admin=True), record.person()
+    project = record.project(member=person)
+    before = person.rights_version
+    projects.do_remove_member(admin, project, person)
+    person.refresh_from_db()
+    assert person.rights_version == before + 1
+    assert access.role_in(person, project) is None
+
+
+def test_the_audit_trail_only_grows():
+    projects.do_create_project(record.person(admin=True), name="x")
+    with pytest.raises(ProgrammingError, match="append-only"), transaction.atomic():
+        AuditEntry.objects.update(reason="changed")
+    with pytest.raises(ProgrammingError, match="append-only"), transaction.atomic():
+        AuditEntry.objects.all().delete()
