@@ -20,7 +20,7 @@ class Rig:
         *,
         image_stores: Sequence[Path] | Sequence[Sequence[Path]] = (),
         gpus: int = 4,
-        state_disk_mib: int = 512,
+        state_disk_mib: int = 1024,
         kept: bool = False,
     ) -> None:
         """`image_stores` are the stores every node shares, or one list of stores per node."""
