@@ -63,6 +63,11 @@ class Rig:
             self._owner.close()
         self.record, self._owner, self.nodes = None, None, []
 
+    def add_address(self, address: str) -> None:
+        """Lets this machine answer at one more address that nodes reach, such as a cloud's metadata address."""
+        assert self.record is not None
+        network.ip("addr", "add", f"{address}/32", "dev", self.record.bridge)
+
     def __enter__(self) -> Self:
         return self.up()
 
