@@ -18,7 +18,8 @@ a{{color:#fff;background:#1d6b45;border-radius:6px;padding:.5rem .9rem;text-deco
 </style></head><body><main><h1>{title}</h1><p>{sentence}</p>{link}</main></body></html>
 """
 _POLICY = (
-    b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
+    b"form-action 'none'; frame-ancestors 'none'"
 )
 
 

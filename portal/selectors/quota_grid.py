@@ -52,6 +52,11 @@ class GridRow:
         return self.quota.version if self.quota else 0
 
     @property
+    def within_milli(self) -> int:
+        """What it uses within its guarantee."""
+        return min(self.used_milli, self.guaranteed_milli)
+
+    @property
     def borrowed_milli(self) -> int:
         """What it uses beyond its guarantee."""
         return max(0, self.used_milli - self.guaranteed_milli)

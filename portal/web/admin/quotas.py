@@ -61,6 +61,11 @@ class Sheet:
     lines: list[Line] = field(default_factory=list)
 
     @property
+    def scale_milli(self) -> int:
+        """Length of the bars: the pool, or what is promised or used where that is more."""
+        return max(1, self.grid.total_milli, self.grid.promised_milli, self.grid.used_milli)
+
+    @property
     def dirty(self) -> int:
         """How many cells wait to be saved."""
         return sum(cell.dirty for line in self.lines for cell in line.cells.values())
