@@ -1,4 +1,4 @@
-"""The script that makes a machine a node, as a pure function of keys and choices, and the one-time sudo login."""
+"""The script that makes a machine a node, a pure function of keys and choices, and the one-time sudo login."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def node_settings(cluster: str, choices: EnrolmentChoices) -> dict[str, object]:
 def enrol_with_sudo(target: SshTarget, password: str, script: str) -> str:
     """Logs in once with a password, runs the script as root, and gives what it printed.
 
-    The host key must be confirmed by then: `target.host_key` is the pinned one, and the password is sent to no
-    other. The password is used twice at most (login, sudo) and kept nowhere.
+    The host key must be confirmed by then: `target.host_key` is the pinned one, and the password is sent to
+    no other. The password is used twice at most (login, sudo) and kept nowhere.
     Raises SshError when there is no login, EnrolmentFailed when sudo or the script refuses.
     """
     with login_with_password(target, password) as login:

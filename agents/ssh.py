@@ -209,10 +209,14 @@ class SshConnection:
         self.transport._send_user_message(message)
 
 
-def scan_host_key(host: str, port: int = 22) -> HostKey:
-    """Gives the host key that a machine shows, without logging in. Somebody must compare it before it is pinned."""
+def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> HostKey:
+    """Gives the host key that a machine shows, without logging in; somebody must compare it before it is pinned.
+
+    With a key type, gives the key of that type. Raises NodeUnreachable or HostKeyMismatch.
+    """
+    wanted = _SCANNED_KEY_TYPES if key_type is None else _KEY_CLASSES.get(key_type, (key_type,))
     sock = _dial(host, port)
-    transport = _start(sock, _SCANNED_KEY_TYPES, host, port)
+    transport = _start(sock, wanted, host, port)
     try:
         key = transport.get_remote_server_key()
     finally:
@@ -294,6 +298,7 @@ class SshStream:
 
     def exit_status(self, limit_s: float = 1.0) -> int | None:
         """Gives the agent's exit status, or None when it did not say one within the limit."""
+        self._drain.join(limit_s)  # its last words come before its status
         if self._channel.status_event.wait(limit_s) and self._channel.exit_status != -1:
             return int(self._channel.exit_status)
         return None
@@ -320,7 +325,9 @@ def agent_missing(stream: SshStream) -> AgentMissing:
     if status in _NOT_FOUND_STATUS:
         sentence = f"{place} has no agent: run the enrolment script there."
     elif said:
-        sentence = f"The agent on {place} did not start: {said.splitlines()[-1].removeprefix('fairway-node: ')}"
+        sentence = (
+            f"The agent on {place} did not start: {said.splitlines()[-1].removeprefix('fairway-node: ')}"
+        )
     else:
         sentence = f"The agent on {place} ended without a word: {stream.why_ended()}."
     return AgentMissing(sentence, SshStep.CHANNEL)
@@ -472,9 +479,11 @@ def _start(
     offered.key_types = key_types
     try:
         transport.start_client(timeout=STEP_LIMIT_S)
+        if not transport.initial_kex_done:  # paramiko returns from its own time-out without a word
+            raise EOFError(f"it did not finish greeting us within {STEP_LIMIT_S:.0f} s")
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
-        sentence = f"{host}:{port} has no host key of the type that was confirmed for it ({key_types[0]})."
+        sentence = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
         raise HostKeyMismatch(sentence) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         transport.close()
@@ -494,8 +503,8 @@ def _connect(target: SshTarget, transport_class: type[SshTransport] = SshTranspo
         transport.close()
         raise HostKeyMismatch(
             f"{target.place} shows the host key {presented.fingerprint}, but "
-            f"{fingerprint(target.host_key)} was confirmed for it: another machine, or it was installed anew. "
-            "Nothing was sent to it.",
+            f"{fingerprint(target.host_key)} was confirmed for it: it is another machine, or was installed "
+            "anew. Nothing was sent to it.",
             presented.line,
         )
     return SshConnection(transport, sock, target)
