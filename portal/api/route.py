@@ -208,10 +208,11 @@ class Route(APIView):
             raise NotAllowed("This route declares no policy, so nobody may use it.", code="no_policy")
         demand(request.user, wanted)
         self._take(throttle.ANYTHING if request.user else throttle.ANONYMOUS)
-        method = getattr(self, (request.method or "").lower(), None)
-        plan = getattr(method, "operation", None)
+        word = (request.method or "").lower()
+        method = getattr(self, word, None) if word in self.http_method_names else None
         if method is None:
             return  # 405 follows
+        plan = getattr(method, "operation", None)
         if not isinstance(plan, Operation):
             raise NotAllowed("This route declares no operation, so nobody may use it.", code="no_policy")
         if plan.scope is not None and self.token is not None and not has_scope(self.token, plan.scope):

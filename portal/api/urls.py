@@ -83,5 +83,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/schema/", description.SchemaRoute.as_view(), name="api-schema"),
     path("api/docs/", description.docs, name="api-docs"),
     path("api/docs/start.js", description.docs_start, name="api-docs-start"),
-    re_path(r"^api(/.*)?$", nothing_here),
+    re_path(r"^api(?:/.*)?$", nothing_here),
 ]
