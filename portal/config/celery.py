@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
+
+
+def _broker_url(redis_url: str) -> str:
+    """Celery's spelling of the address: redis+socket:// instead of redis-py's unix://."""
+    parts = urlsplit(redis_url)
+    if parts.scheme != "unix":
+        return redis_url
+    return f"redis+socket://{parts.path}?virtual_host={parse_qs(parts.query).get('db', ['0'])[0]}"
 
 
 def _configured() -> Celery:
@@ -14,7 +23,7 @@ def _configured() -> Celery:
 
     app = Celery("fairway", set_as_current=True)
     app.conf.update(
-        broker_url=settings.REDIS_URL,
+        broker_url=_broker_url(settings.REDIS_URL),
         broker_connection_retry_on_startup=True,
         broker_transport_options={
             "visibility_timeout": 300,

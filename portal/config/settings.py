@@ -8,10 +8,12 @@ from typing import Any
 
 import environ
 
+from portal.config import places
+
 env = environ.Env()
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
-DATA_DIR = Path(env.str("FAIRWAY_DATA_DIR", str(BASE_DIR / "var")))
+DATA_DIR = places.data_dir()
 
 DEBUG = env.bool("FAIRWAY_DEBUG", False)
 _secret_file = DATA_DIR / "secret_key"
@@ -78,7 +80,7 @@ TEMPLATES: list[dict[str, Any]] = [
     },
 ]
 
-DATABASES = {"default": env.db_url("DATABASE_URL", default="postgres:///fairway")}
+DATABASES = {"default": env.db_url("DATABASE_URL", default=places.database_url(DATA_DIR))}
 DATABASES["default"].setdefault("OPTIONS", {})
 DATABASES["default"]["OPTIONS"].update(
     {"connect_timeout": 5, "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c timezone=UTC"}
@@ -87,7 +89,7 @@ DATABASES["default"]["CONN_MAX_AGE"] = 60
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = env.str("REDIS_URL", "redis://127.0.0.1:6379/0")
+REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
 
 AUTH_USER_MODEL = "portal.User"
 LOGIN_URL = "/sign-in/"
@@ -122,7 +124,10 @@ SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
 SECURE_HSTS_SECONDS = 31_536_000 if SECURE else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE
 SECURE_HSTS_PRELOAD = SECURE
-SECURE_SSL_REDIRECT = False  # the gateway or the front server does it
+SECURE_SSL_REDIRECT = SECURE
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
+if SECURE:  # web listens on a unix socket only; the gateway sets this header and strips what clients send
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 

@@ -50,7 +50,9 @@ class Gateway:
         else:
             await self._workspaces(workspace.workspace, scope, receive, send)
 
-    async def _refuse(self, scope: Scope, send: Send, status: int, code: str, title: str, sentence: str) -> None:
+    async def _refuse(
+        self, scope: Scope, send: Send, status: int, code: str, title: str, sentence: str
+    ) -> None:
         status, headers, body = page(status, code, title, sentence, json_wanted=wants_json(scope["headers"]))
         headers.append((b"connection", b"close"))
         await answer(send, (status, headers, body), websocket=scope["type"] == "websocket")

@@ -85,7 +85,11 @@ class WorkspaceDoor:
         except Unknown as problem:
             log.warning("the record could not be asked about %s: %s", job, problem)
             await self._say(
-                send, scope, 503, "unavailable", "Fairway cannot check your rights at the moment",
+                send,
+                scope,
+                503,
+                "unavailable",
+                "Fairway cannot check your rights at the moment",
                 "Its database does not answer. The workspace itself keeps running. Try again in a moment.",
                 retry_after_s=5,
             )
@@ -106,15 +110,25 @@ class WorkspaceDoor:
                 await forward(journey, scope, receive, send)
         except HandshakeRefused as problem:
             await self._say(
-                send, scope, problem.status, "refused_by_tool", "Refused", "The workspace refused this connection."
+                send,
+                scope,
+                problem.status,
+                "refused_by_tool",
+                "Refused",
+                "The workspace refused this connection.",
             )
         except NoAnswer as problem:
             log.info("no answer from workspace %s on %s: %s", job, decision.target.node.public_id, problem)
             self._rights.forget(job)
             await self._say(
-                send, scope, 502, "workspace_unreachable", "The workspace does not answer",
+                send,
+                scope,
+                502,
+                "workspace_unreachable",
+                "The workspace does not answer",
                 "Its node cannot be reached, or its server is starting or stopping. Try again in a moment.",
-                link=self._portal_link(), retry_after_s=5,
+                link=self._portal_link(),
+                retry_after_s=5,
             )
 
     # -- parts -------------------------------------------------------------------------------------
@@ -138,12 +152,19 @@ class WorkspaceDoor:
     async def _own(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Paths of the gateway itself on a workspace's origin: the ticket door, and nothing else."""
         if scope["raw_path"] != ENTER_PATH.encode():
-            await self._say(send, scope, 404, "not_found", "Not found", "There is nothing here under that name.")
+            await self._say(
+                send, scope, 404, "not_found", "Not found", "There is nothing here under that name."
+            )
             return
         if scope["method"] != "POST":
             await self._say(
-                send, scope, 405, "method_not_allowed", "Open it from the portal",
-                "A workspace is entered from its page in the portal.", link=self._portal_link(),
+                send,
+                scope,
+                405,
+                "method_not_allowed",
+                "Open it from the portal",
+                "A workspace is entered from its page in the portal.",
+                link=self._portal_link(),
             )
             return
         sent = first(scope["headers"], b"origin")
@@ -159,14 +180,23 @@ class WorkspaceDoor:
         except Unknown as problem:
             log.warning("a ticket could not be checked: %s", problem)
             await self._say(
-                send, scope, 503, "unavailable", "Fairway cannot check your ticket at the moment",
+                send,
+                scope,
+                503,
+                "unavailable",
+                "Fairway cannot check your ticket at the moment",
                 "Its database does not answer. Go back and open the workspace again.",
-                link=self._portal_link(), retry_after_s=5,
+                link=self._portal_link(),
+                retry_after_s=5,
             )
             return
         if cookie is None:
             await self._say(
-                send, scope, 403, "ticket_refused", "This ticket does not open anything",
+                send,
+                scope,
+                403,
+                "ticket_refused",
+                "This ticket does not open anything",
                 "A ticket works once and for 30 seconds. Go back to the portal and open the workspace again.",
                 link=self._portal_link(),
             )
@@ -182,18 +212,32 @@ class WorkspaceDoor:
     async def _refuse(self, why: Answer, job: str, send: Send, scope: Scope) -> None:
         if why is Answer.STOPPED:
             await self._say(
-                send, scope, 410, "workspace_stopped", "This workspace has stopped",
-                "Its files are kept. Start it again from the portal.", link=self._portal_link(f"/jobs/{job}/"),
+                send,
+                scope,
+                410,
+                "workspace_stopped",
+                "This workspace has stopped",
+                "Its files are kept. Start it again from the portal.",
+                link=self._portal_link(f"/jobs/{job}/"),
             )
         elif why is Answer.NOT_READY:
             await self._say(
-                send, scope, 503, "workspace_not_ready", "This workspace is starting",
+                send,
+                scope,
+                503,
+                "workspace_not_ready",
+                "This workspace is starting",
                 "Its server does not answer yet. The portal shows how far it is.",
-                link=self._portal_link(f"/jobs/{job}/"), retry_after_s=2,
+                link=self._portal_link(f"/jobs/{job}/"),
+                retry_after_s=2,
             )
         else:
             await self._say(
-                send, scope, 403, "no_session", "Open this workspace from the portal",
+                send,
+                scope,
+                403,
+                "no_session",
+                "Open this workspace from the portal",
                 "Nobody is signed in here. Open the workspace from its page in the portal.",
                 link=self._portal_link(),
             )
@@ -214,8 +258,13 @@ class WorkspaceDoor:
         retry_after_s: int | None = None,
     ) -> None:
         reply = page(
-            status, code, title, sentence,
-            json_wanted=wants_json(scope["headers"]), link=link, retry_after_s=retry_after_s,
+            status,
+            code,
+            title,
+            sentence,
+            json_wanted=wants_json(scope["headers"]),
+            link=link,
+            retry_after_s=retry_after_s,
             secure=self._places.secure,
         )
         await answer(send, reply, websocket=scope["type"] == "websocket")

@@ -21,7 +21,9 @@ HOP_BY_HOP = frozenset(
         b"expect",
     }
 )
-OURS = frozenset({b"forwarded", b"x-real-ip", b"x-client-ip", b"via", b"proxy", b"x-original-url", b"x-rewrite-url"})
+OURS = frozenset(
+    {b"forwarded", b"x-real-ip", b"x-client-ip", b"via", b"proxy", b"x-original-url", b"x-rewrite-url"}
+)
 """Headers that only the gateway may set or that steer careless servers, next to all of ``x-forwarded-*``."""
 HANDSHAKE = frozenset(
     {
@@ -41,7 +43,10 @@ _NOT_FROM_TOOLS = frozenset(
 def _listed(headers: Headers) -> set[bytes]:
     """The names that Connection declares to be for this hop only."""
     return {
-        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
+        token.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for token in value.split(b",")
     }
 
 

@@ -110,7 +110,9 @@ async def _downwards(upstream: aiohttp.ClientWebSocketResponse, send: Send) -> N
 async def _close(send: Send, code: int | None, reason: str) -> None:
     # The browser may be gone by now, which is what was wanted.
     with contextlib.suppress(RuntimeError, OSError):
-        await send({"type": "websocket.close", "code": _sendable(code, instead=UPSTREAM_BROKE), "reason": reason})
+        await send(
+            {"type": "websocket.close", "code": _sendable(code, instead=UPSTREAM_BROKE), "reason": reason}
+        )
 
 
 def _sendable(code: int | None, *, instead: int) -> int:

@@ -40,7 +40,9 @@ class WebDoor:
             else:
                 await forward(journey, scope, receive, send)
         except HandshakeRefused as problem:
-            await self._say(send, scope, problem.status, "refused", "Refused", "The portal refused this connection.")
+            await self._say(
+                send, scope, problem.status, "refused", "Refused", "The portal refused this connection."
+            )
         except NoAnswer as problem:
             log.warning("web does not answer: %s", problem)
             await self._say(

@@ -110,12 +110,18 @@ def square_of(gpu: Gpu, node: Node, *, starting: bool = False, ramp: int | None 
     overlay = "" if node.reachable else "away"
     if not overlay and gpu.simulated:
         overlay = "sim"
-    notes = [word] + (["node unreachable"] if not node.reachable else []) + (["simulated"] if gpu.simulated else [])
+    notes = (
+        [word]
+        + (["node unreachable"] if not node.reachable else [])
+        + (["simulated"] if gpu.simulated else [])
+    )
     return Square(gpu.uuid, look, ramp, overlay, f"{node.name} GPU {gpu.index}: {', '.join(notes)}")
 
 
 def _counted(gpus: Iterable[Gpu]) -> list[ModelStrip]:
-    takes_work = Q(health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True, used_milli=0)
+    takes_work = Q(
+        health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True, used_milli=0
+    )
     rows = (
         gpus.order_by()  # type: ignore[attr-defined]
         .values("model", "node_id")

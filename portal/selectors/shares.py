@@ -48,7 +48,9 @@ def shares_in(projects: Sequence[Project]) -> list[Share]:
         .values_list("node__pool_id")
         .annotate(n=Count("pk"))
     )
-    quotas = {(quota.project_id, quota.pool_id): quota for quota in Quota.objects.filter(project__in=projects)}
+    quotas = {
+        (quota.project_id, quota.pool_id): quota for quota in Quota.objects.filter(project__in=projects)
+    }
     parents = dict(Project.objects.values_list("id", "parent_id"))
     used = _used(parents)
     shares = []

@@ -63,4 +63,3 @@ def content_policy(request: HttpRequest) -> str:
         "frame-ancestors": "'none'",
     }
     return "; ".join(f"{name} {value}" for name, value in rules.items())
-

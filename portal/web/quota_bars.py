@@ -39,7 +39,12 @@ class Bar:
     @property
     def scale(self) -> int:
         """The right end: the limit, or the pool where there is none."""
-        ends = (self.share.limit_milli or self.share.pool_milli, self.used + self.asked, self.guaranteed, 1000)
+        ends = (
+            self.share.limit_milli or self.share.pool_milli,
+            self.used + self.asked,
+            self.guaranteed,
+            1000,
+        )
         return max(ends)
 
     @property
@@ -48,7 +53,11 @@ class Bar:
         share = self.share
         limit = "no limit" if share.limit_milli is None else f"limit {gpu_amount(share.limit_milli)}"
         pool = f", pool of {gpu_amount(share.pool_milli)}"
-        guaranteed = f"{gpu_amount(share.guaranteed_milli)} guaranteed" if share.guaranteed_milli else "none guaranteed"
+        guaranteed = (
+            f"{gpu_amount(share.guaranteed_milli)} guaranteed"
+            if share.guaranteed_milli
+            else "none guaranteed"
+        )
         return f"{guaranteed}, {limit}{pool}"
 
     @property

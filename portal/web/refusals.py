@@ -50,7 +50,9 @@ class Refusals:
             return show_refusal(request, problem)
         if isinstance(problem, (DatabaseAway, InterfaceError, RedisError)):
             log.error("a dependency is away: %s", problem)
-            return show_refusal(request, Unavailable("The database does not answer. Try again in a few seconds."))
+            return show_refusal(
+                request, Unavailable("The database does not answer. Try again in a few seconds.")
+            )
         return None
 
 
@@ -137,5 +139,8 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     """403 for a form from another page or an old one."""
     log.warning("cross-site check failed on %s: %s", request.path, reason)
     return error_page(
-        request, 403, "This form is too old or came from elsewhere. Reload the page and send it again.", code="csrf"
+        request,
+        403,
+        "This form is too old or came from elsewhere. Reload the page and send it again.",
+        code="csrf",
     )

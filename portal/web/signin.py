@@ -29,7 +29,8 @@ class SignInForm(forms.Form):
     """Username and password; says nothing about which of them was wrong."""
 
     username = forms.CharField(
-        max_length=63, widget=forms.TextInput({"class": "form-control", "autocomplete": "username", "autofocus": True})
+        max_length=63,
+        widget=forms.TextInput({"class": "form-control", "autocomplete": "username", "autofocus": True}),
     )
     password = forms.CharField(
         max_length=1024,

@@ -111,7 +111,9 @@ def left(context: Context, at: dt.datetime | None) -> SafeString:
 @register.simple_tag(takes_context=True)
 def clock(context: Context, at: dt.datetime | None) -> SafeString:
     """The time of day in the reader's zone, with the day when it was another."""
-    return _time(context, at, words.clock(at, zone_of(context), timezone.now()), "") if at else SafeString("–")
+    return (
+        _time(context, at, words.clock(at, zone_of(context), timezone.now()), "") if at else SafeString("–")
+    )
 
 
 @register.simple_tag(takes_context=True)

@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""Fairway's command line: Django's own, inside an environment that it makes for itself when there is none."""
+
+import os
+import sys
+
+SPELLED_WITH_HYPHENS = {"check-all": "check_all", "node-setup": "node_setup"}
+
+
+def main() -> None:
+    if sys.version_info < (3, 11):
+        sys.exit("Fairway needs Python 3.11 or newer; this is Python %d.%d." % sys.version_info[:2])
+    from pathlib import Path
+
+    from portal.bootstrap.environment import BootstrapError, enter
+
+    try:
+        argv = enter(Path(__file__).resolve().parent, [os.path.abspath(__file__), *sys.argv[1:]])
+    except BootstrapError as trouble:
+        sys.exit(str(trouble))
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
+    from portal.config.places import adopt_data_dir_option
+
+    adopt_data_dir_option(argv)
+    from django.core.management import execute_from_command_line
+
+    if len(argv) > 1:
+        argv[1] = SPELLED_WITH_HYPHENS.get(argv[1], argv[1])
+    execute_from_command_line(argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Reads what a request carries: bounded, closed and typed; an unknown field or parameter is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from django.http import QueryDict
+from rest_framework import exceptions, serializers
+from rest_framework.parsers import BaseParser
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_DEPTH = 16
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""What PostgreSQL cannot hold in a text: the null character, and halves of surrogate pairs."""
+
+
+class TooLarge(exceptions.APIException):
+    """The body passes its cap: 413."""
+
+    status_code = 413
+    default_code = "too_large"
+    default_detail = f"The body is larger than {MAX_BODY_BYTES // 1024} KiB."
+
+
+class StrictJson(BaseParser):
+    """JSON as RFC 8259 has it: bounded in bytes and depth, no NaN, no doubled names, no text we cannot store."""
+
+    media_type = "application/json"
+
+    def parse(
+        self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The parsed body; ParseError with a sentence, or TooLarge."""
+        declared = (parser_context or {}).get("content_length")
+        raw = stream.read(MAX_BODY_BYTES + 1)
+        if len(raw) > MAX_BODY_BYTES or (declared and int(declared) > MAX_BODY_BYTES):
+            raise TooLarge
+        return parsed(raw)
+
+
+def parsed(raw: bytes) -> Any:
+    """The value of JSON bytes, or ParseError."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as wrong:
+        raise exceptions.ParseError("The body is not UTF-8.") from wrong
+    if _depth(text) > MAX_DEPTH:
+        raise exceptions.ParseError(f"The body is nested deeper than {MAX_DEPTH} levels.")
+    try:
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
+    except ValueError as wrong:
+        raise exceptions.ParseError("The body is not valid JSON.") from wrong
+    _check_texts(value)
+    return value
+
+
+class Closed(serializers.Serializer[Any]):
+    """A serializer that refuses what it does not know. Used for what comes in only."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Validated values; unknown names are errors of their own."""
+        if isinstance(data, Mapping):
+            unknown = [str(name) for name in data if name not in self.fields]
+            if unknown:
+                raise exceptions.ValidationError(
+                    {name: exceptions.ErrorDetail("Unknown field.", code="unknown") for name in unknown[:20]}
+                )
+        return super().to_internal_value(data)
+
+
+def read_query(query: QueryDict, allowed: type[Closed] | None) -> dict[str, Any]:
+    """Validated query parameters; a parameter twice is refused unless it is a list."""
+    form = allowed() if allowed else Closed()
+    values: dict[str, Any] = {}
+    for name, given in query.lists():
+        if isinstance(form.fields.get(name), serializers.ListField):
+            values[name] = given
+        elif len(given) > 1:
+            raise exceptions.ValidationError({name: "Give it once."})
+        else:
+            values[name] = given[0]
+    return _valid(type(form), values)
+
+
+def read_body(data: Any, allowed: type[Closed], *, partial: bool = False) -> dict[str, Any]:
+    """Validated fields of a JSON object."""
+    if not isinstance(data, Mapping):
+        raise exceptions.ParseError("The body must be a JSON object.")
+    return _valid(allowed, data, partial=partial)
+
+
+def _valid(allowed: type[Closed], values: Mapping[str, Any], *, partial: bool = False) -> dict[str, Any]:
+    form = allowed(data=values, partial=partial)
+    form.is_valid(raise_exception=True)
+    return dict(form.validated_data)
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for piece in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text):
+        if piece[0] in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif piece[0] in "]}":
+            depth -= 1
+    return deepest
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _check_texts(value: Any) -> None:
+    match value:
+        case str():
+            if UNSTORABLE.search(value):
+                raise exceptions.ParseError("A text holds a null character or half a surrogate pair.")
+        case dict():
+            for name, inner in value.items():
+                _check_texts(name)
+                _check_texts(inner)
+        case list():
+            for inner in value:
+                _check_texts(inner)

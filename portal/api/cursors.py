@@ -1,0 +1,109 @@
+"""Pages by cursor: an opaque signed mark of the last row seen, so that inserts never shift a page."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from django.core import signing
+from django.db.models import Model, Q, QuerySet
+from django.utils.dateparse import parse_datetime
+from rest_framework.request import Request
+
+from portal.errors import Invalid
+
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 200
+SALT = "fairway.cursor"
+
+_Row = TypeVar("_Row", bound=Model)
+
+
+@dataclass(frozen=True)
+class Order:
+    """One allowed order: a column (never null) and the row number as the tie-breaker, both in one direction."""
+
+    column: str
+    descending: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        """The ORDER BY of it."""
+        names = [self.column] if self.column == "id" else [self.column, "id"]
+        return [f"-{name}" if self.descending else name for name in names]
+
+    def after(self, value: Any, row: int) -> Q:
+        """The rows behind (value, row) in this order."""
+        beyond = "lt" if self.descending else "gt"
+        if self.column == "id":
+            return Q(**{f"id__{beyond}": row})
+        return Q(**{f"{self.column}__{beyond}": value}) | Q(**{self.column: value, f"id__{beyond}": row})
+
+
+NEWEST = Order("id", descending=True)
+OLDEST = Order("id")
+
+
+def page(
+    request: Request,
+    rows: QuerySet[_Row],
+    order: Order,
+    query: Mapping[str, Any],
+    shown: Callable[[_Row], Any],
+) -> dict[str, Any]:
+    """``{"items": [...], "next": URI reference or null}``: one query, whatever the number of rows."""
+    limit = query.get("limit") or DEFAULT_LIMIT
+    mark = _read(query.get("cursor", ""), request)
+    if mark is not None:
+        rows = rows.filter(order.after(*mark))
+    found = list(rows.order_by(*order.columns)[: limit + 1])
+    following = None
+    if len(found) > limit:
+        found = found[:limit]
+        following = _link(request, _mark(found[-1], order, request))
+    return {"items": [shown(row) for row in found], "next": following}
+
+
+def _mark(last: Model, order: Order, request: Request) -> str:
+    value: Any = last
+    for name in order.column.split("__"):
+        value = getattr(value, name)
+    if isinstance(value, dt.datetime):
+        value = {"at": value.isoformat()}
+    return signing.dumps([value, last.pk, _same_list(request)], salt=SALT)
+
+
+def _read(cursor: str, request: Request) -> tuple[Any, int] | None:
+    if not cursor:
+        return None
+    try:
+        value, row, same = signing.loads(cursor, salt=SALT)
+    except (signing.BadSignature, ValueError, TypeError) as wrong:
+        raise Invalid(fields={"cursor": "This cursor is not one of ours."}, code="bad_cursor") from wrong
+    if same != _same_list(request):
+        raise Invalid(fields={"cursor": "This cursor belongs to another list."}, code="bad_cursor")
+    if isinstance(value, dict):
+        value = parse_datetime(value["at"])
+    return value, row
+
+
+def _same_list(request: Request) -> str:
+    """A fingerprint of the route and of its filters: a cursor works for the list it came from."""
+    kept = sorted((name, given) for name, given in request.query_params.lists() if name not in _MOVING)
+    text = json.dumps([request.path, kept])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_MOVING = {"cursor", "limit"}
+
+
+def _link(request: Request, cursor: str) -> str:
+    pairs = [
+        (name, each) for name, given in request.query_params.lists() for each in given if name != "cursor"
+    ]
+    return f"{request.path}?{urlencode([*pairs, ('cursor', cursor)])}"

@@ -1,0 +1,292 @@
+"""The base of every REST view: default deny, one declaration per method that both guards and describes it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest, HttpResponse
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework import serializers
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import Throttled
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from portal import throttle
+from portal.access import Policy, demand, signed_in
+from portal.api import cursors, problems
+from portal.api.bodies import Closed, StrictJson, read_body, read_query
+from portal.api.credentials import BearerToken, Session, address_of
+from portal.errors import Invalid, NotAllowed
+from portal.models import ApiToken, User
+from portal.services import idempotency
+from portal.services.tokens import Scope, has_scope
+from portal.throttle import Rate
+
+log = logging.getLogger(__name__)
+
+Described = type[serializers.BaseSerializer[Any]] | serializers.BaseSerializer[Any] | None
+_Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
+_Row = TypeVar("_Row", bound=Model)
+
+
+class Problem(serializers.Serializer[Any]):
+    """RFC 9457 problem details; ``code`` is stable, ``detail`` is a sentence for people."""
+
+    type = serializers.CharField()
+    title = serializers.CharField()
+    status = serializers.IntegerField()
+    detail = serializers.CharField()
+    code = serializers.CharField()
+    errors = serializers.ListField(
+        child=serializers.DictField(child=serializers.CharField()),
+        required=False,
+        help_text="One entry per wrong field: field, code, sentence.",
+    )
+    facts = serializers.DictField(
+        required=False, help_text="Numbers and nearest requests behind the refusal."
+    )
+
+
+class PageQuery(Closed):
+    """What every list takes."""
+
+    limit = serializers.IntegerField(
+        required=False, min_value=1, max_value=cursors.MAX_LIMIT, default=cursors.DEFAULT_LIMIT
+    )
+    cursor = serializers.CharField(
+        required=False, max_length=2000, help_text="From the previous page's `next`."
+    )
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What one method of a view takes and demands."""
+
+    scope: Scope | None
+    query: type[Closed] | None
+    body: type[Closed] | None
+    partial: bool
+    rate: Rate | None
+    idempotent: bool
+
+
+def operation(
+    name: str,
+    summary: str,
+    *,
+    tag: str,
+    scope: Scope | None,
+    answer: Described,
+    status: int = 200,
+    query: type[Closed] | None = None,
+    body: type[Closed] | None = None,
+    partial: bool = False,
+    rate: Rate | None = None,
+    idempotent: bool = False,
+    if_match: bool = False,
+    refusals: Sequence[int] = (),
+    media_type: str = "application/json",
+    detail: str = "",
+) -> Callable[[_Method], _Method]:
+    """Declares a method of a Door. ``scope`` is what a token needs (None on public routes).
+
+    ``partial`` reads the body as a patch: only the fields that are there. ``refusals`` are statuses beyond the
+    ones that follow from the rest of the declaration.
+    """
+    headers = []
+    if idempotent:
+        headers.append(_header("Idempotency-Key", "The same key and body give the same answer again."))
+    if if_match:
+        headers.append(_header("If-Match", "The ETag that was read; 428 without it, 412 when it is stale."))
+    codes = {400, 405, 429, 503, *refusals}
+    codes |= {401, 403} if scope is not None else set()
+    codes |= {413, 415} if body is not None else set()
+    codes |= {409, 422} if idempotent else set()
+    codes |= {412, 428} if if_match else set()
+    good = OpenApiResponse(answer, description="Done.") if answer else OpenApiResponse(description="Done.")
+    responses: dict[Any, Any] = {(status, media_type) if answer else status: good}
+    for code in sorted(codes):
+        responses[(code, problems.MEDIA_TYPE)] = OpenApiResponse(Problem, description=_meaning(code))
+    scope_line = f"\n\nA token needs the scope `{scope.value}`." if scope else ""
+
+    def declare(method: _Method) -> _Method:
+        method.operation = Operation(  # type: ignore[attr-defined]
+            scope=scope, query=query, body=body, partial=partial, rate=rate, idempotent=idempotent
+        )
+        parameters: list[Any] = [*headers, *([query] if query else [])]
+        described: Callable[[_Method], _Method] = extend_schema(
+            operation_id=name,
+            summary=summary,
+            description=(detail or summary) + scope_line,
+            tags=[tag],
+            parameters=parameters,
+            request=_request(body, partial),
+            responses=responses,
+        )
+        return described(method)
+
+    return declare
+
+
+class Door(APIView):
+    """A REST view. It needs ``@policy(...)``, and ``@operation(...)`` on each method; without, nobody passes."""
+
+    authentication_classes: ClassVar[Sequence[type[BaseAuthentication]]] = [BearerToken, Session]
+    parser_classes = [StrictJson]
+    permission_classes = []
+    metadata_class = None
+    http_method_names = ["get", "head", "post", "put", "patch", "delete"]
+
+    query: dict[str, Any]
+    body: dict[str, Any]
+    request: Request
+
+    # -- what methods use ----------------------------------------------------------------------
+
+    @property
+    def person(self) -> User:
+        """Who asks."""
+        return signed_in(self.request.user)
+
+    @property
+    def token(self) -> ApiToken | None:
+        """The token that was used; None for a session."""
+        return self.request.auth if isinstance(self.request.auth, ApiToken) else None
+
+    def answer(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpResponse:
+        """A JSON answer that no cache keeps."""
+        answer = HttpResponse(
+            json.dumps(body, separators=(",", ":")),
+            status=status,
+            content_type="application/json",
+            headers=dict(headers or {}),
+        )
+        answer["Cache-Control"] = "no-store"
+        return answer
+
+    def done(self) -> HttpResponse:
+        """An empty 204."""
+        return HttpResponse(status=204)
+
+    def page(
+        self, rows: QuerySet[_Row], shown: Callable[[_Row], Any], order: cursors.Order = cursors.NEWEST
+    ) -> HttpResponse:
+        """One page of a list."""
+        return self.answer(cursors.page(self.request, rows, order, self.query, shown))
+
+    def once(self, work: Callable[[], Any], status: int = 201) -> HttpResponse:
+        """Does ``work`` (which gives the answer's body) at most once per Idempotency-Key."""
+        key = self.request.headers.get("Idempotency-Key")
+        if key is None:
+            return self.answer(work(), status)
+        given = self.request.data
+        kept = idempotency.once(self.person, key, self.request.path, given, lambda: (status, work()))
+        headers = {"Idempotency-Replayed": "true"} if kept.again else {}
+        return self.answer(kept.body, kept.status, headers)
+
+    # -- the guard -----------------------------------------------------------------------------
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Who, whether, how often, and with what: in this order."""
+        self.perform_authentication(request)
+        wanted = getattr(type(self), "access_policy", None)
+        if not isinstance(wanted, Policy):
+            raise NotAllowed("This route declares no policy, so nobody may use it.", code="no_policy")
+        demand(request.user, wanted)
+        self._take(throttle.ANYTHING if request.user else throttle.ANONYMOUS)
+        method = getattr(self, (request.method or "").lower(), None)
+        plan = getattr(method, "operation", None)
+        if method is None:
+            return  # 405 follows
+        if not isinstance(plan, Operation):
+            raise NotAllowed("This route declares no operation, so nobody may use it.", code="no_policy")
+        if plan.scope is not None and self.token is not None and not has_scope(self.token, plan.scope):
+            raise NotAllowed(
+                f"This token lacks the scope {plan.scope.value}.",
+                code="scope_missing",
+                facts={"scope": plan.scope.value},
+            )
+        if plan.rate is not None:
+            self._take(plan.rate)
+        if request.method == "POST" and not plan.idempotent and "Idempotency-Key" in request.headers:
+            raise Invalid("This request takes no Idempotency-Key.", code="idempotency_not_offered")
+        self.query = read_query(request.query_params, plan.query)
+        self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        """Answers are JSON, whatever was asked for: a reader that wants HTML is not refused, nor served it."""
+        renderer = self.get_renderers()[0]
+        return renderer, renderer.media_type
+
+    def handle_exception(self, exc: Exception) -> Any:
+        """Every failure as a problem; what nobody foresaw goes to the log and leaves no trace in the answer."""
+        answer = problems.answer_for(exc)
+        if answer is None:
+            log.exception("unforeseen while serving %s %s", self.request.method, self.request.path)
+            answer = problems.bare(500)
+        return answer
+
+    def finalize_response(self, request: HttpRequest, response: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds Allow and Vary, as DRF does."""
+        answer = super().finalize_response(request, response, *args, **kwargs)
+        answer["Vary"] = "Authorization, Cookie"
+        return answer
+
+    def _take(self, rate: Rate) -> None:
+        who = address_of(self.request)
+        if self.token is not None:
+            who = f"token:{self.token.public_id}"
+        elif isinstance(self.request.user, User):
+            who = f"user:{self.request.user.public_id}"
+        wait_s = throttle.take(rate, who)
+        if wait_s > 0:
+            raise Throttled(wait_s)
+
+
+def page_of(item: type[serializers.Serializer[Any]]) -> type[serializers.Serializer[Any]]:
+    """The shape of one page of a list of ``item``."""
+    return type(
+        f"{item.__name__}Page",
+        (serializers.Serializer,),
+        {
+            "__doc__": f"One page of a list of {item.__name__}.",
+            "items": item(many=True),
+            "next": serializers.CharField(
+                allow_null=True, help_text="URI reference of the next page; null on the last."
+            ),
+        },
+    )
+
+
+def _request(body: type[Closed] | None, partial: bool) -> Any:
+    if body is None:
+        return None
+    return body(partial=True) if partial else body
+
+
+def _header(name: str, meaning: str) -> OpenApiParameter:
+    return OpenApiParameter(name, str, OpenApiParameter.HEADER, required=False, description=meaning)
+
+
+def _meaning(code: int) -> str:
+    return {
+        400: "The request is malformed or has unknown or wrong fields.",
+        401: "Nobody is signed in, or the token does not work.",
+        403: "Not permitted.",
+        404: "Not there, or not for you to know of.",
+        405: "The route does not know this method.",
+        409: "The object is in a state in which this cannot be done.",
+        412: "Somebody changed it since it was read; `facts.current` is what stands now.",
+        413: "The body is too large.",
+        415: "The body must be application/json.",
+        422: "This cluster could never do this; `facts` holds the nearest request that it could.",
+        428: "If-Match is missing.",
+        429: "Too many requests; see Retry-After.",
+        503: "Something this needs does not answer; see Retry-After.",
+    }[code]

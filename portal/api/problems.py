@@ -1,0 +1,143 @@
+"""Turns every refusal and failure into problem+json (RFC 9457) with a stable code; never a trace, never HTML."""
+
+from __future__ import annotations
+
+import http
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpResponse, JsonResponse
+from redis.exceptions import RedisError
+from rest_framework import exceptions
+
+from portal.errors import FairwayError, Invalid, SignInNeeded, Unavailable
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+CODES = {
+    400: "bad_request",
+    401: "sign_in_needed",
+    403: "not_allowed",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    413: "too_large",
+    415: "unsupported_media_type",
+    429: "too_many_requests",
+    500: "internal",
+    503: "unavailable",
+}
+SENTENCES = {
+    400: "The request could not be understood.",
+    403: "This is not allowed.",
+    404: "There is nothing here under that name.",
+    413: "The request is larger than this accepts.",
+    500: "Something went wrong on our side. It has been logged.",
+    503: "Something this needs does not answer. Try again in a moment.",
+}
+
+
+def problem(
+    status: int,
+    code: str,
+    sentence: str,
+    *,
+    errors: list[dict[str, str]] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> HttpResponse:
+    """One problem+json answer."""
+    body: dict[str, Any] = {
+        "type": f"urn:fairway:problem:{code}",
+        "title": http.HTTPStatus(status).phrase,
+        "status": status,
+        "detail": sentence,
+        "code": code,
+    }
+    if errors:
+        body["errors"] = errors
+    if facts:
+        body["facts"] = dict(facts)
+    answer = JsonResponse(body, status=status, headers=dict(headers or {}), content_type=MEDIA_TYPE)
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+def answer_for(failure: Exception) -> HttpResponse | None:
+    """The answer to an exception raised while serving; None for one that nobody foresaw."""
+    match failure:
+        case FairwayError():
+            return _refused(failure)
+        case exceptions.ValidationError():
+            errors = list(_field_errors(failure.detail))
+            sentence = " ".join(dict.fromkeys(error["sentence"] for error in errors))
+            return problem(400, "invalid", sentence or "The request is not valid.", errors=errors)
+        case exceptions.Throttled():
+            wait_s = max(1, math.ceil(failure.wait or 1))
+            sentence = f"Too many requests. Try again in {wait_s} s."
+            return problem(429, CODES[429], sentence, headers={"Retry-After": str(wait_s)})
+        case exceptions.APIException():
+            code = CODES.get(failure.status_code, "error")
+            if isinstance(failure, exceptions.ParseError):
+                code = "malformed"
+            return problem(failure.status_code, code, str(failure.detail))
+        case Http404():
+            return problem(404, CODES[404], SENTENCES[404])
+        case PermissionDenied():
+            return problem(403, CODES[403], SENTENCES[403])
+        case RequestDataTooBig():
+            return problem(413, CODES[413], SENTENCES[413])
+        case SuspiciousOperation():
+            return problem(400, CODES[400], SENTENCES[400])
+        case OperationalError() | InterfaceError():
+            log.warning("the database does not answer: %s", failure)
+            return _refused(Unavailable("The database does not answer. Try again in a moment."))
+        case RedisError():
+            log.warning("Redis does not answer: %s", failure)
+            return _refused(Unavailable("Redis does not answer. Try again in a moment."))
+    return None
+
+
+def bare(status: int) -> HttpResponse:
+    """The problem for a status that came without a reason of ours, such as Django's own 400 or 500."""
+    code = CODES.get(status, "error")
+    return problem(status, code, SENTENCES.get(status, http.HTTPStatus(status).phrase + "."))
+
+
+def _refused(refusal: FairwayError) -> HttpResponse:
+    headers: dict[str, str] = {}
+    if isinstance(refusal, Unavailable):
+        headers["Retry-After"] = str(refusal.retry_after_s)
+    if isinstance(refusal, SignInNeeded):
+        headers["WWW-Authenticate"] = 'Bearer realm="fairway"'
+        if refusal.code != SignInNeeded.code:
+            headers["WWW-Authenticate"] += ', error="invalid_token"'
+    errors = None
+    if isinstance(refusal, Invalid) and refusal.fields:
+        errors = [_error(field, refusal.code, sentence) for field, sentence in refusal.fields.items()]
+    return problem(
+        refusal.status, refusal.code, refusal.sentence, errors=errors, facts=refusal.facts, headers=headers
+    )
+
+
+def _field_errors(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
+    """Flattens DRF's nested errors: a list of field path, code and sentence."""
+    if isinstance(detail, Mapping):
+        for key, inner in detail.items():
+            name = str(key)
+            whole = name == "non_field_errors"
+            yield from _field_errors(inner, path if whole else f"{path}.{name}" if path else name)
+    elif isinstance(detail, list | tuple):
+        for inner in detail:
+            yield from _field_errors(inner, path)
+    else:
+        yield _error(path, str(getattr(detail, "code", "invalid")), str(detail))
+
+
+def _error(field: str, code: str, sentence: str) -> dict[str, str]:
+    return {"field": field, "code": code, "sentence": sentence}

@@ -1,0 +1,195 @@
+"""Makes `.venv` from the hash-locked files when it is missing or stale, and runs the command inside it.
+
+The fast path compares one small stamp file with the hash of the lock files and costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+RUN_LOCK = "requirements.lock"
+DEV_LOCK = "requirements-dev.lock"
+STAMP = "fairway-locks.txt"
+INSTALL_LIMIT_S = 1_800
+ENTERED = "FAIRWAY_IN_ENVIRONMENT"
+
+_PROBE = """
+import importlib.metadata, json, re, sys
+try:
+    from packaging.markers import Marker
+except ImportError:
+    from pip._vendor.packaging.markers import Marker
+normal = lambda name: re.sub(r"[-_.]+", "-", name).lower()
+have = {normal(d.metadata["Name"]): d.version for d in importlib.metadata.distributions()}
+wanted = [(n, v) for n, v, marker in json.load(sys.stdin) if not marker or Marker(marker).evaluate()]
+print(json.dumps([f"{n}=={v}" for n, v in wanted if have.get(n) != v]))
+"""
+_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)\s*(;[^\\]*)?", re.MULTILINE)
+
+
+class BootstrapError(Exception):
+    """The environment cannot be made; the message is a sentence for the person at the keyboard."""
+
+
+def enter(root: Path, argv: Sequence[str]) -> list[str]:
+    """The arguments that are left for Django, once this process runs inside a matching `.venv`.
+
+    Outside of it, the environment is made or completed when needed and this call does not return: the
+    process becomes the environment's Python with the same arguments.
+    """
+    wants_dev, rest = _wants_dev(root, argv)
+    locks = [root / RUN_LOCK, *([root / DEV_LOCK] if wants_dev else [])]
+    folder = root / ".venv"
+    python = folder / "bin" / "python"
+    fingerprint = lock_fingerprint(locks)
+    if not _stamped(folder, fingerprint):
+        with _one_at_a_time(root):
+            if not _stamped(folder, fingerprint):
+                _make(folder, python, locks)
+                _stamp(folder, fingerprint)
+    if Path(sys.prefix).resolve() != folder.resolve():
+        if os.environ.get(ENTERED) == str(folder):
+            raise BootstrapError(f"{python} does not run inside {folder}; remove that folder and try again.")
+        os.environ[ENTERED] = str(folder)
+        os.execv(python, [str(python), *rest])  # noqa: S606  (no shell is the point)
+    os.environ.pop(ENTERED, None)
+    return rest
+
+
+def lock_fingerprint(locks: Sequence[Path]) -> str:
+    """One line per lock file: its name and the SHA-256 of its bytes."""
+    try:
+        return "".join(f"{lock.name} {hashlib.sha256(lock.read_bytes()).hexdigest()}\n" for lock in locks)
+    except FileNotFoundError as missing:
+        raise BootstrapError(f"{missing.filename} is missing, so there is nothing to install from.") from None
+
+
+def pins(lock_text: str) -> list[tuple[str, str, str]]:
+    """Name, version and marker (empty when unconditional) of each package in a lock file."""
+    found = _PIN.findall(lock_text)
+    return [(_normal(name), version, marker.lstrip("; ").strip()) for name, version, marker in found]
+
+
+def unmet_pins(python: Path, locks: Sequence[Path]) -> list[str]:
+    """The packages of the lock files that this Python's environment lacks or has in another version."""
+    wanted = sorted({pin for lock in locks for pin in pins(lock.read_text())})
+    done = subprocess.run(
+        [str(python), "-c", _PROBE],
+        input=json.dumps(wanted),
+        timeout=60,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return list(json.loads(done.stdout))
+
+
+def _wants_dev(root: Path, argv: Sequence[str]) -> tuple[bool, list[str]]:
+    rest = [argument for argument in argv if argument != "--no-dev"]
+    refused = len(rest) != len(argv) or os.environ.get("FAIRWAY_NO_DEV") == "1"
+    return (root / ".git").exists() and not refused, rest
+
+
+def _stamped(folder: Path, fingerprint: str) -> bool:
+    """Whether the environment was completed for these locks (or for these and more)."""
+    try:
+        return (folder / STAMP).read_text().startswith(fingerprint) and (folder / "bin" / "python").exists()
+    except OSError:
+        return False
+
+
+def _stamp(folder: Path, fingerprint: str) -> None:
+    target = folder / STAMP
+    beside = target.with_suffix(f".{os.getpid()}")
+    beside.write_text(fingerprint)
+    beside.replace(target)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(root: Path) -> Iterator[None]:
+    """Holds the checkout's folder, so that two commands started together install once."""
+    handle = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _make(folder: Path, python: Path, locks: Sequence[Path]) -> None:
+    if not _runs(python):
+        _create(folder)
+    elif not unmet_pins(python, locks):
+        return
+    _say(
+        f"Installing what {' and '.join(lock.name for lock in locks)} name (first start: a minute or two) ..."
+    )
+    command = [str(python), "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input", "--quiet"]
+    command += ["--disable-pip-version-check", "--progress-bar", "off"]
+    for lock in locks:
+        command += ["-r", str(lock)]
+    try:
+        done = subprocess.run(command, timeout=INSTALL_LIMIT_S, stdout=sys.stderr, check=False)
+    except subprocess.TimeoutExpired:
+        raise BootstrapError(f"Installing took longer than {INSTALL_LIMIT_S // 60} minutes.") from None
+    if done.returncode:
+        raise BootstrapError(
+            "Installing failed; pip's last lines above say why. Run the command again once it can."
+        )
+    unmet = unmet_pins(python, locks)
+    if unmet:
+        raise BootstrapError(f"After installing, the environment still lacks {', '.join(unmet[:5])}.")
+
+
+def _create(folder: Path) -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    try:
+        import ensurepip
+        import venv
+    except ImportError:
+        raise BootstrapError(
+            f"This Python {version} cannot make a virtual environment. Install its venv package "
+            f"(Debian and Ubuntu: apt-get install python3-venv, or python{version}-venv), then try again."
+        ) from None
+    del ensurepip
+    if folder.is_symlink():
+        raise BootstrapError(f"{folder} is a link to something that is not a working environment; remove it.")
+    if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
+        raise BootstrapError(f"{folder} exists and is not a virtual environment; move it away.")
+    _say(f"Making {folder} with Python {version} ...")
+    try:
+        venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder)
+    except (OSError, subprocess.CalledProcessError) as failure:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise BootstrapError(f"The virtual environment could not be made: {failure}") from failure
+
+
+def _runs(python: Path) -> bool:
+    probe = "import sys; sys.exit(0 if sys.version_info >= (3, 11) and sys.prefix != sys.base_prefix else 1)"
+    try:
+        return (
+            subprocess.run(
+                [str(python), "-c", probe], timeout=30, check=False, capture_output=True
+            ).returncode
+            == 0
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)

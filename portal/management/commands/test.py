@@ -1,0 +1,94 @@
+"""`manage.py test`: every test, quick ones side by side, then those on real nodes and in a real browser."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import IO, Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from portal.bootstrap.frontend import FrontendError, build_frontend
+from portal.standalone.needs import NEEDS, can_install, missing, packages
+
+ONE_BY_ONE = "rig or browser or gpu"
+NOTHING_COLLECTED = 5
+INSTALL_LIMIT_S = 600
+
+
+class Command(BaseCommand):
+    help = "Runs all tests; as root on Debian, installs what they need first."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("paths", nargs="*", help="files or folders below tests/ (default: all)")
+        parser.add_argument("--long", action="store_true", help="run the long campaigns too")
+        parser.add_argument("--no-install", action="store_true", help="never call apt-get")
+        parser.add_argument("-k", dest="expression", default="", help="pytest's -k")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        began = time.monotonic()
+        installing = None if options["no_install"] else _begin_install()
+        try:
+            build_frontend(settings.BASE_DIR)
+        except FrontendError as trouble:
+            raise CommandError(str(trouble)) from trouble
+        chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
+        chosen += ["-k", options["expression"]] if options["expression"] else []
+        workers = str(min(os.cpu_count() or 1, 8))
+        results = [_pytest("-m", f"not ({ONE_BY_ONE})", "-n", workers, "--dist", "loadfile", *chosen)]
+        if installing is not None:
+            self._finish_install(*installing)
+        results.append(_pytest("-m", ONE_BY_ONE, *chosen))
+        self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
+        if all(code == NOTHING_COLLECTED for code in results):
+            raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)
+        failed = next((code for code in results if code not in (0, NOTHING_COLLECTED)), 0)
+        if failed:
+            sys.exit(failed)
+
+    def _finish_install(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        """Waits for apt-get; the tests that still lack something are skipped with a sentence of their own."""
+        try:
+            code = process.wait(INSTALL_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = -1
+        if code:
+            log.seek(0)
+            self.stderr.write(log.read()[-3000:].decode(errors="replace"))
+            self.stderr.write("apt-get did not install everything; the tests below say what they lack.")
+
+
+def _begin_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
+    """Starts apt-get beside the quick tests, when something is missing and this machine lets us."""
+    wanted = packages([need for kind in NEEDS for need in missing(kind)])
+    if not wanted or not can_install():
+        return None
+    sys.stderr.write(f"Installing {' '.join(wanted)} with apt-get beside the first tests ...\n")
+    log = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as apt-get)
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *wanted]
+    script = 'apt-get update && exec "$@"'
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", script, "sh", *install],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+    )
+    return process, log
+
+
+def _pytest(*arguments: str) -> int:
+    """pytest's exit code; it prints its own closing line."""
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "FAIRWAY_DATA_DIR"}
+    return subprocess.run(command, cwd=Path(settings.BASE_DIR), env=environment, check=False).returncode

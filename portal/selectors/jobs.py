@@ -1,0 +1,78 @@
+"""Reads jobs for people: lists with filters, one job with its attempts, its timeline; fixed query counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db.models import Prefetch, Q, QuerySet
+
+from portal.access import Person, visible_jobs
+from portal.errors import NotThere
+from portal.models import Allocation, Attempt, Job, JobEvent, Task
+from portal.words.states import JOB_LIVE, JobKind, JobState
+
+ROW_RELATIONS = ("project", "owner", "pool", "environment", "standing")
+"""What a row of a list shows besides its own columns: joined, so that a list is one query."""
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """What a list of jobs is narrowed to; projects and owners by public id or by name."""
+
+    states: tuple[JobState, ...] = ()
+    kinds: tuple[JobKind, ...] = ()
+    project: str = ""
+    owner: str = ""
+    pool: str = ""
+    search: str = ""
+    live: bool | None = None
+
+
+def jobs_for(person: Person, wanted: JobFilter | None = None) -> QuerySet[Job]:
+    """The visible jobs that pass the filter, newest first, with what a row shows already joined."""
+    rows = visible_jobs(person).select_related(*ROW_RELATIONS)
+    if wanted is None:
+        return rows
+    if wanted.states:
+        rows = rows.filter(state__in=[state.value for state in wanted.states])
+    if wanted.kinds:
+        rows = rows.filter(kind__in=[kind.value for kind in wanted.kinds])
+    if wanted.project:
+        rows = rows.filter(Q(project__public_id=wanted.project) | Q(project__name=wanted.project))
+    if wanted.owner:
+        rows = rows.filter(Q(owner__public_id=wanted.owner) | Q(owner__username=wanted.owner))
+    if wanted.pool:
+        rows = rows.filter(Q(pool__public_id=wanted.pool) | Q(pool__name=wanted.pool))
+    if wanted.search:
+        rows = rows.filter(Q(name__icontains=wanted.search) | Q(public_id=wanted.search))
+    if wanted.live is not None:
+        living = Q(state__in=[state.value for state in JOB_LIVE])
+        rows = rows.filter(living if wanted.live else ~living)
+    return rows
+
+
+def job_for(person: Person, public_id: str) -> Job:
+    """The job, when the person may see it; NotThere otherwise, whether it exists or not."""
+    job = visible_jobs(person).select_related(*ROW_RELATIONS, "template").filter(public_id=public_id).first()
+    if job is None:
+        raise NotThere("There is no such job.")
+    return job
+
+
+def attempts_of(job: Job) -> list[Attempt]:
+    """All attempts, newest first, with pool, tasks, nodes and GPUs: three queries whatever their number."""
+    allocations = Allocation.objects.select_related("gpu").order_by("gpu__index")
+    tasks = Task.objects.select_related("node").prefetch_related(
+        Prefetch("allocations", queryset=allocations)
+    )
+    return list(
+        Attempt.objects.filter(job=job)
+        .select_related("pool")
+        .prefetch_related(Prefetch("task_rows", queryset=tasks.order_by("rank")))
+        .order_by("-number")
+    )
+
+
+def events_of(job: Job) -> QuerySet[JobEvent]:
+    """The job's timeline, oldest first, with the attempt of each event joined."""
+    return JobEvent.objects.filter(job=job).select_related("attempt").order_by("id")

@@ -1,0 +1,109 @@
+"""Reads projects for people: the visible tree with roles, members, quotas and how much runs."""
+
+from __future__ import annotations
+
+from django.db.models import Count, F, IntegerField, OuterRef, Q, QuerySet, Subquery, Sum, Value
+from django.db.models.functions import Coalesce
+
+from portal.access import Person, signed_in, visible_projects, visible_quotas
+from portal.errors import NotThere
+from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
+from portal.words.states import ROLE_RANK, JobState, Role
+
+
+def _count(rows: QuerySet[Membership] | QuerySet[Job], by: str) -> Coalesce:
+    counted = rows.filter(project=OuterRef("pk")).order_by().values(by).annotate(n=Count("pk")).values("n")
+    return Coalesce(Subquery(counted, output_field=IntegerField()), Value(0))
+
+
+def projects_for(person: Person, *, archived: bool | None = False) -> QuerySet[Project]:
+    """Visible projects by name, each with ``member_count``, ``running_count``, ``pending_count`` and
+    ``running_milli`` (GPU milli asked for by running jobs). ``archived`` None gives both kinds."""
+    running = Job.objects.filter(state=JobState.RUNNING.value)
+    held = (
+        running.filter(project=OuterRef("pk"))
+        .order_by()
+        .values("project")
+        .annotate(n=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu")))
+        .values("n")
+    )
+    rows = (
+        visible_projects(person)
+        .select_related("parent")
+        .annotate(
+            member_count=_count(Membership.objects.all(), "project"),
+            running_count=_count(running, "project"),
+            pending_count=_count(Job.objects.filter(state=JobState.PENDING.value), "project"),
+            running_milli=Coalesce(Subquery(held, output_field=IntegerField()), Value(0)),
+        )
+        .order_by("name", "id")
+    )
+    return rows if archived is None else rows.filter(archived_at__isnull=not archived)
+
+
+def project_for(person: Person, key: str) -> Project:
+    """The project by public id or name, when the person may see it; NotThere otherwise."""
+    project = projects_for(person, archived=None).filter(Q(public_id=key) | Q(name=key)).first()
+    if project is None:
+        raise NotThere("There is no such project.")
+    return project
+
+
+def roles_of(person: Person) -> dict[int, Role]:
+    """The person's role in effect per project row, inherited from ancestors: two queries."""
+    user = signed_in(person)
+    own: dict[int, Role] = {
+        project: Role(role)
+        for project, role in Membership.objects.filter(user=user).values_list("project_id", "role")
+    }
+    parents = dict(Project.objects.values_list("id", "parent_id"))
+    found: dict[int, Role] = {}
+    for project in parents:
+        here: int | None = project
+        best: Role | None = None
+        while here is not None:
+            role = own.get(here)
+            if role is not None and (best is None or ROLE_RANK[role] > ROLE_RANK[best]):
+                best = role
+            here = parents.get(here)
+        if best is not None:
+            found[project] = best
+    return found
+
+
+def members_of(project: Project) -> QuerySet[Membership]:
+    """Direct memberships of the project with their people, by name."""
+    return Membership.objects.filter(project=project).select_related("user").order_by("user__username", "id")
+
+
+def quotas_for(person: Person, *, project: str = "", pool: str = "") -> QuerySet[Quota]:
+    """Quota rows of visible projects; projects and pools by public id or name."""
+    rows = (
+        visible_quotas(person).select_related("project", "pool").order_by("project__name", "pool__name", "id")
+    )
+    if project:
+        rows = rows.filter(Q(project__public_id=project) | Q(project__name=project))
+    if pool:
+        rows = rows.filter(Q(pool__public_id=pool) | Q(pool__name=pool))
+    return rows
+
+
+def pool_for(key: str) -> NodePool:
+    """The pool by public id or name; NotThere otherwise."""
+    pool = NodePool.objects.filter(Q(public_id=key) | Q(name=key)).first()
+    if pool is None:
+        raise NotThere("There is no such pool.")
+    return pool
+
+
+def quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
+    """The quota's edits, newest first, with who made them and what they undo."""
+    return QuotaChange.objects.filter(quota=quota).select_related("actor", "undoes").order_by("-id")
+
+
+def person_for(key: str) -> User:
+    """An active person by public id or user name; NotThere otherwise. Ask for rights before."""
+    user = User.objects.filter(Q(public_id=key) | Q(username=key), is_active=True).first()
+    if user is None:
+        raise NotThere("There is no such person.")
+    return user

@@ -1,0 +1,103 @@
+"""Environments: which images (or virtual environments) people may launch, kept as an allow-list by admins."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+
+from portal.errors import Invalid, NotAllowed
+from portal.models import Environment, EnvironmentOnNode, Node, User
+from portal.models.public_id import slug_validator
+from portal.services.audit import record_act
+from portal.wake import hint_node
+from portal.words.states import NodeState, RuntimeKind
+
+IMAGE = re.compile(r"^[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?$")
+
+JUPYTERLAB = "jupyterlab"
+JUPYTERLAB_PORT = 8888
+
+
+@dataclass(frozen=True)
+class EnvironmentWords:
+    """What an admin says of an environment. ``archive`` is a tar file on the portal that nodes load."""
+
+    name: str
+    title: str
+    runtime: RuntimeKind
+    description: str = ""
+    image: str = ""
+    archive: str = ""
+    prefix: str = ""
+    tool: str = ""
+    tool_command: tuple[str, ...] = ()
+    tool_port: int | None = None
+    enabled: bool = True
+
+
+def do_save_environment(
+    actor: User | None, words: EnvironmentWords, environment: Environment | None = None
+) -> Environment:
+    """Adds an environment, or changes one; jobs that run keep what they started with."""
+    if actor is not None and not actor.is_admin:
+        raise NotAllowed("Only administrators change environments.")
+    _check(words)
+    row = environment or Environment()
+    before = _shown(row) if environment else None
+    for key in EnvironmentWords.__dataclass_fields__:
+        setattr(row, key, getattr(words, key))
+    row.runtime, row.tool_command = words.runtime.value, list(words.tool_command)
+    try:
+        with transaction.atomic():
+            if environment is None or (before and before["image"] != words.image):
+                row.image_digest = ""
+            row.save()
+            record_act(actor, "environment.save", row, before=before, after=_shown(row))
+            if before is None or before["image"] != words.image or before["archive"] != words.archive:
+                EnvironmentOnNode.objects.filter(environment=row).delete()
+            for node in nodes_for(row):
+                hint_node(node.public_id, "images")
+    except IntegrityError as clash:
+        raise Invalid(fields={"name": "There is already an environment of that name."}) from clash
+    return row
+
+
+def nodes_for(environment: Environment) -> list[Node]:
+    """The nodes on which an environment can run."""
+    containers = {RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value}
+    kinds = containers if environment.runtime in containers else {environment.runtime}
+    return list(
+        Node.objects.filter(runtime__in=kinds).exclude(state=NodeState.RETIRED.value).order_by("name")
+    )
+
+
+def _check(words: EnvironmentWords) -> None:
+    wrong: dict[str, str] = {}
+    try:
+        slug_validator(words.name)
+    except ValidationError as problem:
+        wrong["name"] = str(problem.messages[0])
+    if not words.title.strip():
+        wrong["title"] = "Give it a title that people understand."
+    if words.runtime is RuntimeKind.PROCESS:
+        if not words.prefix.startswith("/"):
+            wrong["prefix"] = "Give the folder of a virtual environment on the node."
+    elif not IMAGE.match(words.image):
+        wrong["image"] = "Give an image such as registry.example/name:tag or name@sha256:…"
+    if words.archive and not words.archive.startswith("/"):
+        wrong["archive"] = "Give the full path of a tar file on the portal's machine."
+    if words.tool and not words.tool_command:
+        wrong["tool_command"] = "Say how its tool is started."
+    if words.tool and not (words.tool_port and 1 <= words.tool_port <= 65_535):
+        wrong["tool_port"] = "Must be between 1 and 65535."
+    if wrong:
+        raise Invalid(fields=wrong)
+
+
+def _shown(row: Environment) -> dict[str, Any]:
+    keys = [key for key in EnvironmentWords.__dataclass_fields__ if key != "description"]
+    return {key: getattr(row, key) for key in keys}

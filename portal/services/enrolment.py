@@ -1,0 +1,127 @@
+"""Bringing a machine in: its host key shown and pinned, the script to paste, or one sudo login used once.
+
+The web process holds no key of a node: it shows public halves and a signed program that ``up`` left in the data
+folder. What needs the control key runs in worker-nodes, which this module asks by task name.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from django.conf import settings
+from django.db import transaction
+
+from agents.enrol import EnrolmentChoices, EnrolmentError, PublicKeys, SignedAgent, enrolment_script
+from agents.keys import key_path, make_keys, public_line, sign_agent
+from agents.ssh import HostKey, SshError, scan_host_key
+from portal.access import Verb, require
+from portal.errors import Invalid, Unavailable
+from portal.models import ClusterSettings, Node, NodeCheck, User
+from portal.services.sealing import CannotOpen, Place, seal, unseal
+from portal.wake import leave_hint
+
+log = logging.getLogger(__name__)
+
+PASSWORD_LIFE_S = 60
+
+
+@dataclass(frozen=True)
+class SudoLogin:
+    """A login that is used once; it lives sealed in Redis for a minute at most, and nowhere else."""
+
+    account: str
+    password: str
+
+
+def prepare_agent(program: bytes) -> None:
+    """Makes the key pairs that are missing and leaves the signed agent for the pages. Needs the signing key."""
+    keys = make_keys(settings.KEY_DIR, ClusterSettings.objects.get(id=1).cluster_id)
+    folder = settings.DATA_DIR / "agent"
+    folder.mkdir(mode=0o755, exist_ok=True)
+    _write(folder / "agent.pyz", program)
+    _write(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
+
+
+def get_script(*, engine: str = "rootless", runtime: str = "podman", account: str = "fairway") -> str:
+    """The script to run in a root shell on a new node. Raises Invalid for choices it cannot be made from."""
+    public = {
+        name: public_line(key_path(settings.KEY_DIR, name))
+        for name in ("control", "watch", "tunnel", "signing")
+    }  # type: ignore[arg-type]
+    folder = settings.DATA_DIR / "agent"
+    try:
+        agent = SignedAgent((folder / "agent.pyz").read_bytes(), (folder / "agent.pyz.sig").read_text())
+    except FileNotFoundError as missing:
+        raise Unavailable(
+            "The signed agent is not there yet; start Fairway with `manage.py up`."
+        ) from missing
+    try:
+        return enrolment_script(
+            ClusterSettings.objects.get(id=1).cluster_id,
+            PublicKeys(**public),
+            agent,
+            EnrolmentChoices(engine=engine, runtime=runtime, account=account),  # type: ignore[arg-type]
+        )
+    except EnrolmentError as wrong:
+        raise Invalid(str(wrong)) from wrong
+
+
+def get_host_key(host: str, port: int) -> HostKey:
+    """The key a machine shows, to be compared by the admin before it is pinned. Takes at most 5 s."""
+    try:
+        return scan_host_key(host, port)
+    except SshError as problem:
+        raise Invalid(fields={"host": str(problem)}) from problem
+
+
+def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeCheck:
+    """Asks worker-nodes to run the script through one sudo login; the steps appear on the check's row."""
+    require(actor, Verb.CHANGE, node)
+    if not login.account or not login.password:
+        raise Invalid(fields={"password": "Give an account that may use sudo, and its password."})
+    with transaction.atomic():
+        check = NodeCheck.objects.create(node=node, kind="enrol", actor=actor)
+        sealed = seal(f"{login.account}\0{login.password}", _place(check.public_id))
+        try:
+            _redis().set(_name(check.public_id), sealed, ex=PASSWORD_LIFE_S)
+        except redis.RedisError as away:
+            raise Unavailable(
+                "The message store does not answer, so the login cannot be handed over."
+            ) from away
+        leave_hint("scheduler.enrol_node", [check.public_id], "nodes")
+    return check
+
+
+def take_sudo_login(check_id: str) -> SudoLogin | None:
+    """The login that waits for this check, taken away with the reading; None when its minute is over."""
+    sealed = _redis().getdel(_name(check_id))
+    if not isinstance(sealed, bytes):
+        return None
+    try:
+        account, _, password = unseal(sealed.decode(), _place(check_id)).partition("\0")
+    except CannotOpen:
+        log.warning("the login of check %s does not open", check_id)
+        return None
+    return SudoLogin(account, password)
+
+
+def _redis() -> redis.Redis:
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=3, socket_connect_timeout=3)
+
+
+def _name(check_id: str) -> str:
+    return f"fairway:sudo:{check_id}"
+
+
+def _place(check_id: str) -> Place:
+    return Place("node_check", check_id, "sudo_login")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replaces a file whole, so that a reader never sees half of it."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_bytes(content)
+    fresh.replace(path)

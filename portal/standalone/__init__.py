@@ -1,0 +1,1 @@
+"""A whole Fairway on one machine: its own PostgreSQL and Valkey, its keys, and one supervisor."""

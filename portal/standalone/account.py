@@ -1,0 +1,63 @@
+"""The account that the servers run under: `fairway` when root starts them, since PostgreSQL refuses root."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from pathlib import Path
+
+from portal.standalone.errors import StartError
+
+ACCOUNT = "fairway"
+
+
+def service_account() -> str | None:
+    """`fairway`, made when missing, if this is root; None means: run as yourself."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        pwd.getpwnam(ACCOUNT)
+    except KeyError:
+        _make()
+    return ACCOUNT
+
+
+def give(path: Path, account: str | None, mode: int) -> None:
+    """Hands one file or folder to the account and sets its mode."""
+    if account is not None:
+        entry = pwd.getpwnam(account)
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+    path.chmod(mode)
+
+
+def check_reachable(path: Path, account: str | None) -> None:
+    """Refuses a data folder below a folder that the account may not pass through."""
+    if account is None:
+        return
+    entry = pwd.getpwnam(account)
+    for folder in [path, *path.parents]:
+        status = folder.stat()
+        bit = 0o100 if status.st_uid == entry.pw_uid else 0o010 if status.st_gid == entry.pw_gid else 0o001
+        if not status.st_mode & bit:
+            raise StartError(
+                f"PostgreSQL does not run as root, and the account {account} that it runs under may not pass "
+                f"through {folder}. Choose another folder with --data-dir, or allow it: chmod a+x {folder}"
+            )
+
+
+def _make() -> None:
+    tool = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if tool is None:
+        raise StartError(
+            f"PostgreSQL does not run as root, there is no account {ACCOUNT}, and useradd is not installed. "
+            f"Make a system account {ACCOUNT}, or start as an ordinary user."
+        )
+    shell = "/usr/sbin/nologin" if Path("/usr/sbin/nologin").exists() else "/bin/false"
+    command = [tool, "--system", "--user-group", "--no-create-home", "--home-dir", "/var/lib/fairway"]
+    done = subprocess.run(
+        [*command, "--shell", shell, ACCOUNT], capture_output=True, text=True, timeout=30, check=False
+    )
+    if done.returncode not in (0, 9):  # 9: it appeared meanwhile
+        raise StartError(f"The account {ACCOUNT} could not be made: {done.stderr.strip()}")

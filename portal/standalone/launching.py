@@ -1,0 +1,27 @@
+"""Builds the argument list that starts a child through `launch.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+LAUNCHER = Path(__file__).with_name("launch.py")
+
+
+def launched(
+    command: Sequence[str],
+    *,
+    account: str | None = None,
+    niceness: int = 0,
+    death_signal: signal.Signals = signal.SIGTERM,
+) -> list[str]:
+    """The command, to be started by this very process (main thread): it gets `death_signal` when we die."""
+    options = ["--parent", str(os.getpid()), "--death-signal", str(int(death_signal))]
+    if account is not None:
+        options += ["--account", account]
+    if niceness:
+        options += ["--nice", str(niceness)]
+    return [sys.executable, "-S", "-E", str(LAUNCHER), *options, "--", *command]

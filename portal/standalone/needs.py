@@ -1,0 +1,75 @@
+"""What each kind of test needs of a machine, and the Debian packages that bring it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something a machine has or lacks; `package` is None where apt-get cannot help."""
+
+    what: str
+    package: str | None
+    met: Callable[[], bool]
+
+
+def _program(name: str, package: str) -> Need:
+    return Need(name, package, lambda: shutil.which(name, path=SYSTEM_PATH) is not None)
+
+
+def _file(path: str, package: str) -> Need:
+    return Need(path, package, lambda: Path(path).exists())
+
+
+ROOT = Need("root", None, lambda: os.geteuid() == 0)
+NVIDIA = Need("an NVIDIA GPU and its driver", None, lambda: Path("/dev/nvidiactl").exists())
+PLAYWRIGHT = Need("playwright", None, lambda: importlib.util.find_spec("playwright") is not None)
+
+NEEDS: dict[str, tuple[Need, ...]] = {
+    "rig": (
+        ROOT,
+        _program("sshd", "openssh-server"),
+        _program("ssh-keygen", "openssh-client"),
+        _program("podman", "podman"),
+        _program("runc", "runc"),
+        _program("newuidmap", "uidmap"),
+        _file("/usr/lib/cni/bridge", "containernetworking-plugins"),
+        _program("iptables", "iptables"),
+        _program("ip", "iproute2"),
+        _program("sudo", "sudo"),
+        _program("strace", "strace"),
+    ),
+    "browser": (PLAYWRIGHT, _program("chromium", "chromium")),
+    "gpu": (NVIDIA,),
+}
+"""By pytest marker. A test may carry several."""
+
+
+def missing(kind: str) -> list[Need]:
+    """What this machine lacks for the tests of one kind."""
+    return [need for need in NEEDS.get(kind, ()) if not need.met()]
+
+
+def packages(needs: list[Need]) -> list[str]:
+    """The Debian packages that would bring these needs."""
+    return list(dict.fromkeys(need.package for need in needs if need.package))
+
+
+def sentence(kind: str, needs: list[Need]) -> str:
+    """Why the tests of one kind do not run here, and how to get them to run."""
+    text = f"{kind} tests need {', '.join(need.what for need in needs)}"
+    wanted = packages(needs)
+    return f"{text} (Debian: apt-get install {' '.join(wanted)})" if wanted else text
+
+
+def can_install() -> bool:
+    """Whether this is root on a Debian, where `manage.py test` installs what is missing."""
+    return os.geteuid() == 0 and Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None

@@ -1,0 +1,66 @@
+"""A PostgreSQL and a Valkey for as long as someone holds our standard input: what the tests stand on.
+
+`python -m portal.standalone.temporary FOLDER` prints one line of JSON with both addresses when they answer,
+and removes everything when its input ends, however its parent died.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from portal.standalone.account import service_account
+from portal.standalone.errors import StartError
+from portal.standalone.folder import DataFolder
+from portal.standalone.launching import launched
+from portal.standalone.postgres import prepare_postgres
+from portal.standalone.valkey import prepare_valkey
+
+LOG = "servers.log"
+STOP_LIMIT_S = 20
+
+
+def main(root: Path) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the end of our input decides
+    folder = DataFolder(root, service_account())
+    running: list[tuple[subprocess.Popen[bytes], signal.Signals]] = []
+    try:
+        folder.prepare()
+        postgres = prepare_postgres(folder, durable=False)
+        valkey = prepare_valkey(folder)
+        for command, stop_with in ((postgres.command, signal.SIGINT), (valkey.command, signal.SIGTERM)):
+            argv = launched(command, account=folder.account, death_signal=stop_with)
+            with (root / LOG).open("ab") as log:
+                process = subprocess.Popen(
+                    argv, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            running.append((process, stop_with))
+        postgres.wait_ready(lambda: running[0][0].poll() is None)
+        valkey.wait_ready(lambda: running[1][0].poll() is None)
+        print(json.dumps({"database_url": folder.database_url, "redis_url": folder.redis_url}), flush=True)
+        select.select([sys.stdin], [], [])
+        return 0
+    except StartError as trouble:
+        lines = (root / LOG).read_text(errors="replace") if (root / LOG).exists() else ""
+        print(json.dumps({"trouble": f"{lines[-2000:]}{trouble}"}), flush=True)
+        return 1
+    finally:
+        for process, stop_with in running:
+            process.send_signal(stop_with)
+        for process, _ in running:
+            try:
+                process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        shutil.rmtree(folder.sockets, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,88 @@
+"""Counts attempts per person, token or address, so that nobody can flood a door; kept in Redis, shared by all.
+
+Without Redis each process counts for itself: a limit is never lifted because something is down.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import redis
+from django.conf import settings
+from redis.exceptions import RedisError
+
+log = logging.getLogger(__name__)
+
+PREFIX = "fairway:rate"
+REDIS_TIMEOUT_S = 0.5
+AVOID_REDIS_S = 5.0
+"""After a failure Redis is left alone this long: a hanging Redis must not slow each request."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """At most ``limit`` in each window of ``period_s`` seconds."""
+
+    name: str
+    limit: int
+    period_s: int
+
+
+ANYTHING = Rate("anything", 1200, 60)
+ANONYMOUS = Rate("anonymous", 120, 60)
+SUBMIT = Rate("submit", 240, 60)
+TOKENS = Rate("tokens", 20, 60)
+SIGN_IN = Rate("sign_in", 10, 60)
+BAD_TOKENS = Rate("bad_tokens", 60, 60)
+
+
+def take(rate: Rate, who: str) -> float:
+    """Counts one; 0 when it is within the rate, else the seconds until the next window."""
+    now_s = time.time()
+    window = int(now_s // rate.period_s)
+    name = f"{PREFIX}:{rate.name}:{who}:{window}"
+    count = _counted(name, rate.period_s)
+    return 0.0 if count <= rate.limit else (window + 1) * rate.period_s - now_s
+
+
+def _counted(name: str, period_s: int) -> int:
+    if time.monotonic() >= _Local.avoid_until_s:
+        try:
+            pipe = _client().pipeline(transaction=False)
+            pipe.incr(name)
+            pipe.expire(name, period_s + 1)
+            return int(pipe.execute()[0])
+        except (RedisError, OSError) as problem:
+            log.warning("rates are counted in this process for now: %s", problem)
+            _Local.avoid_until_s = time.monotonic() + AVOID_REDIS_S
+    return _Local.count(name)
+
+
+class _Local:
+    """Counts of this process, for the time in which Redis does not answer."""
+
+    avoid_until_s = 0.0
+    counts: dict[str, int] = {}
+    lock = threading.Lock()
+
+    @classmethod
+    def count(cls, name: str) -> int:
+        with cls.lock:
+            if len(cls.counts) > 10_000:
+                cls.counts.clear()
+            cls.counts[name] = cls.counts.get(name, 0) + 1
+            return cls.counts[name]
+
+
+@cache
+def _client() -> redis.Redis:
+    return redis.Redis.from_url(
+        settings.REDIS_URL,
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+        health_check_interval=30,
+    )

@@ -1,0 +1,158 @@
+"""Adding a node with its host key confirmed and a live test, and taking nodes in and out of service."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from portal.access import Policy, policy, signed_in
+from portal.errors import FairwayError, Invalid, NotThere
+from portal.models import Node, NodeCheck, NodePool
+from portal.services import enrolment, nodes
+from portal.words.states import LinkKind, NodeState, RuntimeKind
+
+FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
+DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "rootless"}
+
+
+@policy(Policy.ADMIN)
+@require_http_methods(["GET", "POST"])
+def add_node(request: HttpRequest) -> HttpResponse:
+    """First an address, then the host key to confirm beside the script, then the live test."""
+    values = DEFAULTS | {key: request.POST[key].strip() for key in FIELDS if key in request.POST}
+    if request.method == "GET":
+        return _form(request, values)
+    try:
+        port = _port(values["port"])
+        if "confirmed" not in request.POST:
+            key = enrolment.get_host_key(values.get("host", ""), port)
+            script = enrolment.get_script(
+                engine=values["engine"], runtime=values["runtime"], account=values["account"]
+            )
+            return _form(request, values, host_key=key.line, fingerprint=key.fingerprint, script=script)
+        node = nodes.do_add_node(
+            signed_in(request.user),
+            name=values.get("name", ""),
+            pool=_pool(request, values),
+            link=LinkKind.SSH,
+            host=values.get("host", ""),
+            port=port,
+            account=values["account"],
+            host_key=request.POST.get("host_key", ""),
+            runtime=RuntimeKind(values["runtime"]),
+        )
+    except Invalid as refusal:
+        return _form(request, values, problems=refusal.fields, sentence=refusal.sentence, status=400)
+    return _start(request, node)
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def test_node(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Tests the connection of a node again."""
+    return _start(request, _node(public_id))
+
+
+@policy(Policy.ADMIN)
+@require_GET
+def node_check(request: HttpRequest, public_id: str, check_id: str) -> HttpResponse:
+    """The steps of a test as they finish; the fragment asks again until it has."""
+    check = (
+        NodeCheck.objects.select_related("node").filter(public_id=check_id, node__public_id=public_id).first()
+    )
+    if check is None:
+        raise NotThere
+    template = "admin/node_check_steps.html" if request.headers.get("HX-Request") else "admin/node_check.html"
+    return render(request, template, {"check": check, "node": check.node})
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Cordons, drains, fences, retires a node, or takes it back."""
+    node, user = _node(public_id), signed_in(request.user)
+    act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
+    states = {
+        "cordon": NodeState.CORDONED,
+        "drain": NodeState.DRAINED,
+        "ready": NodeState.READY,
+        "retire": NodeState.RETIRED,
+    }
+    try:
+        if act == "fence":
+            ended = nodes.do_fence_node(user, node, reason=reason)
+            messages.success(request, f"{node.name} is fenced; {ended} tasks ended and their GPUs are free.")
+        elif act in states:
+            nodes.do_set_node_state(user, node, states[act], reason=reason)
+            messages.success(request, f"{node.name} is now {states[act].value}.")
+        else:
+            raise NotThere
+    except FairwayError as refusal:
+        messages.error(request, refusal.sentence)
+    if act == "retire":
+        return HttpResponseRedirect(reverse("cluster"))
+    return HttpResponseRedirect(reverse("node", args=[public_id]))
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _start(request: HttpRequest, node: Node) -> HttpResponse:
+    user = signed_in(request.user)
+    password = request.POST.get("sudo_password", "")
+    if password:
+        login = enrolment.SudoLogin(request.POST.get("sudo_account", "").strip(), password)
+        check = enrolment.do_enrol_by_sudo(user, node, login)
+    else:
+        check = nodes.do_start_check(user, node)
+    return HttpResponseRedirect(reverse("node-check", args=[node.public_id, check.public_id]))
+
+
+def _node(public_id: str) -> Node:
+    node = Node.objects.filter(public_id=public_id).first()
+    if node is None:
+        raise NotThere
+    return node
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 65_535:
+        raise Invalid(fields={"port": "Must be between 1 and 65535."})
+    return int(text)
+
+
+def _pool(request: HttpRequest, values: dict[str, str]) -> NodePool:
+    if values.get("new_pool"):
+        existing = NodePool.objects.filter(name=values["new_pool"]).first()
+        return existing or nodes.do_add_pool(signed_in(request.user), values["new_pool"])
+    pool = NodePool.objects.filter(public_id=values.get("pool", "")).first()
+    if pool is None:
+        raise Invalid(fields={"pool": "Choose a pool, or name a new one."})
+    return pool
+
+
+def _form(
+    request: HttpRequest,
+    values: dict[str, str],
+    *,
+    host_key: str = "",
+    fingerprint: str = "",
+    script: str = "",
+    problems: dict[str, str] | None = None,
+    sentence: str = "",
+    status: int = 200,
+) -> HttpResponse:
+    context = {
+        "values": values,
+        "pools": NodePool.objects.order_by("name"),
+        "runtimes": [RuntimeKind.PODMAN, RuntimeKind.DOCKER, RuntimeKind.PROCESS],
+        "host_key": host_key,
+        "fingerprint": fingerprint,
+        "script": script,
+        "problems": problems or {},
+        "sentence": sentence if not problems else "",
+    }
+    return render(request, "admin/node_add.html", context, status=status)

@@ -1,0 +1,127 @@
+"""People: who is here, invitations, sign-in links, and taking rights away."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST
+
+from portal.access import Policy, policy, signed_in
+from portal.errors import FairwayError, Invalid, NotThere
+from portal.models import Invitation, Project, User
+from portal.services import people
+from portal.words.states import Role
+
+
+@policy(Policy.ADMIN)
+@require_GET
+def people_list(request: HttpRequest) -> HttpResponse:
+    """Everybody, with their projects, and the invitations that are still open."""
+    return _page(request)
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def invite(request: HttpRequest) -> HttpResponse:
+    """Makes an invitation; its link is shown once, on the page that answers."""
+    values = {key: request.POST.get(key, "").strip() for key in ("full_name", "email", "project", "role")}
+    project = Project.objects.filter(public_id=values["project"]).first() if values["project"] else None
+    try:
+        invitation, code = people.do_invite(
+            signed_in(request.user),
+            full_name=values["full_name"],
+            email=values["email"],
+            project=project,
+            role=Role(values["role"] or Role.MEMBER.value) if project else None,
+            makes_admin="makes_admin" in request.POST,
+        )
+    except Invalid as refusal:
+        return _page(request, status=400, problems=refusal.fields, values=values)
+    link = request.build_absolute_uri(reverse("join")) + f"#{code}"
+    return _page(request, link=link, invitation=invitation)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def revoke_invitation(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Takes an open invitation back."""
+    invitation = Invitation.objects.filter(public_id=public_id).select_related("project").first()
+    if invitation is None:
+        raise NotThere
+    people.do_revoke_invitation(signed_in(request.user), invitation)
+    messages.success(request, "The invitation does not work any more.")
+    if invitation.project is not None and not signed_in(request.user).is_admin:
+        return HttpResponseRedirect(reverse("project", args=[invitation.project.public_id]))
+    return HttpResponseRedirect(reverse("people"))
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def change_person(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Lets somebody in or out, makes or unmakes an admin, or makes a one-time sign-in link."""
+    admin = signed_in(request.user)
+    person = User.objects.filter(public_id=public_id).first()
+    if person is None:
+        raise NotThere
+    act = request.POST.get("act", "")
+    try:
+        if act == "link":
+            code = people.do_make_sign_in_link(admin, person)
+            link = request.build_absolute_uri(reverse("sign-in-link")) + f"#{code}"
+            return _page(request, link=link, link_for=person)
+        changes = {
+            "close": {"is_active": False},
+            "open": {"is_active": True},
+            "admin": {"is_admin": True},
+            "no-admin": {"is_admin": False},
+        }.get(act)
+        if changes is None:
+            raise NotThere
+        people.do_change_person(admin, person, **changes)
+        messages.success(request, f"Saved for {person.username}.")
+    except FairwayError as refusal:
+        messages.error(request, refusal.sentence)
+    return HttpResponseRedirect(reverse("people"))
+
+
+def _page(
+    request: HttpRequest,
+    *,
+    status: int = 200,
+    problems: dict[str, str] | None = None,
+    values: dict[str, str] | None = None,
+    link: str = "",
+    invitation: Invitation | None = None,
+    link_for: User | None = None,
+) -> HttpResponse:
+    search = request.GET.get("q", "").strip()
+    everybody = User.objects.prefetch_related("memberships__project").order_by("username")
+    if search:
+        everybody = everybody.filter(
+            Q(username__icontains=search) | Q(full_name__icontains=search) | Q(email__icontains=search)
+        )
+    waiting = Invitation.objects.filter(
+        used_at__isnull=True, revoked_at__isnull=True, expires_at__gt=timezone.now()
+    )
+    return render(
+        request,
+        "admin/people.html",
+        {
+            "people": Paginator(everybody, 50).get_page(request.GET.get("page")),
+            "search": search,
+            "invitations": waiting.select_related("created_by", "project").order_by("-id"),
+            "projects": Project.objects.filter(archived_at__isnull=True).order_by("name"),
+            "roles": list(Role),
+            "problems": problems or {},
+            "values": values or {},
+            "link": link,
+            "invitation": invitation,
+            "link_for": link_for,
+        },
+        status=status,
+    )

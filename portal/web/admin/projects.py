@@ -1,0 +1,194 @@
+"""Projects and who belongs to them: the list, one project with its members, and invitations into it."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST
+
+from portal.access import Policy, Verb, can, policy, require, signed_in, visible_people, visible_projects
+from portal.errors import FairwayError, Invalid, NotThere
+from portal.models import Invitation, Job, Project, Quota, User
+from portal.selectors.quota_grid import in_tree_order
+from portal.services import people, projects
+from portal.words.states import JOB_LIVE, Role
+
+
+@policy(Policy.SIGNED_IN)
+@require_GET
+def project_list(request: HttpRequest) -> HttpResponse:
+    """The projects a person may see, as a tree."""
+    rows = list(visible_projects(request.user).prefetch_related("memberships__user").order_by("name"))
+    live: dict[int, int] = {}
+    for project in (
+        Job.objects.filter(state__in=JOB_LIVE, project__in=rows).order_by().values_list("project", flat=True)
+    ):
+        live[project] = live.get(project, 0) + 1
+    shown = [
+        {
+            "project": project,
+            "depth": depth,
+            "live": live.get(project.pk, 0),
+            "people": len(project.memberships.all()),
+            "managers": [m.user.username for m in project.memberships.all() if m.role == Role.MANAGER.value],
+        }
+        for project, depth in in_tree_order(rows)
+    ]
+    return render(
+        request,
+        "admin/projects.html",
+        {
+            "rows": shown,
+            "parents": rows,
+            "may_add": signed_in(request.user).is_admin,
+            "values": {},
+            "problems": {},
+        },
+    )
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def add_project(request: HttpRequest) -> HttpResponse:
+    """Makes a project."""
+    user = signed_in(request.user)
+    values = {key: request.POST.get(key, "").strip() for key in ("name", "title", "parent")}
+    parent = Project.objects.filter(public_id=values["parent"]).first() if values["parent"] else None
+    try:
+        project = projects.do_create_project(user, name=values["name"], title=values["title"], parent=parent)
+    except Invalid as refusal:
+        rows = list(visible_projects(user).order_by("name"))
+        shown = [{"project": p, "depth": d} for p, d in in_tree_order(rows)]
+        context = {
+            "rows": shown,
+            "parents": rows,
+            "may_add": True,
+            "values": values,
+            "problems": refusal.fields,
+        }
+        return render(request, "admin/projects.html", context, status=400)
+    messages.success(request, f"{project.name} is ready. Now give it people and a quota.")
+    return HttpResponseRedirect(reverse("project", args=[project.public_id]))
+
+
+@policy(Policy.SIGNED_IN)
+@require_GET
+def project_page(request: HttpRequest, public_id: str) -> HttpResponse:
+    """One project: members, quotas, open invitations."""
+    return _page(request, _project(request, public_id))
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Gives a person a role, or takes them out (role "none")."""
+    user = signed_in(request.user)
+    project = _project(request, public_id)
+    require(user, Verb.MANAGE, project)
+    name = request.POST.get("username", "").strip()
+    role = request.POST.get("role", "")
+    who = User.objects.filter(username=name, is_active=True).first()
+    if who is None or (role != "none" and role not in {r.value for r in Role}):
+        problem = f"There is nobody called {name}." if who is None else "Choose a role."
+        return _page(request, project, status=400, problems={"username": problem}, values={"username": name})
+    if role == "none":
+        projects.do_remove_member(user, project, who)
+        messages.success(
+            request, f"{who.username} is out of {project.name}. Their open workspaces there close now."
+        )
+    else:
+        projects.do_set_member(user, project, who, Role(role))
+        messages.success(request, f"{who.username} is now {role} of {project.name}.")
+    return HttpResponseRedirect(reverse("project", args=[public_id]))
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def invite_into(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Makes an invitation into this project; the link is shown once, on the page that answers."""
+    user = signed_in(request.user)
+    project = _project(request, public_id)
+    try:
+        invitation, code = people.do_invite(
+            user,
+            full_name=request.POST.get("full_name", "").strip(),
+            email=request.POST.get("email", "").strip(),
+            project=project,
+            role=Role(request.POST.get("role", Role.MEMBER.value)),
+        )
+    except Invalid as refusal:
+        return _page(request, project, status=400, problems=refusal.fields)
+    link = request.build_absolute_uri(reverse("join")) + f"#{code}"
+    return _page(request, project, link=link, invitation=invitation)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Retitles or archives a project."""
+    user = signed_in(request.user)
+    project = _project(request, public_id)
+    try:
+        if "archive" in request.POST:
+            projects.do_change_project(user, project, archived_at=timezone.now())
+            messages.success(request, f"{project.name} is archived; nothing new starts in it.")
+        elif "restore" in request.POST:
+            projects.do_change_project(user, project, archived_at=None)
+            messages.success(request, f"{project.name} is open again.")
+        else:
+            projects.do_change_project(user, project, title=request.POST.get("title", "").strip()[:200])
+            messages.success(request, "Saved.")
+    except FairwayError as refusal:
+        messages.error(request, refusal.sentence)
+    return HttpResponseRedirect(reverse("project", args=[public_id]))
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _project(request: HttpRequest, public_id: str) -> Project:
+    project = visible_projects(request.user).select_related("parent").filter(public_id=public_id).first()
+    if project is None:
+        raise NotThere
+    return project
+
+
+def _page(
+    request: HttpRequest,
+    project: Project,
+    *,
+    status: int = 200,
+    problems: dict[str, str] | None = None,
+    values: dict[str, str] | None = None,
+    link: str = "",
+    invitation: Invitation | None = None,
+) -> HttpResponse:
+    user = signed_in(request.user)
+    manages = can(user, Verb.MANAGE, project)
+    members = project.memberships.select_related("user").order_by("user__username")
+    waiting = Invitation.objects.filter(
+        project=project, used_at__isnull=True, revoked_at__isnull=True, expires_at__gt=timezone.now()
+    )
+    return render(
+        request,
+        "admin/project.html",
+        {
+            "project": project,
+            "members": members,
+            "quotas": Quota.objects.filter(project=project).select_related("pool").order_by("pool__name"),
+            "invitations": waiting.select_related("created_by").order_by("-id") if manages else [],
+            "manages": manages,
+            "known": visible_people(user).filter(is_active=True).order_by("username")[:500]
+            if manages
+            else [],
+            "roles": list(Role),
+            "problems": problems or {},
+            "values": values or {},
+            "link": link,
+            "invitation": invitation,
+        },
+        status=status,
+    )

@@ -1,0 +1,270 @@
+"""The quotas page: a tree per pool, edited in place, saved together, with its history and undo.
+
+Every field travels with the value and the version its editor saw. Only fields that the editor changed are
+saved, all or none; where somebody else was faster the page shows both values and asks once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from django.contrib import messages
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
+
+from portal.access import Policy, policy, signed_in, visible_projects
+from portal.errors import Conflict, FairwayError, Invalid, NotThere, Stale
+from portal.models import NodePool, Project, Quota, QuotaChange, User
+from portal.selectors.quota_grid import Grid, GridRow, pools_with_gpus, quota_grid
+from portal.services.projects import QuotaNumbers, do_change_quota, do_undo_quota_change
+from portal.web.admin.amounts import limit_of, milli_of, shown_gpus, weight_of, whole_number_of
+
+FIELDS = ("guaranteed", "limit", "weight", "priority")
+
+
+@dataclass
+class Cell:
+    """One editable number: what stands, what its editor typed, and what somebody else put there meanwhile."""
+
+    name: str
+    value: str
+    seen: str
+    problem: str = ""
+    theirs: str = ""
+
+    @property
+    def dirty(self) -> bool:
+        """The editor changed it."""
+        return self.value != self.seen
+
+
+@dataclass
+class Line:
+    """A row of the grid together with its cells."""
+
+    row: GridRow
+    cells: dict[str, Cell]
+    version: int
+    problem: str = ""
+
+
+@dataclass
+class Sheet:
+    """The grid as the page shows it."""
+
+    grid: Grid
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def scale_milli(self) -> int:
+        """Length of the bars: the pool, or what is promised or used where that is more."""
+        return max(1, self.grid.total_milli, self.grid.promised_milli, self.grid.used_milli)
+
+    @property
+    def dirty(self) -> int:
+        """How many cells wait to be saved."""
+        return sum(cell.dirty for line in self.lines for cell in line.cells.values())
+
+
+def sheet_of(grid: Grid) -> Sheet:
+    """A sheet without edits."""
+    lines = []
+    for row in grid.rows:
+        shown = _shown(row)
+        cells = {name: Cell(name, shown[name], shown[name]) for name in FIELDS}
+        lines.append(Line(row, cells, row.version))
+    return Sheet(grid, lines)
+
+
+@policy(Policy.SIGNED_IN)
+@require_GET
+def quotas(request: HttpRequest) -> HttpResponse:
+    """The quotas of one pool; everybody sees those of their projects, admins edit them all."""
+    pools = pools_with_gpus()
+    pool = _pool(request.GET.get("pool", ""), pools)
+    sheet = sheet_of(quota_grid(request.user, pool)) if pool else None
+    return _page(request, sheet, pools)
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def save_quotas(request: HttpRequest) -> HttpResponse:
+    """Saves the edited cells of one pool, all or none."""
+    user = signed_in(request.user)
+    pools = pools_with_gpus()
+    pool = _pool(request.POST.get("pool", ""), pools)
+    if pool is None:
+        raise NotThere("There is no such pool.")
+    reason = request.POST.get("reason", "").strip()
+    sheet = sheet_of(quota_grid(user, pool))
+    edited = _read(request, sheet)
+    failed = False
+    try:
+        with transaction.atomic():
+            for line in edited:
+                failed |= not _save(line, partial(_change, user, pool, line, reason))
+            if failed:
+                raise Conflict("Nothing was saved.")
+    except Conflict:
+        return _page(request, sheet, pools, status=409, reason=reason)
+    if edited:
+        word = "1 project" if len(edited) == 1 else f"{len(edited)} projects"
+        messages.success(request, f"Saved the quota of {word}. It counts from the next cycle on.")
+    return HttpResponseRedirect(f"{reverse('quotas')}?pool={pool.name}")
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def undo_quota_change(request: HttpRequest, change_id: int) -> HttpResponse:
+    """Puts back what stood before the newest change of a quota."""
+    change = QuotaChange.objects.select_related("quota__pool", "quota__project").filter(pk=change_id).first()
+    if change is None:
+        raise NotThere
+    try:
+        do_undo_quota_change(signed_in(request.user), change)
+    except FairwayError as refusal:
+        messages.error(request, refusal.sentence)
+    else:
+        messages.success(request, f"Put back what {change.quota.project.name} had before.")
+    return HttpResponseRedirect(f"{reverse('quotas')}?pool={change.quota.pool.name}")
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _pool(name: str, pools: list[NodePool]) -> NodePool | None:
+    return next((pool for pool in pools if pool.name == name), pools[0] if pools and not name else None)
+
+
+def _shown(row: GridRow) -> dict[str, str]:
+    return {
+        "guaranteed": shown_gpus(row.guaranteed_milli),
+        "limit": shown_gpus(row.limit_milli),
+        "weight": f"{row.weight:g}",
+        "priority": str(row.priority),
+    }
+
+
+def _read(request: HttpRequest, sheet: Sheet) -> list[Line]:
+    """Puts what was posted into the sheet; gives the lines that were edited."""
+    edited = []
+    for line in sheet.lines:
+        key = line.row.project.public_id
+        changed = False
+        posted_version = request.POST.get(f"version-{key}", "")
+        for name, cell in line.cells.items():
+            posted = request.POST.get(f"{name}-{key}")
+            if posted is None:
+                continue
+            seen = request.POST.get(f"seen-{name}-{key}", cell.seen)
+            if posted.strip() != seen:
+                changed = True
+                cell.theirs = cell.seen if cell.seen != seen else ""
+                cell.value = posted.strip()
+        if changed:
+            if posted_version.isdigit():
+                line.version = int(posted_version)
+            edited.append(line)
+    return edited
+
+
+def _change(user: User, pool: NodePool, line: Line, reason: str, numbers: QuotaNumbers) -> Quota:
+    return do_change_quota(user, line.row.project, pool, numbers, version=line.version, reason=reason)
+
+
+def _save(line: Line, save: Callable[[QuotaNumbers], Quota]) -> bool:
+    """Saves one line; where it is refused, leaves the sentence at the cell or the line and gives False."""
+    try:
+        save(_numbers(line))
+    except Invalid as refusal:
+        for name, sentence in refusal.fields.items():
+            cell = line.cells.get(name.removesuffix("_milli"))
+            if cell is not None:
+                cell.problem = sentence
+            else:
+                line.problem = sentence
+        return False
+    except Stale as refusal:
+        line.problem = (
+            "Somebody else changed this line while you were editing it. Save again to put yours in place."
+        )
+        line.version = int(refusal.facts["version"])
+        return False
+    return True
+
+
+def _numbers(line: Line) -> QuotaNumbers:
+    cells = line.cells
+    wrong: dict[str, str] = {}
+    values: dict[str, object] = {}
+    for name, read in (
+        ("guaranteed", milli_of),
+        ("limit", limit_of),
+        ("weight", weight_of),
+        ("priority", whole_number_of),
+    ):
+        try:
+            values[name] = read(cells[name].value, name)
+        except Invalid as refusal:
+            wrong |= refusal.fields
+    if wrong:
+        raise Invalid(fields=wrong)
+    return QuotaNumbers(
+        guaranteed_milli=values["guaranteed"],  # type: ignore[arg-type]
+        limit_milli=values["limit"],  # type: ignore[arg-type]
+        weight=values["weight"],  # type: ignore[arg-type]
+        priority=values["priority"],  # type: ignore[arg-type]
+    )
+
+
+def _page(
+    request: HttpRequest, sheet: Sheet | None, pools: list[NodePool], *, status: int = 200, reason: str = ""
+) -> HttpResponse:
+    history: list[QuotaChange] = []
+    if sheet is not None:
+        seen: set[int] = set()
+        rows = QuotaChange.objects.filter(
+            quota__pool=sheet.grid.pool, quota__project__in=_seen_projects(request)
+        )
+        history = list(rows.select_related("quota__project", "actor").order_by("-id")[:20])
+        for change in history:
+            change.can_undo = change.quota_id not in seen  # type: ignore[attr-defined]
+            change.words = _change_words(change)  # type: ignore[attr-defined]
+            seen.add(change.quota_id)
+    return render(
+        request,
+        "admin/quotas.html",
+        {
+            "sheet": sheet,
+            "pools": pools,
+            "history": history,
+            "may_edit": signed_in(request.user).is_admin,
+            "reason": reason,
+            "here": "quotas",
+        },
+        status=status,
+    )
+
+
+def _seen_projects(request: HttpRequest) -> list[Project]:
+    return list(visible_projects(request.user))
+
+
+def _change_words(change: QuotaChange) -> list[tuple[str, str, str]]:
+    """Field, old and new, for each number that a change moved."""
+    words = []
+    for name in ("guaranteed_milli", "limit_milli", "weight", "priority"):
+        old, new = change.before.get(name), change.after.get(name)
+        if not change.before and name in ("guaranteed_milli", "priority"):
+            old = 0
+        if not change.before and name == "weight":
+            old = 1.0
+        if old != new:
+            show = shown_gpus if name.endswith("_milli") else (lambda value: f"{value:g}")
+            words.append((name.removesuffix("_milli"), show(old), show(new)))
+    return words

@@ -1,0 +1,32 @@
+"""Addresses of the pages that change the cluster."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from portal.web.admin import audit, environments, nodes, people, projects, quotas
+
+urlpatterns = [
+    path("quotas/", quotas.quotas, name="quotas"),
+    path("quotas/save/", quotas.save_quotas, name="save-quotas"),
+    path("quotas/undo/<int:change_id>/", quotas.undo_quota_change, name="undo-quota"),
+    path("projects/", projects.project_list, name="projects"),
+    path("projects/add/", projects.add_project, name="add-project"),
+    path("projects/<slug:public_id>/", projects.project_page, name="project"),
+    path("projects/<slug:public_id>/change/", projects.change_project, name="change-project"),
+    path("projects/<slug:public_id>/members/", projects.set_member, name="set-member"),
+    path("projects/<slug:public_id>/invite/", projects.invite_into, name="invite-into"),
+    path("people/", people.people_list, name="people"),
+    path("people/invite/", people.invite, name="invite"),
+    path("people/<slug:public_id>/change/", people.change_person, name="change-person"),
+    path("invitations/<slug:public_id>/revoke/", people.revoke_invitation, name="revoke-invitation"),
+    path("nodes/add/", nodes.add_node, name="add-node"),
+    path("nodes/<slug:public_id>/test/", nodes.test_node, name="test-node"),
+    path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
+    path("nodes/<slug:public_id>/checks/<slug:check_id>/", nodes.node_check, name="node-check"),
+    path("environments/", environments.environment_list, name="environments"),
+    path("environments/add/", environments.save_environment, name="add-environment"),
+    path("environments/<slug:public_id>/", environments.environment_page, name="environment"),
+    path("environments/<slug:public_id>/save/", environments.save_environment, name="save-environment"),
+    path("audit/", audit.audit, name="audit"),
+]

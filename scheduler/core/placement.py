@@ -1,0 +1,276 @@
+"""Where tasks can stand: one pool's nodes as numpy arrays, filtered and scored per shape of task.
+
+A *shape* is everything of a request that decides where one task fits. Capacities and scores are kept
+per shape and made anew only for nodes that changed since. Equal scores fall to the node whose name and
+id sort first, so the same photograph gives the same places whatever order its rows came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.core.cluster import WHOLE_MILLI, GpuShare, NodeId, NodeRow, PendingRow
+from scheduler.core.plan import TaskPlacement
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NO_BOUND = 1_000_000
+"""Tasks of a shape that asks for nothing countable: as many as anyone asks."""
+
+WORST = np.int64(1) << 60
+
+
+class Shape(NamedTuple):
+    """What one task asks of a node."""
+
+    gpus: int
+    milli: int
+    gpu_model: str | None
+    min_gpu_memory_mib: int | None
+    cpu_milli: int
+    memory_mib: int
+    avoid_nodes: tuple[NodeId, ...]
+    node_affinity: NodeId | None
+
+    @classmethod
+    def of(cls, job: PendingRow) -> Shape:
+        """The shape of a job's tasks; equal requests give equal shapes."""
+        return cls(
+            job.gpus_per_task,
+            job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI,
+            job.gpu_model,
+            job.min_gpu_memory_mib,
+            job.cpu_milli,
+            job.memory_mib,
+            tuple(sorted(job.avoid_nodes)),
+            job.node_affinity,
+        )
+
+    @property
+    def whole(self) -> bool:
+        """True when each GPU is asked for alone."""
+        return self.milli == WHOLE_MILLI
+
+
+class Held(NamedTuple):
+    """What one task took: a node by index, GPU slots on it, and the rest."""
+
+    node: int
+    slots: tuple[int, ...]
+    milli: int
+    cpu_milli: int
+    memory_mib: int
+
+
+class _Scores:
+    """Capacities and scores of one shape over all nodes, and how much of the change log they have seen."""
+
+    __slots__ = ("capacity", "fitting", "score", "seen")
+
+    def __init__(self, capacity: Ints, score: Ints, fitting: Bools, seen: int) -> None:
+        self.capacity = capacity
+        self.score = score
+        self.fitting = fitting
+        self.seen = seen
+
+
+class Floor:
+    """The nodes of one pool and what is free on them.
+
+    ``empty`` photographs the same nodes as if nothing ran and all were ready: what could ever fit.
+    """
+
+    def __init__(self, nodes: Iterable[NodeRow], strategy: str, *, empty: bool = False) -> None:
+        self.nodes: list[NodeRow] = sorted(nodes, key=lambda node: (node.name, node.id))
+        self.strategy = strategy
+        self.index_of: dict[NodeId, int] = {node.id: i for i, node in enumerate(self.nodes)}
+        self.gpus = [sorted(node.gpus, key=lambda g: (g.memory_mib, g.index, g.uuid)) for node in self.nodes]
+        width = max((len(gpus) for gpus in self.gpus), default=0)
+        self.free_milli: Ints = np.zeros((len(self.nodes), width), dtype=np.int64)
+        self.cpu_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
+        self.memory_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
+        self.usable: Bools = np.zeros(len(self.nodes), dtype=bool)
+        self._slot_of: dict[str, tuple[int, int]] = {}
+        for i, node in enumerate(self.nodes):
+            self.usable[i] = empty or (node.schedulable and node.reachable)
+            self.cpu_free[i] = node.cpu_milli - (0 if empty else node.cpu_used_milli)
+            self.memory_free[i] = node.memory_mib - (0 if empty else node.memory_used_mib)
+            for slot, gpu in enumerate(self.gpus[i]):
+                self._slot_of[gpu.uuid] = (i, slot)
+                if empty or gpu.healthy:
+                    self.free_milli[i, slot] = WHOLE_MILLI - (0 if empty else gpu.used_milli)
+        self._masks: dict[tuple[str | None, int | None], Bools] = {}
+        self._scores: dict[Shape, _Scores] = {}
+        self._changed: list[int] = []
+
+    # -- what fits ------------------------------------------------------------------------------------
+
+    def eligible(self, gpu_model: str | None, min_gpu_memory_mib: int | None) -> Bools:
+        """Which GPU slots have the model and the memory asked for, free or not."""
+        key = (gpu_model, min_gpu_memory_mib)
+        if key not in self._masks:
+            mask = np.zeros(self.free_milli.shape, dtype=bool)
+            for i, gpus in enumerate(self.gpus):
+                for slot, gpu in enumerate(gpus):
+                    mask[i, slot] = (gpu_model is None or gpu.model == gpu_model) and (
+                        min_gpu_memory_mib is None or gpu.memory_mib >= min_gpu_memory_mib
+                    )
+            self._masks[key] = mask
+        return self._masks[key]
+
+    def capacity(self, shape: Shape) -> Ints:
+        """How many tasks of ``shape`` each node could take now, exactly."""
+        return self._fresh(shape).capacity
+
+    def place_gang(self, shape: Shape, tasks: int) -> list[Held] | None:
+        """Take places for all ``tasks`` of a gang, or None and nothing taken."""
+        scores = self._fresh(shape)
+        if tasks > 1 and int(np.minimum(scores.capacity, tasks).sum()) < tasks:
+            return None
+        if tasks == 1 and not scores.fitting.any():
+            return None
+        held: list[Held] = []
+        while len(held) < tasks:
+            node, count = self._next_node(self._fresh(shape), tasks - len(held))
+            held.extend(self._take(node, shape) for _ in range(count))
+        return held
+
+    def _next_node(self, scores: _Scores, missing: int) -> tuple[int, int]:
+        """The node for the next tasks of a gang and how many of them.
+
+        Pack: the tightest node that holds all that is missing, else the roomiest one filled up, so that a
+        gang stands on few nodes. Spread: one task on the emptiest node.
+        """
+        if self.strategy == "spread" or missing == 1:
+            return int(np.where(scores.fitting, scores.score, WORST).argmin()), 1
+        enough = scores.capacity >= missing
+        if enough.any():
+            return int(np.where(enough, scores.score, WORST).argmin()), missing
+        most = int(scores.capacity.max())
+        best = np.where(scores.capacity == most, scores.score, WORST)
+        return int(best.argmin()), most
+
+    def _fresh(self, shape: Shape) -> _Scores:
+        """Scores of ``shape`` that know of every change so far."""
+        scores = self._scores.get(shape)
+        if scores is None:
+            rows = np.arange(len(self.nodes))
+            capacity = self._capacities(shape, rows)
+            scores = _Scores(capacity, self._score(shape, rows), capacity > 0, len(self._changed))
+            self._scores[shape] = scores
+        elif scores.seen < len(self._changed):
+            rows = np.fromiter(set(self._changed[scores.seen :]), dtype=np.int64)
+            scores.capacity[rows] = self._capacities(shape, rows)
+            scores.score[rows] = self._score(shape, rows)
+            scores.fitting[rows] = scores.capacity[rows] > 0
+            scores.seen = len(self._changed)
+        return scores
+
+    def _capacities(self, shape: Shape, rows: Ints) -> Ints:
+        capacity = np.where(self.usable[rows], NO_BOUND, 0).astype(np.int64)
+        if shape.node_affinity is not None:
+            capacity[rows != self.index_of.get(shape.node_affinity, -1)] = 0
+        for node in shape.avoid_nodes:
+            capacity[rows == self.index_of.get(node, -1)] = 0
+        if shape.gpus:
+            capacity = np.minimum(capacity, self._gpu_capacities(shape, rows))
+        if shape.cpu_milli:
+            capacity = np.minimum(capacity, np.maximum(self.cpu_free[rows], 0) // shape.cpu_milli)
+        if shape.memory_mib:
+            capacity = np.minimum(capacity, np.maximum(self.memory_free[rows], 0) // shape.memory_mib)
+        return capacity
+
+    def _gpu_capacities(self, shape: Shape, rows: Ints) -> Ints:
+        eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[rows]
+        per_gpu = np.where(eligible, self.free_milli[rows], 0) // shape.milli
+        if shape.whole or shape.gpus == 1:
+            return np.asarray(per_gpu.sum(axis=1) // shape.gpus, dtype=np.int64)
+        # Shares of several GPUs: a task takes distinct ones, so k tasks use at most k shares of each.
+        low = np.zeros(len(rows), dtype=np.int64)
+        high = per_gpu.sum(axis=1) // shape.gpus
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            holds = np.minimum(per_gpu, middle[:, None]).sum(axis=1) >= middle * shape.gpus
+            low = np.where(holds, middle, low)
+            high = np.where(holds, high, middle - 1)
+        return low
+
+    def _score(self, shape: Shape, rows: Ints) -> Ints:
+        """Smaller is better: how much room a node would leave broken up, or its load when spreading.
+
+        Pack ranks nodes by whole GPUs free, then by what is free in all, so that holes stay large; a share
+        of a GPU first looks for the shared GPU that it fills best.
+        """
+        free = self.free_milli[rows]
+        whole_free = (free == WHOLE_MILLI).sum(axis=1)
+        room = whole_free * 1_000_000 + free.sum(axis=1)
+        if self.strategy == "spread":
+            return np.asarray(-free.sum(axis=1), dtype=np.int64)
+        if shape.whole or shape.gpus != 1:
+            return np.asarray(room, dtype=np.int64)
+        eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[rows]
+        shared = eligible & (free < WHOLE_MILLI) & (free >= shape.milli)
+        left = np.where(shared, free - shape.milli, WHOLE_MILLI).min(axis=1)
+        return np.asarray(np.where(left < WHOLE_MILLI, left, WHOLE_MILLI + room), dtype=np.int64)
+
+    # -- taking and giving back ---------------------------------------------------------------------------
+
+    def _take(self, node: int, shape: Shape) -> Held:
+        slots: tuple[int, ...] = ()
+        if shape.gpus:
+            free = self.free_milli[node].tolist()
+            eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[node].tolist()
+            fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= shape.milli]
+            if not shape.whole:
+                # One GPU: the fullest that fits. Several: the emptiest, which keeps room for the tasks after.
+                fitting.sort(key=lambda s: free[s] if shape.gpus == 1 else -free[s])
+            slots = tuple(fitting[: shape.gpus])
+        held = Held(node, slots, shape.milli, shape.cpu_milli, shape.memory_mib)
+        self.change(held, -1)
+        return held
+
+    def change(self, held: Held, sign: int) -> None:
+        """Take (-1) or give back (+1) what a task holds."""
+        for slot in held.slots:
+            self.free_milli[held.node, slot] += sign * held.milli
+        self.cpu_free[held.node] += sign * held.cpu_milli
+        self.memory_free[held.node] += sign * held.memory_mib
+        self._changed.append(held.node)
+
+    def give_back(self, held: Sequence[Held]) -> None:
+        """Undo a gang's places."""
+        for one in held:
+            self.change(one, +1)
+
+    def placements(self, held: Sequence[Held]) -> tuple[TaskPlacement, ...]:
+        """A gang's places in the words of the plan, ranks counted from 0."""
+        return tuple(
+            TaskPlacement(
+                rank,
+                self.nodes[one.node].id,
+                tuple(GpuShare(self.gpus[one.node][slot].uuid, one.milli) for slot in one.slots),
+            )
+            for rank, one in enumerate(held)
+        )
+
+    # -- numbers for people ---------------------------------------------------------------------------------
+
+    def free_gpus(self, shape: Shape) -> tuple[int, int]:
+        """Whole GPUs of the asked kind free on usable nodes: in all, and on the best node."""
+        per_node = self._free_whole(shape)
+        return int(per_node.sum()), int(per_node.max(initial=0))
+
+    def histogram(self, shape: Shape) -> dict[int, int]:
+        """Nodes by how many whole GPUs of the asked kind they have free."""
+        counts, nodes = np.unique(self._free_whole(shape)[self.usable], return_counts=True)
+        return {int(count): int(n) for count, n in zip(counts, nodes, strict=True)}
+
+    def _free_whole(self, shape: Shape) -> Ints:
+        eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)
+        free = ((self.free_milli == WHOLE_MILLI) & eligible).sum(axis=1)
+        return np.asarray(np.where(self.usable, free, 0), dtype=np.int64)

@@ -1,0 +1,136 @@
+"""What a decision says: who starts where, who leaves, why each other job waits, and each project's sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from portal.words.reasons import VerdictCode
+from scheduler.core.cluster import GpuShare, JobId, NodeId, PoolId, ProjectId
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlacement:
+    """The place of one rank."""
+
+    rank: int
+    node: NodeId
+    gpus: tuple[GpuShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A gang with a place for every rank. ``version`` is the pending row's: commit refuses another."""
+
+    job: JobId
+    pool: PoolId
+    version: int
+    tasks: tuple[TaskPlacement, ...]
+
+
+class EvictionReason(StrEnum):
+    """Why a running job has to leave."""
+
+    RECLAIMED = "reclaimed"  # for another project
+    PREEMPTED = "preempted"  # for a job of higher priority in its own project
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A running job that leaves whole, and the pending job it makes room for."""
+
+    job: JobId
+    reason: EvictionReason
+    for_job: JobId
+
+
+class ChangeKind(StrEnum):
+    """What one could change in a request."""
+
+    FEWER_GPUS = "fewer_gpus"
+    FEWER_TASKS = "fewer_tasks"
+    OTHER_MODEL = "other_model"
+    OTHER_POOL = "other_pool"
+    SPLIT_TASKS = "split_tasks"
+    PREEMPTIBLE = "preemptible"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that lets a job start now, found by asking again; ``fields`` are the request's new values."""
+
+    kind: ChangeKind
+    sentence: str
+    fields: dict[str, int | str | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StartInterval:
+    """When a job is expected to start: nominal 80 % between p10 and p90, seconds since the epoch."""
+
+    p10_s: float
+    p50_s: float
+    p90_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why one job waits: one dominant reason, its numbers, who is ahead, and the cheapest way out."""
+
+    job: JobId
+    code: VerdictCode
+    sentence: str
+    numbers: dict[str, int | float | str | None] = field(default_factory=dict)
+    ahead: tuple[JobId, ...] = ()
+    cheapest: Change | None = None
+    interval: StartInterval | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStep:
+    """One line of a receipt: what this step added and the numbers it was computed from."""
+
+    kind: str  # "guaranteed" | "round" | "remainder"
+    amount_milli: float
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareReceipt:
+    """How a project's fair share in a pool came about; the steps add up to ``fair_share_milli``."""
+
+    project: ProjectId
+    pool: PoolId
+    guaranteed_milli: int
+    limit_milli: int | None
+    allocated_milli: int
+    requested_milli: int  # what it holds and asks for, cut at its limit
+    fair_share_milli: float
+    steps: tuple[ShareStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole decision. Every pending job stands in ``starts`` or in ``verdicts``, once."""
+
+    starts: tuple[Start, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    receipts: tuple[ShareReceipt, ...] = ()
+    steps_used: int = 0
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What would happen to one request if it were submitted now."""
+
+    starts_now: bool
+    start: Start | None
+    verdict: Verdict | None
+    alternatives: tuple[Change, ...] = ()
+
+    @property
+    def never(self) -> bool:
+        """True when this cluster could not run it even if it were empty."""
+        return self.verdict is not None and self.verdict.code is VerdictCode.NEVER

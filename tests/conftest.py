@@ -1,0 +1,35 @@
+"""Which tests run on this machine; those that do not are named, with the way to get them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from portal.standalone.needs import NEEDS, missing, sentence
+
+NOT_RUN = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long campaigns too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lacking = {kind: missing(kind) for kind in NEEDS}
+    reasons: Counter[str] = Counter()
+    for item in items:
+        for kind, needs in lacking.items():
+            if needs and item.get_closest_marker(kind):
+                reasons[sentence(kind, needs)] += 1
+                item.add_marker(pytest.mark.skip(reason=sentence(kind, needs)))
+                break
+        if item.get_closest_marker("long") and not config.getoption("--long"):
+            reasons["long campaigns need --long"] += 1
+            item.add_marker(pytest.mark.skip(reason="long campaigns need --long"))
+    config.stash[NOT_RUN] = reasons
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for reason, count in config.stash.get(NOT_RUN, Counter()).items():
+        terminalreporter.write_line(f"{count} not run: {reason}", yellow=True)
