@@ -1,4 +1,4 @@
-"""The script that makes a machine a node, as a pure function of keys and choices, and the one-time sudo login."""
+"""The script that makes a machine a node, a pure function of keys and choices, and the one-time sudo login."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ class EnrolmentChoices:
     account: str = "fairway"
     home_root: str = "/var/lib/fairway-homes"
     from_addresses: tuple[str, ...] = ()
+    deny_addresses: tuple[str, ...] = ()  # of the portal: containers may not connect to them
     install_runtime: bool = True
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -122,6 +123,7 @@ def node_settings(cluster: str, choices: EnrolmentChoices) -> dict[str, object]:
         "runtimes": [{"kind": choices.runtime}],
         "upgrade_signers": SIGNERS_PATH,
         "program_path": AGENT_PATH,
+        "egress_deny": list(choices.deny_addresses),
         **choices.settings,
     }
 
@@ -129,8 +131,8 @@ def node_settings(cluster: str, choices: EnrolmentChoices) -> dict[str, object]:
 def enrol_with_sudo(target: SshTarget, password: str, script: str) -> str:
     """Logs in once with a password, runs the script as root, and gives what it printed.
 
-    The host key must be confirmed by then: `target.host_key` is the pinned one, and the password is sent to no
-    other. The password is used twice at most (login, sudo) and kept nowhere.
+    The host key must be confirmed by then: `target.host_key` is the pinned one, and the password is sent to
+    no other. The password is used twice at most (login, sudo) and kept nowhere.
     Raises SshError when there is no login, EnrolmentFailed when sudo or the script refuses.
     """
     with login_with_password(target, password) as login:
@@ -169,7 +171,7 @@ def _check(cluster: str, choices: EnrolmentChoices) -> None:
         raise EnrolmentError(
             "The runtime docker needs the sudoers line; choose podman for rootless containers."
         )
-    for address in choices.from_addresses:
+    for address in (*choices.from_addresses, *choices.deny_addresses):
         try:
             ipaddress.ip_network(address, strict=False)
         except ValueError as error:

@@ -165,7 +165,9 @@ class _NodeTunnel:
             if self._connection is not None and self._connection.alive:
                 return self._connection
             if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_PAUSE_S:
-                raise TunnelError(str(self._failed[1])) from self._failed[1]  # thirty tabs knock once a second
+                raise TunnelError(str(self._failed[1])) from self._failed[
+                    1
+                ]  # thirty tabs knock once a second
             try:
                 self._connection = _TunnelConnection(self._target, self._key_path)
             except SshError as error:

@@ -46,6 +46,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "portal.api.middleware.ProblemsBelowApi",
     "django.middleware.security.SecurityMiddleware",
     "portal.web.headers.SecurityHeaders",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -147,6 +148,18 @@ REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "UNAUTHENTICATED_USER": None,
+}
+
+SPECTACULAR_SETTINGS: dict[str, Any] = {
+    "TITLE": "Fairway",
+    "DESCRIPTION": "The REST API of Fairway, a portal for a shared GPU cluster.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.1",
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": [],
+    "SWAGGER_UI_DIST": "SIDECAR",
 }
 
 CHANNEL_LAYERS = {

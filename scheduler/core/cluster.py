@@ -51,7 +51,7 @@ class GpuRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node. ``cpu_used_milli`` and ``memory_used_mib`` count what tasks were promised, not what they use."""
+    """One node. The ``used`` amounts count what tasks were promised, not what they really use."""
 
     id: NodeId
     name: str

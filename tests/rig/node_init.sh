@@ -13,6 +13,7 @@ mount -t proc proc proc
 mount -t sysfs -o ro sysfs sys
 mount --rbind /sys/fs/cgroup sys/fs/cgroup
 mount --rbind /dev dev
+mount -t tmpfs -o mode=1777 tmpfs dev/shm  # podman keeps its locks there
 mount -t tmpfs -o mode=755 tmpfs run
 mount -t tmpfs -o mode=1777 tmpfs tmp
 

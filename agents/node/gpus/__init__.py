@@ -1,0 +1,87 @@
+"""The GPUs of this machine, from NVML or from a file of pretend ones, behind one small interface."""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional
+
+OK, LOST, QUARANTINED = "ok", "lost", "quarantined"
+
+
+class GpuFacts(NamedTuple):
+    """What a GPU is. Memory in MiB; health is ok, lost or quarantined."""
+
+    uuid: str
+    index: int  # type: ignore[assignment]  # the tuple's own method of that name is not missed
+    model: str
+    memory_mib: Optional[int]
+    simulated: bool
+    health: str
+    health_sentence: Optional[str] = None
+
+
+class GpuProcess(NamedTuple):
+    """A process that holds GPU memory."""
+
+    pid: int
+    memory_mib: Optional[int]
+
+
+class GpuReading(NamedTuple):
+    """What a GPU does at one moment. Unknown is None."""
+
+    uuid: str
+    utilisation_percent: Optional[float]
+    memory_used_mib: Optional[int]
+    power_watts: Optional[float]
+    temperature_c: Optional[float]
+    health: str
+    processes: List[GpuProcess]
+
+
+class GpuProvider:
+    """Where GPUs come from. A GPU that vanished is simply no longer listed, or listed as lost."""
+
+    def driver(self) -> Optional[str]:
+        """The version of the driver."""
+        raise NotImplementedError
+
+    def gpus(self) -> List[GpuFacts]:
+        """Every GPU now, in the order of the machine."""
+        raise NotImplementedError
+
+    def readings(self, busy_milli: "dict[str, int]") -> List[GpuReading]:
+        """One reading per GPU; ``busy_milli`` says how much of each is given away (pretend GPUs show it)."""
+        raise NotImplementedError
+
+    def device_flags(self, uuids: List[str]) -> List[str]:
+        """What an engine needs on its command line to hand in exactly these GPUs."""
+        raise NotImplementedError
+
+
+class NoGpus(GpuProvider):
+    """A machine without GPUs."""
+
+    def driver(self) -> Optional[str]:
+        return None
+
+    def gpus(self) -> List[GpuFacts]:
+        return []
+
+    def readings(self, busy_milli: "dict[str, int]") -> List[GpuReading]:
+        return []
+
+    def device_flags(self, uuids: List[str]) -> List[str]:
+        return []
+
+
+def open_gpus(setting: str) -> GpuProvider:
+    """The provider that a setting names: ``nvml``, ``none`` or ``file:PATH``."""
+    if setting.startswith("file:"):
+        from agents.node.gpus.file import FileGpus
+
+        return FileGpus(setting[len("file:") :])
+    if setting == "none":
+        return NoGpus()
+    from agents.node.gpus.nvml import open_nvml
+
+    return open_nvml()

@@ -1,0 +1,119 @@
+"""The ways of starting a task on this machine, behind one interface of a few repeatable verbs."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from agents.node.spec import TaskSpec
+
+CREATED, RUNNING, EXITED = "created", "running", "exited"
+
+
+class Found(NamedTuple):
+    """A task as its runtime knows it. Unknown is None."""
+
+    name: str
+    cluster: str
+    job: str
+    attempt: int
+    task: int
+    digest: str
+    state: str  # created, running, exited
+    exit_code: Optional[int]
+    oom: Optional[bool]
+    pid: Optional[int]
+    started_s: Optional[float]
+    ended_s: Optional[float]
+    peak_memory_mib: Optional[int] = None
+
+
+class Order(NamedTuple):
+    """A spec with what the node decided about it: everything a runtime needs to create the task."""
+
+    spec: TaskSpec
+    folder: str  # the task's own folder on the node
+    log_path: str
+    host_ports: Dict[int, int]  # port of the task -> port on the node's loopback address
+    home_path: Optional[str]
+    mount_sources: Dict[str, str]  # target -> path on the node
+    gpu_flags: List[str]  # what hands the real GPUs in; empty for pretend ones
+    subnet: Optional[str]
+    own_uid: Optional[int]
+    hold_fd: Optional[int]  # a lock that outlives us in the child that creates
+
+
+class Image(NamedTuple):
+    """An image on the node; ``image_id`` is the config digest."""
+
+    image_id: str
+    refs: List[str]
+    digests: List[str]
+    size_mib: Optional[int]
+
+
+class Runtime:
+    """What each runtime answers, in every state.
+
+    ``create`` makes the task without running it and raises the refusal ``name_conflict`` when the name is
+    taken. ``start`` runs a created task. ``find`` gives None for a name that does not exist. ``remove`` ends
+    and removes a task whatever its state, and does nothing when there is none. None of them touches a task
+    without our cluster label.
+    """
+
+    kind: str
+    log_format: str
+
+    def version(self) -> Optional[str]:
+        """The engine's version, None when it cannot be used."""
+        raise NotImplementedError
+
+    def prepare(self, order: Order) -> None:
+        """Makes what a task needs before it is created: its network for instance. Repeatable."""
+
+    def create(self, order: Order) -> None:
+        raise NotImplementedError
+
+    def start(self, name: str) -> None:
+        raise NotImplementedError
+
+    def begun(self, name: str) -> Tuple[Optional[int], Optional[float]]:
+        """Process number and start time of a task that was just started."""
+        found = self.find(name)
+        return (found.pid, found.started_s) if found else (None, None)
+
+    def kill(self, name: str) -> None:
+        """Ends a running task at once and returns when its first process is gone."""
+        raise NotImplementedError
+
+    def find(self, name: str) -> Optional[Found]:
+        raise NotImplementedError
+
+    def tasks(self, cluster: str) -> List[Found]:
+        raise NotImplementedError
+
+    def signal(self, name: str, signal_name: str) -> None:
+        raise NotImplementedError
+
+    def remove(self, name: str) -> None:
+        raise NotImplementedError
+
+    def remove_network(self, job: str) -> None:
+        """Removes what ``prepare`` made for a job, when no task of it is left. Repeatable."""
+
+    def log_path(self, name: str, folder_path: str) -> str:
+        """Where the task's log lies; ``folder_path`` is its place in the task's own folder."""
+        return folder_path
+
+    def images(self) -> List[Image]:
+        """Images on the node; empty for a runtime without images."""
+        return []
+
+    def pull(self, image: str, progress: Callable[[str], None]) -> Image:
+        raise NotImplementedError
+
+    def load(self, archive_path: str) -> Image:
+        raise NotImplementedError
+
+    def facts(self) -> Dict[str, Any]:
+        """What hello says of this runtime."""
+        return {"kind": self.kind, "version": self.version()}

@@ -1,0 +1,84 @@
+"""A link to an agent on this machine, over pipes to a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, cast
+
+from agents.link import HELLO_WITHIN_S, Link
+
+_LEAVE_WITHIN_S = 5.0
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "XDG_RUNTIME_DIR")
+
+
+def open_local(
+    pyz: Path | str,
+    role: str,
+    settings: Path | str,
+    *,
+    cluster: str,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    hello_within_s: float = HELLO_WITHIN_S,
+    python: str = sys.executable,
+    environment: dict[str, str] | None = None,
+) -> Link:
+    """Starts the agent and greets it. The child has a session of its own and no variables of ours."""
+    clean = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    child = subprocess.Popen(
+        [python, "-I", str(pyz), role, "--settings", str(settings)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**clean, **(environment or {})},
+    )
+    stdin, stdout = cast(IO[bytes], child.stdin), cast(IO[bytes], child.stdout)
+    last_words = _LastWords(cast(IO[bytes], child.stderr))
+
+    def close_streams() -> None:
+        with contextlib.suppress(OSError):
+            stdin.close()  # the agent ends at the end of its input
+        try:
+            child.wait(timeout=_LEAVE_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        stdout.close()
+
+    link = Link(
+        stdout,
+        stdin,
+        role=role,
+        cluster=cluster,
+        close_streams=close_streams,
+        on_event=on_event,
+        hello_within_s=hello_within_s,
+        diagnostics=last_words.text,
+    )
+    link.process_id = child.pid
+    return link
+
+
+class _LastWords:
+    """Keeps the end of what a child says on its error stream, so that a death can be explained."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._lines: deque[str] = deque(maxlen=20)
+        self._thread = threading.Thread(target=self._read, args=(stream,), name="link-stderr", daemon=True)
+        self._thread.start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                self._lines.append(line.decode(errors="replace").rstrip()[:500])
+
+    def text(self) -> str:
+        self._thread.join(timeout=0.5)
+        return " | ".join(self._lines)[-1000:]

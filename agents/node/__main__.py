@@ -1,0 +1,51 @@
+"""The command line on a node: ``control``, ``watch`` or ``bulk`` serve, ``preflight`` looks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import List
+
+DEFAULT_SETTINGS = "/etc/fairway/node.json"
+
+
+def main() -> int:
+    """Runs what the command line asks for."""
+    if len(sys.argv) == 3 and sys.argv[1] == "shim":
+        from agents.node import shim
+
+        return shim.main(sys.argv[2])
+    parser = argparse.ArgumentParser(prog="fairway-node", description="Fairway's program on a node.")
+    parser.add_argument("role", choices=("control", "watch", "bulk", "preflight"))
+    parser.add_argument("--settings", default=os.environ.get("FAIRWAY_NODE_SETTINGS", DEFAULT_SETTINGS))
+    arguments = parser.parse_args()
+    from agents.node.settings import SettingsError, read_settings
+
+    try:
+        settings = read_settings(arguments.settings)
+    except SettingsError as error:
+        refusal = {"ok": False, "code": "engine_error", "message": str(error)}
+        sys.stdout.write(json.dumps(refusal) + "\n")
+        return 2
+    if arguments.role == "preflight":
+        from agents.node.preflight import preflight_of
+
+        sys.stdout.write(json.dumps(preflight_of(settings, _own_command()), indent=2) + "\n")
+        return 0
+    from agents.node.serve import serve
+
+    return serve(settings, arguments.role, _own_command())
+
+
+def _own_command() -> List[str]:
+    """How to run this very program again: the archive it came in, or the module."""
+    program = os.path.abspath(sys.argv[0])
+    if os.path.isfile(program) and not program.endswith("__main__.py"):
+        return [sys.executable, "-I", program]
+    return [sys.executable, "-m", "agents.node"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Files that survive a crash: locked by flock, written whole, fsynced; a full disk is a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from typing import Any, Iterator, Optional
+
+from agents.node.refusals import DISK_FULL, Refusal
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def full_disk_refused(place: str) -> Iterator[None]:
+    """Turns "no space left" inside the block into the refusal ``disk_full``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise Refusal(DISK_FULL, f"The disk of the node is full: {place} cannot be written.") from error
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: str, *, wait: bool = True) -> Iterator[Optional[int]]:
+    """Holds an exclusive flock on ``path`` and gives its descriptor; None when taken and ``wait`` is false.
+
+    The lock belongs to the open file, so a child that inherits the descriptor keeps it after we die.
+    """
+    with full_disk_refused(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor if _take(descriptor, wait) else None
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, wait: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_whole(path: str, content: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
+    """Replaces ``path`` by ``content`` in one step; after a crash there is the old file or the new one."""
+    part = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.part"
+    with full_disk_refused(path):
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            try:
+                os.fchmod(descriptor, mode)
+                view = memoryview(content)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                if sync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+        if sync:
+            sync_folder(os.path.dirname(path))
+
+
+def sync_folder(path: str) -> None:
+    """Makes renames and new names in a folder survive a crash."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: str) -> Optional[Any]:
+    """The value in a JSON file, None when there is no such file."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return json.load(stream)
+    except FileNotFoundError:
+        return None
+
+
+def write_json(path: str, value: object, *, mode: int = 0o600) -> None:
+    """Replaces a JSON file in one durable step."""
+    write_whole(path, json.dumps(value, separators=(",", ":"), sort_keys=True).encode(), mode=mode)
+
+
+def free_mib(path: str) -> Optional[int]:
+    """Free space for unprivileged writers at ``path`` in MiB, None when the path is missing."""
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize // (1024 * 1024)

@@ -1,0 +1,77 @@
+"""The environment of a task, pure: what the person asked for, and on top what is always ours."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from agents.node.spec import TaskSpec
+
+SECRETS_IN_CONTAINER = "/run/fairway"
+
+OURS = (
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DISABLE_REQUIRE",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_LOG_DIRECTORY",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+)
+
+
+def is_ours(name: str) -> bool:
+    """True for a variable that neither a person nor an image may set."""
+    return name in OURS or name.startswith(("CUDA_MPS_", "NVIDIA_REQUIRE_", "FAIRWAY_"))
+
+
+def task_environment(
+    spec: TaskSpec, *, secrets: str, home: Optional[str], ports: Mapping[int, int], address: str
+) -> Dict[str, str]:
+    """Variables for a task; ``ports`` maps each port it asked for to the one it must listen on."""
+    environment = {name: text for name, text in spec.env.items() if not is_ours(name)}
+    uuids = ",".join(share.uuid for share in spec.gpus)
+    environment.update(
+        {
+            "USER": spec.user,
+            "LOGNAME": spec.user,
+            "NVIDIA_VISIBLE_DEVICES": uuids or "void",
+            "CUDA_VISIBLE_DEVICES": uuids,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "FAIRWAY_CLUSTER": spec.cluster,
+            "FAIRWAY_JOB": spec.job,
+            "FAIRWAY_ATTEMPT": str(spec.attempt),
+            "FAIRWAY_TASK": str(spec.task),
+            "FAIRWAY_GPUS": uuids,
+            "FAIRWAY_GPU_MILLI": ",".join(f"{share.uuid}={share.milli}" for share in spec.gpus),
+            "FAIRWAY_SECRETS": secrets,
+            "FAIRWAY_ADDRESS": address,
+        }
+    )
+    if home is not None:
+        environment["HOME"] = home
+    if spec.memory_mib is not None:
+        environment["FAIRWAY_MEMORY_MIB"] = str(spec.memory_mib)
+    if spec.cpu_milli is not None:
+        environment["FAIRWAY_CPU_MILLI"] = str(spec.cpu_milli)
+    for asked, listen in sorted(ports.items()):
+        environment[f"PORT_{asked}"] = str(listen)
+    return environment
+
+
+def fill_in(command: Tuple[str, ...], *, ports: Mapping[int, int], address: str, secrets: str) -> List[str]:
+    """The command with ``{port}``, ``{port_N}``, ``{address}`` and ``{secrets}`` replaced.
+
+    Only for a task that has a port, that is, a tool we start; a person's own words are left as they are.
+    """
+    if not ports:
+        return list(command)
+    words = {"{port}": str(next(iter(ports.values()))), "{address}": address, "{secrets}": secrets}
+    words.update({f"{{port_{asked}}}": str(listen) for asked, listen in ports.items()})
+    filled = []
+    for word in command:
+        for token, value in words.items():
+            word = word.replace(token, value)
+        filled.append(word)
+    return filled

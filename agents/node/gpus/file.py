@@ -1,0 +1,88 @@
+"""Pretend GPUs out of a JSON file, marked simulated: their health and load follow the file as it changes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import zlib
+from typing import Any, Dict, List, Optional, Tuple
+
+from agents.node.gpus import LOST, OK, QUARANTINED, GpuFacts, GpuProvider, GpuReading
+
+
+class FileGpus(GpuProvider):
+    """GPUs as ``{"gpus": [{"uuid", "model", "memory_mib", "health", "load": {...}}]}``.
+
+    ``load`` is optional; without it a GPU that is given away hums between 60 and 95 percent, and an idle one
+    stands still. A file that is missing or half written keeps the last good picture.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: Optional[Tuple[int, int, int]] = None
+        self._rows: List[Dict[str, Any]] = []
+        self._gpus: List[GpuFacts] = []
+
+    def driver(self) -> Optional[str]:
+        return "simulated"
+
+    def gpus(self) -> List[GpuFacts]:
+        self._look()
+        return self._gpus
+
+    def readings(self, busy_milli: Dict[str, int]) -> List[GpuReading]:
+        self._look()
+        return [
+            _reading(row, facts, busy_milli.get(facts.uuid, 0)) for row, facts in zip(self._rows, self._gpus)
+        ]
+
+    def device_flags(self, uuids: List[str]) -> List[str]:
+        return []
+
+    def _look(self) -> None:
+        try:
+            facts = os.stat(self._path)
+            seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+            if seen == self._seen:
+                return
+            with open(self._path, encoding="utf-8") as stream:
+                rows = json.load(stream)["gpus"]
+            gpus = [_facts(index, row) for index, row in enumerate(rows)]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        self._seen, self._rows, self._gpus = seen, rows, gpus
+
+
+def _facts(index: int, row: Dict[str, Any]) -> GpuFacts:
+    health = row.get("health", OK)
+    return GpuFacts(
+        uuid=str(row["uuid"]),
+        index=int(row.get("index", index)),
+        model=str(row.get("model", "Pretend GPU")),
+        memory_mib=int(row.get("memory_mib", 16_384)),
+        simulated=True,
+        health=health if health in (OK, LOST, QUARANTINED) else QUARANTINED,
+        health_sentence=row.get("health_sentence"),
+    )
+
+
+def _reading(row: Dict[str, Any], facts: GpuFacts, busy_milli: int) -> GpuReading:
+    load = row.get("load") or {}
+    if facts.health == LOST:
+        return GpuReading(facts.uuid, None, None, None, None, facts.health, [])
+    phase = zlib.crc32(facts.uuid.encode()) % 628 / 100.0
+    wave = 0.5 + 0.5 * math.sin(time.time() / 9.0 + phase)
+    share = min(1.0, busy_milli / 1000.0)
+    utilisation = load.get("utilisation_percent", round(share * (60.0 + 35.0 * wave), 1))
+    memory = facts.memory_mib or 0
+    return GpuReading(
+        uuid=facts.uuid,
+        utilisation_percent=utilisation,
+        memory_used_mib=load.get("memory_used_mib", int(share * memory * (0.55 + 0.2 * wave))),
+        power_watts=load.get("power_watts", round(45.0 + 2.4 * float(utilisation or 0.0), 1)),
+        temperature_c=load.get("temperature_c", round(31.0 + 0.4 * float(utilisation or 0.0), 1)),
+        health=facts.health,
+        processes=[],
+    )

@@ -1,0 +1,357 @@
+"""What this node promised and did, on disk: highest epoch, attempts, tombstones, live milli, facts per task.
+
+Every agent process of the node works on the same file under one flock, and every change is fsynced before
+it is believed. The ledger, not the portal, is what keeps a GPU from being given twice on this machine.
+
+A task moves through phases: ``reserved`` (GPUs held, nothing exists yet), ``starting`` (the container exists
+and may be running), ``running``, ``exited``. GPUs are held in the first three.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import random
+import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from agents.node import refusals
+from agents.node.durable import locked, read_json, write_json
+from agents.node.refusals import Refusal
+from agents.node.spec import MILLI_WHOLE, TaskSpec
+
+RESERVED, STARTING, RUNNING, EXITED = "reserved", "starting", "running", "exited"
+HOLDING = (RESERVED, STARTING, RUNNING)
+FORGET_JOBS_AFTER_S = 30 * 86_400.0
+_JOB_NETWORK_BITS = 26
+
+Record = Dict[str, Any]
+"""One task as the ledger keeps it: plain JSON, keys as in :func:`_new_record`."""
+
+
+class Admission(NamedTuple):
+    """The answer to a start that the ledger allows."""
+
+    record: Record
+    repeated: bool  # the ledger knew this task already
+
+
+class Ledger:
+    """The ledger file of one node. Methods are transactions; each opens, checks, writes and closes."""
+
+    def __init__(
+        self, state_dir: str, *, subnets: str = "10.197.0.0/16", uids: Tuple[int, int] = (0, 0)
+    ) -> None:
+        self._path = os.path.join(state_dir, "ledger.json")
+        self._lock_path = os.path.join(state_dir, "ledger.lock")
+        self._subnets = ipaddress.ip_network(subnets)
+        self._uids = uids
+        self._seen: Optional[Tuple[int, int, int]] = None
+        self._copy: Record = _empty()
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def read(self) -> Record:
+        """The whole ledger as of now; the caller must not change it. Cheap while the file stays the same."""
+        try:
+            facts = os.stat(self._path)
+        except FileNotFoundError:
+            return _empty()
+        seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+        if seen != self._seen:
+            self._copy = read_json(self._path) or _empty()
+            self._seen = seen
+        return self._copy
+
+    def tasks(self) -> Dict[str, Record]:
+        """All records by container name."""
+        tasks: Dict[str, Record] = self.read()["tasks"]
+        return tasks
+
+    def tasks_of(self, job: str, attempt: int) -> Dict[str, Record]:
+        return {
+            name: record
+            for name, record in self.tasks().items()
+            if record["job"] == job and record["attempt"] == attempt
+        }
+
+    def epoch(self) -> int:
+        return int(self.read()["epoch"])
+
+    def is_tombstoned(self, job: str, attempt: int) -> bool:
+        return attempt in self.read()["jobs"].get(job, {}).get("tombstones", ())
+
+    def tombstones(self) -> List[Record]:
+        """Every (job, attempt) that may never start again."""
+        return [
+            {"job": job, "attempt": attempt}
+            for job, facts in sorted(self.read()["jobs"].items())
+            for attempt in facts["tombstones"]
+        ]
+
+    def live_milli(self) -> Dict[str, int]:
+        """Thousandths held on each GPU that is held at all."""
+        return _live_milli(self.read())
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[Record]:
+        """A transaction: the block may change the ledger, which is on disk when the block has ended.
+
+        An exception in the block leaves the file as it was.
+        """
+        with locked(self._lock_path):
+            state = read_json(self._path) or _empty()
+            before = _fingerprint(state)
+            yield state
+            if _fingerprint(state) != before:
+                write_json(self._path, state)
+
+    def check_epoch(self, epoch: int) -> None:
+        """Refuses a command of a leader that was replaced, and remembers the highest epoch seen."""
+        if epoch == self.epoch():
+            return
+        with self.change() as state:
+            _check_epoch(state, epoch)
+
+    def admit(
+        self, epoch: int, spec: TaskSpec, *, needs_uid: bool = False, needs_network: bool = False
+    ) -> Admission:
+        """Reserves the GPUs of a task, or refuses; a repeat of what is already admitted is granted again."""
+        with self.change() as state:
+            _check_epoch(state, epoch)
+            job = state["jobs"].setdefault(spec.job, {"attempt": 0, "tombstones": [], "seen_s": 0.0})
+            if spec.attempt in job["tombstones"]:
+                raise Refusal(
+                    refusals.TOMBSTONED,
+                    f"Attempt {spec.attempt} of {spec.job} was stopped and never starts again.",
+                )
+            if spec.attempt < job["attempt"]:
+                raise Refusal(
+                    refusals.TOMBSTONED,
+                    f"Attempt {spec.attempt} of {spec.job} is older than attempt {job['attempt']}.",
+                )
+            known = state["tasks"].get(spec.name)
+            if known is not None:
+                if known["digest"] != spec.digest or known["runtime"] != spec.runtime:
+                    raise Refusal(
+                        refusals.NAME_CONFLICT,
+                        f"{spec.name} is known on this node with another specification.",
+                    )
+                return Admission(dict(known), repeated=True)
+            _check_milli(state, spec)
+            record = _new_record(spec)
+            if needs_network:
+                record["subnet"] = self._subnet_for(state, spec.job)
+            if needs_uid:
+                record["own_uid"] = self._uid_for(state, spec)
+            state["tasks"][spec.name] = record
+            job["attempt"] = spec.attempt
+            job["seen_s"] = time.time()
+            return Admission(dict(record), repeated=False)
+
+    def assign_ports(
+        self, name: str, ports: Sequence[int], is_free: Callable[[int], bool], span: Tuple[int, int]
+    ) -> Dict[int, int]:
+        """Gives each port of a task a port of the node that no other task holds. Repeatable."""
+        with self.change() as state:
+            record = state["tasks"][name]
+            taken = {
+                port
+                for each in state["tasks"].values()
+                if each["phase"] in HOLDING
+                for port in each["ports"].values()
+            }
+            for port in ports:
+                if str(port) not in record["ports"]:
+                    record["ports"][str(port)] = _free_port(taken, is_free, span)
+                    taken.add(record["ports"][str(port)])
+            return {int(port): int(number) for port, number in record["ports"].items()}
+
+    def note(self, name: str, **facts: Any) -> Record:
+        """Writes facts of a task, a phase for instance; an ended task never comes back to life."""
+        with self.change() as state:
+            record = state["tasks"].get(name)
+            if record is None:
+                raise Refusal(refusals.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
+            if record["phase"] == EXITED and facts.get("phase") in HOLDING:
+                raise Refusal(refusals.TOMBSTONED, f"{name} has ended and never starts again.")
+            record.update(facts)
+            return dict(record)
+
+    def tombstone(self, epoch: int, job: str, attempt: int, *, grace_s: float = 0.0) -> Dict[str, Record]:
+        """Forbids an attempt for ever and gives its tasks, each with a time at which patience ends."""
+        with self.change() as state:
+            _check_epoch(state, epoch)
+            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "seen_s": 0.0})
+            if attempt not in facts["tombstones"]:
+                facts["tombstones"] = sorted([*facts["tombstones"], attempt])
+            facts["attempt"] = max(facts["attempt"], attempt)
+            facts["seen_s"] = time.time()
+            return _set_deadlines(state, job, attempt, time.time() + grace_s)
+
+    def stopping(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Dict[str, Record]:
+        """As :meth:`tombstone`, for a stop that leaves the attempt free to start again."""
+        with self.change() as state:
+            _check_epoch(state, epoch)
+            return _set_deadlines(state, job, attempt, time.time() + grace_s)
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Drops tasks that are gone. Their attempts cannot start again: that stays known by the tombstone."""
+        with self.change() as state:
+            for name in names:
+                record = state["tasks"].pop(name, None)
+                if record is not None:
+                    facts = state["jobs"].setdefault(
+                        record["job"], {"attempt": record["attempt"], "tombstones": [], "seen_s": time.time()}
+                    )
+                    if record["phase"] != RESERVED and record["attempt"] not in facts["tombstones"]:
+                        facts["tombstones"] = sorted([*facts["tombstones"], record["attempt"]])
+
+    def forget_old_jobs(self, now_s: float) -> int:
+        """Drops jobs unheard of for thirty days and without tasks; gives how many."""
+        with self.change() as state:
+            busy = {record["job"] for record in state["tasks"].values()}
+            old = [
+                job
+                for job, facts in state["jobs"].items()
+                if job not in busy and now_s - facts["seen_s"] > FORGET_JOBS_AFTER_S
+            ]
+            for job in old:
+                del state["jobs"][job]
+            return len(old)
+
+    def begin(self, name: str) -> Record:
+        """The last moment before a task runs: refused when a stop came first, else phase ``starting``."""
+        with self.change() as state:
+            record = state["tasks"].get(name)
+            if record is None:
+                raise Refusal(refusals.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
+            tombstones = state["jobs"].get(record["job"], {}).get("tombstones", ())
+            if record["attempt"] in tombstones or record["phase"] == EXITED:
+                raise Refusal(refusals.TOMBSTONED, f"{name} was stopped before it ran.")
+            record["phase"] = STARTING
+            return dict(record)
+
+    def drop(self, name: str) -> None:
+        """Takes back a reservation of which nothing came to be; the attempt may start again."""
+        with self.change() as state:
+            state["tasks"].pop(name, None)
+
+    def set_boot(self, boot_id: str) -> None:
+        """Notes the boot that this ledger speaks of."""
+        with self.change() as state:
+            state["boot_id"] = boot_id
+
+    # -- choosing -----------------------------------------------------------------------------------------
+
+    def _subnet_for(self, state: Record, job: str) -> str:
+        for record in state["tasks"].values():
+            if record["job"] == job and record.get("subnet"):
+                return str(record["subnet"])
+        taken = {record.get("subnet") for record in state["tasks"].values()}
+        for subnet in self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS):
+            if str(subnet) not in taken:
+                return str(subnet)
+        raise Refusal(refusals.ENGINE_ERROR, "Every job network of this node is in use.")
+
+    def _uid_for(self, state: Record, spec: TaskSpec) -> int:
+        first, count = self._uids
+        live = [record for record in state["tasks"].values() if record.get("own_uid") is not None]
+        home = spec.home.source if spec.home else None
+        for record in live:
+            if home is not None and record.get("home") == home and record["phase"] in HOLDING:
+                return int(record["own_uid"])  # one home, one owner, while both live
+        taken = {record["own_uid"] for record in live}
+        turn = int(state.get("uid_turn", 0))
+        for step in range(count):
+            uid = first + (turn + step) % count
+            if uid not in taken:
+                state["uid_turn"] = (turn + step + 1) % count
+                return uid
+        raise Refusal(refusals.ENGINE_ERROR, "Every account number for jobs of this node is in use.")
+
+
+def _empty() -> Record:
+    return {"version": 1, "boot_id": None, "epoch": 0, "jobs": {}, "tasks": {}, "uid_turn": 0}
+
+
+def _fingerprint(state: Record) -> str:
+    return repr(state)
+
+
+def _new_record(spec: TaskSpec) -> Record:
+    return {
+        "cluster": spec.cluster,
+        "job": spec.job,
+        "attempt": spec.attempt,
+        "task": spec.task,
+        "digest": spec.digest,
+        "runtime": spec.runtime,
+        "user": spec.user,
+        "home": spec.home.source if spec.home else None,
+        "gpus": [{"uuid": share.uuid, "milli": share.milli} for share in spec.gpus],
+        "phase": RESERVED,
+        "ports": {},
+        "subnet": None,
+        "own_uid": None,
+        "pid": None,
+        "pid_start": None,
+        "stop_at_s": None,
+        "reserved_s": time.time(),
+        "started_s": None,
+        "ended_s": None,
+        "exit_code": None,
+        "oom": None,
+        "peak_memory_mib": None,
+        "removed": False,
+    }
+
+
+def _check_epoch(state: Record, epoch: int) -> None:
+    if epoch < state["epoch"]:
+        raise Refusal(
+            refusals.STALE_EPOCH,
+            f"The command is of epoch {epoch}; this node has heard epoch {state['epoch']}.",
+        )
+    state["epoch"] = epoch
+
+
+def _live_milli(state: Record) -> Dict[str, int]:
+    held: Dict[str, int] = {}
+    for record in state["tasks"].values():
+        if record["phase"] in HOLDING:
+            for share in record["gpus"]:
+                held[share["uuid"]] = held.get(share["uuid"], 0) + share["milli"]
+    return held
+
+
+def _check_milli(state: Record, spec: TaskSpec) -> None:
+    held = _live_milli(state)
+    for share in spec.gpus:
+        if held.get(share.uuid, 0) + share.milli > MILLI_WHOLE:
+            raise Refusal(
+                refusals.OVER_MILLI,
+                f"GPU {share.uuid} has {held[share.uuid]} of 1000 thousandths in use; "
+                f"{share.milli} more do not fit.",
+            )
+
+
+def _free_port(taken: Set[int], is_free: Callable[[int], bool], span: Tuple[int, int]) -> int:
+    for _ in range(200):
+        port = random.randrange(*span)  # noqa: S311 - spread, not secrecy
+        if port not in taken and is_free(port):
+            return port
+    raise Refusal(refusals.PORT_IN_USE, "No free port was found on this node.")
+
+
+def _set_deadlines(state: Record, job: str, attempt: int, deadline_s: float) -> Dict[str, Record]:
+    found = {}
+    for name, record in state["tasks"].items():
+        if record["job"] == job and record["attempt"] == attempt:
+            if record["phase"] in HOLDING:
+                record["stop_at_s"] = min(record["stop_at_s"] or deadline_s, deadline_s)
+            found[name] = dict(record)
+    return found

@@ -1,0 +1,148 @@
+"""Folders on the node that belong to tasks and people: secrets, logs, homes, and what may be mounted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import zlib
+from typing import Dict, Optional
+
+from agents.node import refusals
+from agents.node.durable import free_mib, full_disk_refused
+from agents.node.refusals import Refusal, bad_spec
+from agents.node.settings import Settings
+from agents.node.spec import Mount, TaskSpec
+
+
+class Places:
+    """The folders of one node. The state folder can be walked through by people, but not read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.tasks = os.path.join(settings.state_dir, "tasks")
+        self.locks = os.path.join(settings.state_dir, "locks")
+        self.uploads = os.path.join(settings.state_dir, "uploads")
+
+    def make(self) -> None:
+        """Makes the folders that every node has."""
+        with full_disk_refused(self._settings.state_dir):
+            for folder, mode in ((self._settings.state_dir, 0o711), (self.tasks, 0o711), (self.locks, 0o700)):
+                os.makedirs(folder, mode=mode, exist_ok=True)
+                os.chmod(folder, mode)
+            os.makedirs(self.uploads, mode=0o700, exist_ok=True)
+            os.makedirs(self._settings.home_root, mode=0o711, exist_ok=True)
+
+    def folder(self, name: str) -> str:
+        return os.path.join(self.tasks, name)
+
+    def log(self, name: str) -> str:
+        return os.path.join(self.tasks, name, "log")
+
+    def lock(self, name: str) -> str:
+        """The lock of a task: one of a fixed number of files that are never removed."""
+        return os.path.join(self.locks, format(zlib.crc32(name.encode()) % 256, "02x"))
+
+    def check_room(self) -> None:
+        """Refuses when a disk that tasks write to is below the floor."""
+        floor = self._settings.disk_floor_mib
+        for path in (self._settings.state_dir, self._settings.home_root, *self._settings.disk_paths):
+            free = free_mib(path)
+            if free is not None and free < floor:
+                raise Refusal(
+                    refusals.DISK_FULL,
+                    f"The disk of the node is full: {path} has {free} MiB left; {floor} MiB are kept.",
+                )
+
+    def prepare_task(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> str:
+        """The task's folder with its secret files, owned by ``uid`` (ourselves when None). Repeatable."""
+        folder = self.folder(spec.name)
+        with full_disk_refused(folder):
+            os.makedirs(folder, mode=0o711, exist_ok=True)
+            secrets, temporary = os.path.join(folder, "secrets"), os.path.join(folder, "tmp")
+            for each in (secrets, temporary):
+                os.makedirs(each, mode=0o700, exist_ok=True)
+            for name, content in spec.secret_files.items():
+                self._secret(os.path.join(secrets, name), content.encode(), uid, gid)
+            for each in (secrets, temporary):
+                _own(each, uid, gid)
+            with open(os.path.join(folder, "hosts"), "w", encoding="ascii") as stream:
+                stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.0.1\t{spec.job}\n")
+            os.chmod(os.path.join(folder, "hosts"), 0o644)
+        return folder
+
+    @staticmethod
+    def _secret(path: str, content: bytes, uid: Optional[int], gid: Optional[int]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, content)
+            if uid is not None:
+                os.fchown(descriptor, uid, gid if gid is not None else -1)
+        finally:
+            os.close(descriptor)
+
+    def drop_secrets(self, name: str) -> None:
+        shutil.rmtree(os.path.join(self.folder(name), "secrets"), ignore_errors=True)
+
+    def drop_task(self, name: str) -> None:
+        """Removes the task's folder with its log."""
+        shutil.rmtree(self.folder(name), ignore_errors=True)
+
+    def mount_sources(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> Dict[str, str]:
+        """Target -> path on the node for every declared mount; homes are made and handed over on the way."""
+        sources = {}
+        for mount in spec.mounts:
+            if mount.kind == "home":
+                sources[mount.target] = self._home(mount.source, uid, gid)
+            else:
+                sources[mount.target] = self._allowed(mount)
+        return sources
+
+    def _home(self, name: str, uid: Optional[int], gid: Optional[int]) -> str:
+        path = os.path.join(self._settings.home_root, name)
+        with full_disk_refused(path):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            if os.path.islink(path) or not os.path.isdir(path):
+                raise bad_spec(f"The home {name} is not a folder on this node.")
+            if uid is not None:
+                _hand_over(path, uid, gid if gid is not None else uid)
+        return path
+
+    def _allowed(self, mount: Mount) -> str:
+        path = os.path.realpath(mount.source)
+        inside = any(
+            path == root or path.startswith(root.rstrip("/") + "/") for root in self._settings.path_roots
+        )
+        if not inside:
+            raise bad_spec(f"{mount.source} is not under a folder that this node lends to jobs.")
+        if not os.path.isdir(path):
+            raise bad_spec(f"{mount.source} is not a folder on this node.")
+        if any(character in path for character in ",:"):
+            raise bad_spec(f"{mount.source} has a character in its name that an engine cannot mount.")
+        return path
+
+
+def _own(path: str, uid: Optional[int], gid: Optional[int]) -> None:
+    if uid is not None:
+        os.chown(path, uid, gid if gid is not None else -1, follow_symlinks=False)
+
+
+def _hand_over(home: str, uid: int, gid: int) -> None:
+    """Gives a home and what its last owner kept in it to a new owner.
+
+    Files of anybody else stay theirs, so a hard link smuggled into a home gives nothing away. The folder
+    itself changes hands last: after a crash in between, the next start does it again.
+    """
+    previous = os.stat(home).st_uid
+    if previous == uid:
+        return
+    if previous != 0:
+        for _, folders, files, descriptor in os.fwalk(home, follow_symlinks=False):
+            for name in (*folders, *files):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == previous:
+                        os.chown(name, uid, gid, dir_fd=descriptor, follow_symlinks=False)
+    os.chown(home, uid, gid)

@@ -1,0 +1,32 @@
+"""The refusals a node answers with: a stable code and one sentence for people."""
+
+from __future__ import annotations
+
+STALE_EPOCH = "stale_epoch"
+TOMBSTONED = "tombstoned"
+OVER_MILLI = "over_milli"
+UNKNOWN_GPU = "unknown_gpu"
+NAME_CONFLICT = "name_conflict"
+BAD_SPEC = "bad_spec"
+IMAGE_MISSING = "image_missing"
+DISK_FULL = "disk_full"
+ENGINE_ERROR = "engine_error"
+UNKNOWN_VERB = "unknown_verb"
+NOT_ALLOWED = "not_allowed"
+NO_SUCH_CONTAINER = "no_such_container"
+PORT_IN_USE = "port_in_use"
+PROTOCOL_VERSION = "protocol_version"
+
+
+class Refusal(Exception):
+    """The node will not do what was asked, and nothing of it was done that a repeat would not heal."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def bad_spec(message: str) -> Refusal:
+    """A refusal of what was asked for, whatever the state of the node."""
+    return Refusal(BAD_SPEC, message)

@@ -1,0 +1,144 @@
+"""The argument lists for container engines, pure: an order in, words out, nothing asked and nothing run."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment
+from agents.node.runtimes import Order
+
+LABELS = ("cluster", "job", "attempt", "task", "digest")
+LISTEN_ON = "0.0.0.0"  # noqa: S104 - inside the container's own network
+
+
+class Engine(NamedTuple):
+    """What the lists need to know of an engine and this machine."""
+
+    kind: str  # podman or docker
+    loopback: str
+    rootless: bool
+    create_flags: Tuple[str, ...]
+
+
+def labels(order: Order) -> Dict[str, str]:
+    spec = order.spec
+    return {f"fairway.{label}": str(getattr(spec, label)) for label in LABELS}
+
+
+def network_name(cluster: str, job: str) -> str:
+    """The bridge network of a job."""
+    return f"fw-{cluster}-{job}"
+
+
+def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]) -> List[str]:
+    """The words after the program for creating the container of a task.
+
+    ``image_env`` are the names of variables that the image sets; those that must be ours are taken out.
+    """
+    spec = order.spec
+    podman = engine.kind == "podman"
+    words = ["create", "--name", spec.name]
+    for key, value in labels(order).items():
+        words += ["--label", f"{key}={value}"]
+    words += ["--restart", "no", "--pull=never", "--no-healthcheck", "--stop-signal", "SIGTERM"]
+    words += ["--hostname", spec.job, "--network", network_name(spec.cluster, spec.job)]
+    words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
+    words += ["--user", f"{spec.uid}:{spec.gid}", "--cgroupns", "private"]
+    words += ["--ulimit", "core=0:0", "--pids-limit", str(spec.pids or 4096)]
+    if spec.memory_mib is not None:
+        words += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m"]
+    if spec.cpu_milli is not None:
+        words += ["--cpus", f"{spec.cpu_milli / 1000:g}"]
+    words += ["--shm-size", f"{spec.shm_mib or 64}m"]
+    if podman:
+        words += ["--systemd=false", "--http-proxy=false", "--image-volume", "ignore", "--sdnotify", "ignore"]
+        words += ["--umask", "0027", "--no-hosts"]
+        words += ["--passwd-entry", f"{spec.user}:*:{spec.uid}:{spec.gid}::{_home(order)}:/bin/sh"]
+        words += ["--pidfile", f"{order.folder}/pid"]
+        words += ["--log-driver", "k8s-file", "--log-opt", f"path={order.log_path}"]
+        if engine.rootless:
+            words += ["--userns", f"keep-id:uid={spec.uid},gid={spec.gid}"]
+    else:
+        words += ["--log-driver", "json-file"]
+    words += [*engine.create_flags, *order.gpu_flags]
+    words += _environment(engine, order, image_env)
+    words += _mounts(engine, order)
+    for port, host_port in sorted(order.host_ports.items()):
+        words += ["--publish", f"{engine.loopback}:{host_port}:{port}/tcp"]
+    if spec.workdir or order.home_path:
+        words += ["--workdir", spec.workdir or _home(order)]
+    same = {port: port for port in spec.ports}
+    command = fill_in(spec.command, ports=same, address=LISTEN_ON, secrets=SECRETS_IN_CONTAINER)
+    return [*words, "--entrypoint", command[0], image_id, *command[1:]]
+
+
+def _home(order: Order) -> str:
+    return order.spec.home.target if order.spec.home else "/tmp"  # noqa: S108
+
+
+def _environment(engine: Engine, order: Order, image_env: Sequence[str]) -> List[str]:
+    spec = order.spec
+    environment = task_environment(
+        spec,
+        secrets=SECRETS_IN_CONTAINER,
+        home=_home(order),
+        ports={port: port for port in spec.ports},
+        address=LISTEN_ON,
+    )
+    if order.gpu_flags:
+        environment["NVIDIA_VISIBLE_DEVICES"] = (
+            "void"  # the devices come by CDI; an older hook must not add to them
+        )
+    unwanted = sorted(name for name in image_env if is_ours(name) and name not in environment)
+    words = []
+    for name in unwanted:
+        words += ["--unsetenv", name] if engine.kind == "podman" else ["--env", f"{name}="]
+    for name, value in sorted(environment.items()):
+        words += ["--env", f"{name}={value}"]
+    return words
+
+
+def _mounts(engine: Engine, order: Order) -> List[str]:
+    guards = ",nosuid,nodev" if engine.kind == "podman" else ""
+    words = ["--volume", f"{order.folder}/secrets:{SECRETS_IN_CONTAINER}:ro{guards}{_noexec(engine)}"]
+    if engine.kind == "podman":
+        words += ["--volume", f"{order.folder}/hosts:/etc/hosts:ro{guards}{_noexec(engine)}"]
+    for mount in order.spec.mounts:
+        source = order.mount_sources[mount.target]
+        access = "ro" if mount.read_only else "rw"
+        words += ["--volume", f"{source}:{mount.target}:{access}{guards}"]
+    return words
+
+
+def _noexec(engine: Engine) -> str:
+    return ",noexec" if engine.kind == "podman" else ""
+
+
+def create_network(engine: Engine, cluster: str, job: str, subnet: str) -> List[str]:
+    """The words that make the bridge network of a job; containers of other networks cannot connect to it."""
+    words = ["network", "create", "--driver", "bridge", "--subnet", subnet]
+    words += ["--label", f"fairway.cluster={cluster}", "--label", f"fairway.job={job}"]
+    if engine.kind == "podman":
+        words += ["--disable-dns", "--opt", "isolate=true"]
+    return [*words, network_name(cluster, job)]
+
+
+def remove_network(cluster: str, job: str) -> List[str]:
+    return ["network", "rm", network_name(cluster, job)]
+
+
+def listing(cluster: str) -> List[str]:
+    """The words that list our containers, and nobody else's, in any state."""
+    return [
+        "ps",
+        "--all",
+        "--no-trunc",
+        "--filter",
+        f"label=fairway.cluster={cluster}",
+        "--format",
+        "{{.ID}}",
+    ]
+
+
+def inspect(names: Sequence[str]) -> List[str]:
+    return ["container", "inspect", *names]

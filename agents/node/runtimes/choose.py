@@ -1,0 +1,24 @@
+"""Opens the runtimes that the node's settings name."""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+from agents.node.runtimes import Runtime
+from agents.node.runtimes.docker import DockerRuntime
+from agents.node.runtimes.podman import PodmanRuntime
+from agents.node.runtimes.process import ProcessRuntime
+from agents.node.settings import Settings
+
+
+def open_runtimes(settings: Settings, agent_command: List[str]) -> Dict[str, Runtime]:
+    """A runtime per kind, in the order of the settings."""
+    opened: Dict[str, Runtime] = {}
+    for each in settings.runtimes:
+        if each.kind == "podman":
+            opened[each.kind] = PodmanRuntime(settings, each)
+        elif each.kind == "docker":
+            opened[each.kind] = DockerRuntime(settings, each)
+        else:
+            opened[each.kind] = ProcessRuntime(settings, agent_command)
+    return opened

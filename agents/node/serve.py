@@ -1,0 +1,267 @@
+"""The agent: answers JSON lines on standard input with JSON lines on standard output, until the line ends.
+
+The role on the command line bounds the role of the first line: ``control`` may open control or bulk,
+``watch`` only watch. Requests run side by side; answers carry the id of the question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any, BinaryIO, Callable, Dict, List, Optional
+
+from agents.node import machine, refusals
+from agents.node.gpus import open_gpus
+from agents.node.images import Images
+from agents.node.ledger import Ledger
+from agents.node.logs import read_log
+from agents.node.places import Places
+from agents.node.preflight import below_floor, preflight
+from agents.node.refusals import Refusal
+from agents.node.runtimes.choose import open_runtimes
+from agents.node.settings import Settings
+from agents.node.stats import Sampler
+from agents.node.tasks import Tasks
+from agents.node.upgrade import Upgrades
+from agents.node.watch import Watch
+
+PROTOCOL = 1
+OLDEST_PROTOCOL = 1
+"""A client of this protocol or the one before is served; there is none before the first."""
+AGENT_VERSION = "0.1.0"
+MAX_LINE_BYTES = 1024 * 1024
+_WORKERS = 6
+
+OPENABLE = {"control": ("control", "bulk"), "bulk": ("bulk",), "watch": ("watch",)}
+_READING = frozenset({"hello", "list", "logs", "stats"})
+_IMAGES = frozenset({"images", "pull", "load"})
+VERBS_OF = {
+    "control": _READING | _IMAGES | {"start", "stop", "remove", "signal", "preflight", "gc", "upgrade"},
+    "bulk": (_READING | _IMAGES | {"upgrade"}) - {"stats"},
+    "watch": _READING,
+}
+Fields = Dict[str, Any]
+
+
+class Session:
+    """One conversation with the portal over a pair of byte streams."""
+
+    def __init__(
+        self, settings: Settings, role: str, reading: BinaryIO, writing: BinaryIO, agent: List[str]
+    ) -> None:
+        self._settings = settings
+        self._bound = role
+        self.role = role
+        self._reading = reading
+        self._writing = writing
+        self._write_lock = threading.Lock()
+        self._requests: "queue.Queue[Optional[Fields]]" = queue.Queue(maxsize=1000)
+        self._closing = threading.Event()
+        self._subscribed = threading.Event()
+        ledger = Ledger(
+            settings.state_dir, subnets=settings.subnets, uids=(settings.uid_first, settings.uid_count)
+        )
+        self._places = Places(settings)
+        self.tasks = Tasks(
+            settings, ledger, self._places, open_runtimes(settings, agent), open_gpus(settings.gpus)
+        )
+        self._images = Images(self.tasks, self.push)
+        self._upgrades = Upgrades(settings)
+        self._verbs: Dict[str, Callable[[Fields], Fields]] = {
+            "hello": lambda _: {"hello": self.hello()},
+            "list": self._list,
+            "start": self.tasks.start,
+            "stop": self.tasks.stop,
+            "remove": self.tasks.remove,
+            "signal": self.tasks.signal,
+            "logs": lambda fields: read_log(self.tasks, fields),
+            "stats": self._stats,
+            "images": lambda _: {"images": self._images.rows()},
+            "pull": self._images.pull,
+            "load": self._images.load,
+            "preflight": lambda _: preflight(self.tasks),
+            "gc": self._gc,
+            "upgrade": self._upgrades.receive,
+        }
+
+    def run(self) -> int:
+        """Greets, answers until the other side closes, and leaves the tasks running."""
+        try:
+            greeting = self._line()
+            if greeting is None:
+                return 0
+            self._open(greeting)
+        except Refusal as refusal:
+            self.push({"ok": False, "code": refusal.code, "message": refusal.message})
+            return 2
+        self.push({"hello": self.hello()})
+        watch = Watch(self.tasks, self.push) if self.role == "control" else None
+        if watch is not None:
+            watch.start()
+        workers = [
+            threading.Thread(target=self._work, name=f"work-{n}", daemon=True) for n in range(_WORKERS)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            self._read_requests()
+        finally:
+            self._closing.set()
+            for _ in workers:
+                self._requests.put(None)
+            for worker in workers:
+                worker.join(timeout=30.0)  # what was begun is finished, so that less is left to heal
+            if watch is not None:
+                watch.stop()
+        return 0
+
+    def hello(self) -> Fields:
+        """What a portal must know before it asks for anything."""
+        gpus = self.tasks.gpus
+        return {
+            "protocol": PROTOCOL,
+            "agent_version": AGENT_VERSION,
+            "role": self.role,
+            "cluster": self._settings.cluster,
+            "boot_id": machine.boot_id(self._settings.boot_id_path),
+            "hostname": socket.gethostname(),
+            "python": sys.version.split()[0],
+            "clock_s": time.time(),
+            "cpu_count": len(os.sched_getaffinity(0)),
+            "memory_mib": machine.memory_mib(),
+            "disk_free_mib": machine.disk_free_mib(self._settings.state_dir),
+            "loopback": self._settings.loopback,
+            "runtimes": [runtime.facts() for runtime in self.tasks.runtimes.values()],
+            "gpus": [facts._asdict() for facts in gpus.gpus()],
+            "driver": gpus.driver(),
+            "below_floor": below_floor(self.tasks),
+            "images": self._images.rows(),
+            "highest_epoch": self.tasks.ledger.epoch(),
+        }
+
+    def push(self, message: Fields) -> None:
+        """Writes one line; a closed stream ends the session, never a task."""
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with self._write_lock:
+            try:
+                self._writing.write(line)
+                self._writing.flush()
+            except (BrokenPipeError, ValueError):
+                self._closing.set()
+
+    def _open(self, greeting: Fields) -> None:
+        role = greeting.get("role")
+        if role not in OPENABLE[self._bound]:
+            raise Refusal(refusals.NOT_ALLOWED, f"This key opens {self._bound}, not {role}.")
+        protocol = greeting.get("protocol")
+        if not isinstance(protocol, int) or not OLDEST_PROTOCOL <= protocol <= PROTOCOL + 1:
+            raise Refusal(
+                refusals.PROTOCOL_VERSION,
+                f"The portal speaks protocol {protocol}; this agent ({AGENT_VERSION}) speaks {PROTOCOL} "
+                "and the versions beside it. Upgrade the older of the two.",
+            )
+        if greeting.get("cluster") != self._settings.cluster:
+            raise Refusal(
+                refusals.NOT_ALLOWED,
+                f"This node belongs to the cluster {self._settings.cluster}, not to another one.",
+            )
+        self.role = str(role)
+        self._places.make()
+        self.tasks.enter_boot()
+        if self.role == "control":
+            self.tasks.heal()
+
+    def _line(self) -> Optional[Fields]:
+        line = self._reading.readline(MAX_LINE_BYTES + 1)
+        if not line or not line.endswith(b"\n"):
+            if len(line) > MAX_LINE_BYTES:
+                raise Refusal(refusals.BAD_SPEC, "A line is longer than 1 MiB.")
+            return None
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise Refusal(refusals.BAD_SPEC, "A line is not JSON.") from error
+        if not isinstance(value, dict):
+            raise Refusal(refusals.BAD_SPEC, "A line is not a JSON object.")
+        return value
+
+    def _read_requests(self) -> None:
+        while not self._closing.is_set():
+            try:
+                request = self._line()
+            except Refusal as refusal:  # the stream cannot be trusted to be in step any more
+                self.push({"ok": False, "code": refusal.code, "message": refusal.message})
+                return
+            if request is None:
+                return
+            self._requests.put(request)
+
+    def _work(self) -> None:
+        while True:
+            request = self._requests.get()
+            if request is None:
+                return
+            self.push(self._answer(request))
+
+    def _answer(self, request: Fields) -> Fields:
+        """The answer to one request; every refusal has a code, the unforeseen is an engine error."""
+        number, verb = request.get("id"), request.get("verb")
+        try:
+            if verb not in self._verbs:
+                raise Refusal(
+                    refusals.UNKNOWN_VERB, f"This agent ({AGENT_VERSION}) does not know the verb {verb!r}."
+                )
+            if verb not in VERBS_OF[self.role]:
+                raise Refusal(refusals.NOT_ALLOWED, f"The role {self.role} may not {verb}.")
+            answer = self._verbs[verb](request)
+        except Refusal as refusal:
+            return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
+        except Exception as error:  # the door: one broken request must not end the conversation
+            traceback.print_exc(file=sys.stderr)
+            message = f"{type(error).__name__}: {error}"
+            return {"id": number, "ok": False, "code": refusals.ENGINE_ERROR, "message": message}
+        return dict(answer, id=number, ok=True)
+
+    def _list(self, fields: Fields) -> Fields:
+        if self.role == "control":
+            self.tasks.heal()
+        return self.tasks.list(fields)
+
+    def _gc(self, fields: Fields) -> Fields:
+        self.tasks.heal()
+        return {
+            "forgotten_jobs": self.tasks.ledger.forget_old_jobs(time.time()),
+            "uploads": self._images.tidy(),
+        }
+
+    def _stats(self, fields: Fields) -> Fields:
+        """``subscribe`` (true when missing) turns a sample a second on or off; ``once`` gives one."""
+        if fields.get("once"):
+            return {"sample": Sampler(self.tasks).sample()}
+        if not fields.get("subscribe", True):
+            self._subscribed.clear()
+        elif not self._subscribed.is_set():
+            self._subscribed.set()
+            threading.Thread(target=self._stream_samples, name="stats", daemon=True).start()
+        return {"subscribed": self._subscribed.is_set()}
+
+    def _stream_samples(self) -> None:
+        sampler, next_s = Sampler(self.tasks), time.monotonic()
+        while self._subscribed.is_set() and not self._closing.is_set():
+            self.push(sampler.sample())
+            next_s = max(next_s + 1.0, time.monotonic() + 0.2)
+            self._closing.wait(max(0.0, next_s - time.monotonic()))
+
+
+def serve(settings: Settings, role: str, agent: List[str]) -> int:
+    """Runs one session over standard input and output."""
+    threading.stack_size(512 * 1024)
+    reading, writing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing that prints by accident may break the lines
+    return Session(settings, role, reading, writing, agent).run()

@@ -1,0 +1,124 @@
+"""What is true of this machine and of no other: folders, engines and their flags, GPU provider, addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+DEFAULT_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
+
+class SettingsError(ValueError):
+    """The settings file cannot be used; the message says which key and why."""
+
+
+class RuntimeSettings(NamedTuple):
+    """One way of starting tasks on this machine."""
+
+    kind: str  # podman, docker, process
+    program: Tuple[str, ...]  # ("podman",) or ("sudo", "-n", "podman")
+    global_flags: Tuple[str, ...]  # before the verb: --root, --runroot, --cgroup-manager, --runtime
+    create_flags: Tuple[str, ...]  # after "create": --ulimit
+
+
+class Settings(NamedTuple):
+    """The machine's own settings, read once when an agent process starts."""
+
+    cluster: str
+    state_dir: str
+    home_root: str
+    path_roots: Tuple[str, ...]
+    runtimes: Tuple[RuntimeSettings, ...]
+    gpus: str  # nvml, none, or file:PATH
+    boot_id_path: str
+    loopback: str
+    subnets: str
+    egress_deny: Tuple[str, ...]
+    firewall: bool
+    disk_floor_mib: int
+    disk_paths: Tuple[str, ...]
+    uid_first: int
+    uid_count: int
+    job_ports: Tuple[int, int]
+    upgrade_signers: Optional[str]
+    program_path: Optional[str]
+
+    @property
+    def ledger_path(self) -> str:
+        return os.path.join(self.state_dir, "ledger.json")
+
+    def runtime(self, kind: str) -> Optional[RuntimeSettings]:
+        return next((runtime for runtime in self.runtimes if runtime.kind == kind), None)
+
+
+_DEFAULTS: Dict[str, Any] = {
+    "path_roots": [],
+    "runtimes": [{"kind": "process"}],
+    "gpus": "nvml",
+    "boot_id_path": DEFAULT_BOOT_ID_PATH,
+    "loopback": "127.77.0.1",
+    "subnets": "10.197.0.0/16",
+    "egress_deny": [],
+    "firewall": True,
+    "disk_floor_mib": 512,
+    "disk_paths": [],
+    "uid_first": 2_000_000_000,
+    "uid_count": 60_000,
+    "job_ports": [20_000, 32_000],
+    "upgrade_signers": None,
+    "program_path": None,
+}
+_REQUIRED = ("cluster", "state_dir", "home_root")
+
+
+def read_settings(path: str) -> Settings:
+    """The settings in a JSON file; unknown keys are an error, so that a misspelt one is noticed."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            raw = json.load(stream)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"The settings file {path} cannot be read: {error}.") from error
+    return parse_settings(raw)
+
+
+def parse_settings(raw: Any) -> Settings:
+    """Settings from a parsed JSON object."""
+    if not isinstance(raw, dict):
+        raise SettingsError("The settings are not a JSON object.")
+    unknown = sorted(set(raw) - set(_DEFAULTS) - set(_REQUIRED))
+    if unknown:
+        raise SettingsError(f"The settings have an unknown key: {unknown[0]}.")
+    for key in _REQUIRED:
+        if not isinstance(raw.get(key), str) or not raw[key]:
+            raise SettingsError(f"The settings need {key}.")
+    merged = dict(_DEFAULTS)
+    merged.update(raw)
+    for key in ("state_dir", "home_root"):
+        if not os.path.isabs(merged[key]):
+            raise SettingsError(f"{key} is not an absolute path.")
+    network = ipaddress.ip_network(merged["subnets"])
+    if network.prefixlen > 24:
+        raise SettingsError("subnets must be a network of /24 or larger.")
+    merged["path_roots"] = tuple(os.path.realpath(root) for root in merged["path_roots"])
+    merged["egress_deny"] = tuple(str(ipaddress.ip_network(each)) for each in merged["egress_deny"])
+    merged["disk_paths"] = tuple(merged["disk_paths"])
+    merged["job_ports"] = (int(merged["job_ports"][0]), int(merged["job_ports"][1]))
+    merged["runtimes"] = tuple(_runtime(each) for each in merged["runtimes"])
+    return Settings(**merged)
+
+
+def _runtime(raw: Any) -> RuntimeSettings:
+    if not isinstance(raw, dict) or raw.get("kind") not in ("podman", "docker", "process"):
+        raise SettingsError("A runtime is one of podman, docker, process.")
+    unknown = sorted(set(raw) - {"kind", "program", "global_flags", "create_flags"})
+    if unknown:
+        raise SettingsError(f"The runtime {raw['kind']} has an unknown key: {unknown[0]}.")
+    program: List[str] = raw.get("program") or [raw["kind"]]
+    return RuntimeSettings(
+        kind=raw["kind"],
+        program=tuple(program),
+        global_flags=tuple(raw.get("global_flags") or ()),
+        create_flags=tuple(raw.get("create_flags") or ()),
+    )

@@ -1,0 +1,269 @@
+"""The detached parent of one task of the runtime ``process``: starts it, waits, and writes how it ended.
+
+It outlives the agent. Whoever first creates the file ``claim`` decides: the shim (it runs) or a stop (it
+never runs). While the shim lives it holds ``shim.lock``; whatever its child leaves behind is ended with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from agents.node import cgroup, machine
+from agents.node.durable import read_json, write_json
+
+ALREADY_CLAIMED = 17
+_FAILED = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000
+_MS_NOSUID, _MS_NODEV, _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
+    2,
+    4,
+    1,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
+_LOOK_EVERY_S = 0.25
+
+
+def claim(folder: str, word: str) -> bool:
+    """Decides whether the task runs; False when it was decided before."""
+    try:
+        descriptor = os.open(os.path.join(folder, "claim"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, word.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def main(folder: str) -> int:
+    """Starts the task of a folder in a process of its own and returns once it runs, or says why not."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.close(reading)
+        os.setsid()
+        try:
+            _run(folder, writing)
+        except BaseException as error:  # the last line of defence of a process of its own: said, then ended
+            with contextlib.suppress(OSError):
+                os.write(writing, f"{type(error).__name__}: {error}".encode())
+            os._exit(_FAILED)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        said = stream.read()
+    if said == b"already":
+        return ALREADY_CLAIMED
+    if said != b"started":
+        sys.stderr.write(said.decode(errors="replace") or "the shim ended before it started anything\n")
+        return _FAILED
+    return 0
+
+
+def _run(folder: str, report: int) -> None:
+    lock = os.open(os.path.join(folder, "shim.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    order: Dict[str, Any] = read_json(os.path.join(folder, "order.json")) or {}
+    if not claim(folder, "run"):
+        os.write(report, b"already")
+        return
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    limits = order["limits"]
+    group = cgroup.make(
+        order["name"], memory_mib=limits["memory_mib"], pids=limits["pids"], cpu_milli=limits["cpu_milli"]
+    )
+    go_read, go_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go_write)
+        os.close(report)
+        _become(order, group, go_read)
+    os.close(go_read)
+    facts = machine.process(child)
+    write_json(
+        os.path.join(folder, "pid.json"),
+        {
+            "pid": child,
+            "start_ticks": facts.start_ticks if facts else None,
+            "started_s": time.time(),
+            "grouped": group is not None,
+        },
+    )
+    os.write(go_write, b"go")
+    os.close(go_write)
+    os.write(report, b"started")
+    os.close(report)
+    _let_go_of_streams()
+    _wait(folder, _Family(child, group), limits["memory_mib"])
+
+
+def _let_go_of_streams() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+
+
+class _Family:
+    """The child and everything that descends from it; orphans come to us because we are their reaper."""
+
+    def __init__(self, child: int, group: Optional[cgroup.OwnGroup]) -> None:
+        self.child = child
+        self.group = group
+        self.status: Optional[int] = None
+
+    def reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.child:
+                    self.status = status
+
+    def living(self) -> List[machine.ProcessFacts]:
+        everyone = machine.descendants(os.getpid(), machine.processes())[1:]
+        return [each for each in everyone if each.state not in "ZX"]
+
+    def end(self) -> None:
+        """Kills until nothing is left, for at most four seconds."""
+        for _ in range(400):
+            if self.group is not None:
+                self.group.kill()
+            left = self.living()
+            for each in left:
+                with contextlib.suppress(OSError):
+                    os.kill(each.pid, signal.SIGKILL)
+            self.reap()
+            if not left and not (self.group is not None and self.group.members()):
+                return
+            time.sleep(0.01)
+
+
+def _wait(folder: str, family: _Family, limit_mib: Optional[int]) -> None:
+    """Waits for the child, keeps it under its memory when no control group does, and records the end."""
+    peak_mib, oom_kills, over = 0.0, 0, False
+    group = family.group
+    while True:
+        family.reap()
+        if group is not None:
+            usage = group.usage()
+            peak_mib, oom_kills = max(peak_mib, usage.peak_memory_mib or 0), usage.oom_kills or 0
+        elif family.status is None:
+            used_mib = sum(each.resident_mib for each in family.living())
+            peak_mib = max(peak_mib, used_mib)
+            if limit_mib is not None and used_mib > limit_mib:
+                over = True
+                family.end()
+        if family.status is not None:
+            break
+        signal.sigtimedwait([signal.SIGCHLD], _LOOK_EVERY_S)
+    family.end()
+    code = os.WEXITSTATUS(family.status) if os.WIFEXITED(family.status) else 128 + os.WTERMSIG(family.status)
+    write_json(
+        os.path.join(folder, "exit.json"),
+        {
+            "exit_code": code,
+            "oom": over or (oom_kills > 0 and code != 0),
+            "ended_s": time.time(),
+            "peak_memory_mib": int(peak_mib) if peak_mib else None,
+        },
+    )
+    if group is not None:
+        group.remove()
+
+
+def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int) -> None:
+    """Turns the forked child into the task; never returns. What fails is said in the task's log."""
+    log = os.open(order["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.setsid()
+        if os.read(go, 2) != b"go":
+            os._exit(127)
+        if group is not None:
+            group.join()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        _limit(order)
+        if order["own_uid"] is not None:
+            _private_places(order)
+            os.setgroups([])
+            os.setresgid(order["own_uid"], order["own_uid"], order["own_uid"])
+            os.setresuid(order["own_uid"], order["own_uid"], order["own_uid"])
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.umask(0o027)
+        os.chdir(order["workdir"])
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.closerange(3, 1024)
+        os.execvpe(order["command"][0], order["command"], order["env"])  # noqa: S606 - no shell is the point
+    except FileNotFoundError as error:
+        os.write(2, f"fairway: {error.filename or order['command'][0]}: not found\n".encode())
+        os._exit(127)
+    except OSError as error:
+        os.write(2, f"fairway: the command could not be started: {error}\n".encode())
+        os._exit(126)
+
+
+def _limit(order: Dict[str, Any]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pids = order["limits"]["pids"]
+    if pids is not None and order["own_uid"] is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
+
+
+def _private_places(order: Dict[str, Any]) -> None:
+    """A mount namespace of its own: private /tmp and /dev/shm, declared mounts, others' processes unseen."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC) != 0:
+        if order["binds"]:
+            raise OSError(ctypes.get_errno(), "this machine does not allow private mounts")
+        return
+    _mount(libc, "none", "/", None, _MS_REC | _MS_PRIVATE, None)
+    for source, target, read_only in order["binds"]:
+        _mount(libc, source, target, None, _MS_BIND, None)
+        flags = _MS_BIND | _MS_REMOUNT | _MS_NOSUID | _MS_NODEV | (_MS_RDONLY if read_only else 0)
+        _mount(libc, "none", target, None, flags, None)
+    if order["private_tmp"]:
+        _mount(libc, order["tmp"], "/tmp", None, _MS_BIND, None)  # noqa: S108
+    with contextlib.suppress(OSError):
+        size = f"size={order['limits']['shm_mib'] or 64}m,mode=1777"
+        _mount(libc, "tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, size)  # noqa: S108
+    with contextlib.suppress(OSError):
+        _mount(libc, "proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV, "hidepid=2")
+
+
+def _mount(libc: Any, source: str, target: str, kind: Optional[str], flags: int, data: Optional[str]) -> None:
+    answer = libc.mount(
+        source.encode(),
+        target.encode(),
+        kind.encode() if kind else None,
+        flags,
+        data.encode() if data else None,
+    )
+    if answer != 0:
+        raise OSError(ctypes.get_errno(), f"mounting at {target} failed")
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option} failed")

@@ -1,0 +1,273 @@
+"""What to start, as a closed schema: an unknown key, a wrong type or a number out of range is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+from agents.node.refusals import Refusal, bad_spec
+
+MILLI_WHOLE = 1000
+MAX_SECRET_BYTES = 256 * 1024
+
+_PUBLIC_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}\Z")
+_DIGEST = re.compile(r"[A-Za-z0-9:._-]{1,128}\Z")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
+_HOME_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}\Z")
+_GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,95}\Z")
+_PATH = re.compile(r"/[^\x00-\x1f,:]{0,1023}\Z")
+
+REFUSED_ENV = ("LD_PRELOAD", "LD_AUDIT")
+"""Loaders obey these before any program of ours runs, also in hooks outside the container."""
+
+
+class GpuShare(NamedTuple):
+    """A part of one GPU, in thousandths."""
+
+    uuid: str
+    milli: int
+
+
+class Mount(NamedTuple):
+    """A declared volume; ``source`` is a home's name under the home root, or an absolute path."""
+
+    kind: str
+    source: str
+    target: str
+    read_only: bool
+
+
+class TaskSpec(NamedTuple):
+    """One task (rank) of one attempt of a job, as the portal asks for it."""
+
+    cluster: str
+    job: str
+    attempt: int
+    task: int
+    digest: str
+    runtime: str
+    image: Optional[str]
+    command: Tuple[str, ...]
+    workdir: Optional[str]
+    env: Dict[str, str]
+    secret_files: Dict[str, str]
+    uid: int
+    gid: int
+    user: str
+    gpus: Tuple[GpuShare, ...]
+    cpu_milli: Optional[int]
+    memory_mib: Optional[int]
+    shm_mib: Optional[int]
+    pids: Optional[int]
+    ports: Tuple[int, ...]
+    mounts: Tuple[Mount, ...]
+    stop_grace_s: float
+
+    @property
+    def name(self) -> str:
+        return container_name(self.cluster, self.job, self.attempt, self.task)
+
+    @property
+    def home(self) -> Optional[Mount]:
+        return next((mount for mount in self.mounts if mount.kind == "home"), None)
+
+
+def container_name(cluster: str, job: str, attempt: int, task: int) -> str:
+    """The one name a task can have on a node."""
+    return f"fw-{cluster}-{job}-{attempt}-{task}"
+
+
+_REQUIRED = frozenset(
+    {"cluster", "job", "attempt", "task", "digest", "runtime", "command", "uid", "gid", "user"}
+)
+_OPTIONAL = frozenset(TaskSpec._fields) - _REQUIRED
+
+
+def parse_spec(raw: Any) -> TaskSpec:
+    """The spec in a parsed JSON object, or the refusal ``bad_spec`` with the first thing that is wrong."""
+    if not isinstance(raw, dict):
+        raise bad_spec("The spec is not an object.")
+    for key in raw:
+        if key not in _REQUIRED and key not in _OPTIONAL:
+            raise bad_spec(f"The spec has an unknown key: {key!r}.")
+    for key in sorted(_REQUIRED):
+        if raw.get(key) is None:
+            raise bad_spec(f"The spec has no {key}.")
+    if raw["runtime"] not in ("podman", "docker", "process"):
+        raise bad_spec("runtime is not one of podman, docker, process.")
+    spec = TaskSpec(
+        cluster=_text(raw, "cluster", _PUBLIC_ID),
+        job=_text(raw, "job", _PUBLIC_ID),
+        attempt=_number(raw, "attempt", 1, 10**9),
+        task=_number(raw, "task", 0, 100_000),
+        digest=_text(raw, "digest", _DIGEST),
+        runtime=raw["runtime"],
+        image=_text(raw, "image", _IMAGE) if raw.get("image") is not None else None,
+        command=_command(raw["command"]),
+        workdir=_text(raw, "workdir", _PATH) if raw.get("workdir") is not None else None,
+        env=_env(raw.get("env")),
+        secret_files=_secret_files(raw.get("secret_files")),
+        uid=_number(raw, "uid", 1, 2**32 - 2),
+        gid=_number(raw, "gid", 1, 2**32 - 2),
+        user=_text(raw, "user", _USER),
+        gpus=_gpus(raw.get("gpus")),
+        cpu_milli=_optional_number(raw, "cpu_milli", 10, 10**7),
+        memory_mib=_optional_number(raw, "memory_mib", 8, 10**9),
+        shm_mib=_optional_number(raw, "shm_mib", 1, 10**9),
+        pids=_optional_number(raw, "pids", 2, 4 * 10**6),
+        ports=_ports(raw.get("ports")),
+        mounts=_mounts(raw.get("mounts")),
+        stop_grace_s=seconds(raw.get("stop_grace_s"), 10.0),
+    )
+    if spec.runtime != "process" and spec.image is None:
+        raise bad_spec("The spec has no image.")
+    return spec
+
+
+def _text(raw: Dict[str, Any], key: str, pattern: "re.Pattern[str]") -> str:
+    value = raw[key]
+    if not isinstance(value, str) or not pattern.match(value):
+        raise bad_spec(f"{key} is not of the form that is allowed.")
+    return value
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(raw: Dict[str, Any], key: str, lowest: int, highest: int) -> int:
+    value = raw[key]
+    if not _is_int(value) or not lowest <= value <= highest:
+        raise bad_spec(f"{key} is not a whole number from {lowest} to {highest}.")
+    return int(value)
+
+
+def _optional_number(raw: Dict[str, Any], key: str, lowest: int, highest: int) -> Optional[int]:
+    return None if raw.get(key) is None else _number(raw, key, lowest, highest)
+
+
+def seconds(value: Any, default: float) -> float:
+    """A grace in seconds, ``default`` when none is given."""
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:
+        raise bad_spec("The grace is not a number of seconds from 0 to 86400.")
+    return float(value)
+
+
+def _command(value: Any) -> Tuple[str, ...]:
+    if not isinstance(value, list) or not value or len(value) > 1000:
+        raise bad_spec("command is not a list of at least one word.")
+    for word in value:
+        if not isinstance(word, str) or "\x00" in word:
+            raise bad_spec("command holds something that is not text.")
+    if not value[0] or value[0].startswith(("[", "-")):
+        raise bad_spec("The first word of command is not a program.")
+    return tuple(value)
+
+
+def _env(value: Any) -> Dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > 1000:
+        raise bad_spec("env is not an object of names and texts.")
+    for name, text in value.items():
+        if not _ENV_NAME.match(name) or not isinstance(text, str) or "\x00" in text:
+            raise bad_spec(f"env holds something that is not a name with a text: {name!r}.")
+        if name in REFUSED_ENV:
+            raise bad_spec(f"env may not set {name}.")
+    return dict(value)
+
+
+def _secret_files(value: Any) -> Dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > 64:
+        raise bad_spec("secret_files is not an object of file names and contents.")
+    for name, content in value.items():
+        if not _FILE_NAME.match(name) or not isinstance(content, str):
+            raise bad_spec(f"secret_files holds something that is not a file name with a content: {name!r}.")
+    if sum(len(content.encode()) for content in value.values()) > MAX_SECRET_BYTES:
+        raise bad_spec(f"secret_files are larger than {MAX_SECRET_BYTES // 1024} KiB together.")
+    return dict(value)
+
+
+def _gpus(value: Any) -> Tuple[GpuShare, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > 256:
+        raise bad_spec("gpus is not a list.")
+    shares = []
+    for each in value:
+        if not isinstance(each, dict) or set(each) != {"uuid", "milli"}:
+            raise bad_spec("Each of gpus has exactly a uuid and a milli.")
+        shares.append(GpuShare(_text(each, "uuid", _GPU), _number(each, "milli", 1, MILLI_WHOLE)))
+    if len({share.uuid for share in shares}) != len(shares):
+        raise bad_spec("gpus names the same GPU twice.")
+    return tuple(shares)
+
+
+def _ports(value: Any) -> Tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > 32 or len(set(map(str, value))) != len(value):
+        raise bad_spec("ports is not a list of different ports.")
+    return tuple(_number({"ports": port}, "ports", 1, 65_535) for port in value)
+
+
+def _mounts(value: Any) -> Tuple[Mount, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > 64:
+        raise bad_spec("mounts is not a list.")
+    mounts = []
+    for each in value:
+        if not isinstance(each, dict) or not {"kind", "source", "target"} <= set(each) <= set(Mount._fields):
+            raise bad_spec("Each of mounts has kind, source, target and perhaps read_only.")
+        if each["kind"] not in ("home", "path"):
+            raise bad_spec("The kind of a mount is home or path.")
+        if not isinstance(each.get("read_only", False), bool):
+            raise bad_spec("read_only is true or false.")
+        mounts.append(
+            Mount(
+                kind=each["kind"],
+                source=_text(each, "source", _HOME_NAME if each["kind"] == "home" else _PATH),
+                target=_target(each),
+                read_only=each.get("read_only", False),
+            )
+        )
+    if len({mount.target for mount in mounts}) != len(mounts):
+        raise bad_spec("Two mounts have the same target.")
+    if sum(mount.kind == "home" for mount in mounts) > 1:
+        raise bad_spec("A task has at most one home.")
+    return tuple(mounts)
+
+
+_KEPT_PLACES = ("/proc", "/sys", "/dev", "/run/fairway", "/etc")
+
+
+def _target(each: Dict[str, Any]) -> str:
+    target = _text(each, "target", _PATH).rstrip("/")
+    if not target or any(part in (".", "..") for part in target.split("/")):
+        raise bad_spec("The target of a mount is not a plain absolute path.")
+    if any(target == place or target.startswith(place + "/") for place in _KEPT_PLACES):
+        raise bad_spec(f"Nothing can be mounted at {target}.")
+    return target
+
+
+def whole_number(fields: Dict[str, Any], key: str) -> int:
+    """A field of a request that must be a whole number of at least 0."""
+    value = fields.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Refusal("bad_spec", f"{key} is not a whole number.")
+    return value
+
+
+def public_id(fields: Dict[str, Any], key: str) -> str:
+    """A field of a request that must be a public id."""
+    if not isinstance(fields.get(key), str):
+        raise bad_spec(f"{key} is missing.")
+    return _text(fields, key, _PUBLIC_ID)

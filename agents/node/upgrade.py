@@ -1,0 +1,92 @@
+"""A new program for this node: received in pieces, checked against the enrolment's key, put in place."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import subprocess
+from typing import Any, Dict
+
+from agents.node.durable import full_disk_refused, sync_folder, write_whole
+from agents.node.refusals import ENGINE_ERROR, NOT_ALLOWED, Refusal, bad_spec
+from agents.node.settings import Settings
+from agents.node.spec import whole_number
+
+IDENTITY, NAMESPACE = "fairway-upgrade", "fairway-node"
+_VERIFY_WITHIN_S = 20.0
+
+
+class Upgrades:
+    """The verb ``upgrade``. The loader verifies the signature once more before it runs anything."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def receive(self, fields: Dict[str, Any]) -> Dict[str, Any]:
+        """One piece of the program; with ``last`` and ``signature`` it is checked and replaces the old."""
+        target, signers = self._settings.program_path, self._settings.upgrade_signers
+        if target is None or signers is None:
+            raise Refusal(
+                NOT_ALLOWED, "This node was enrolled without upgrades: it has no key to check them with."
+            )
+        part = target + ".new"
+        try:
+            data = base64.b64decode(fields.get("data_b64") or "", validate=True)
+        except (binascii.Error, TypeError, ValueError) as error:
+            raise bad_spec("data_b64 is not base64.") from error
+        offset = whole_number(fields, "offset")
+        with full_disk_refused(part), open(part, "r+b" if offset else "wb") as stream:
+            stream.seek(offset)
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if not fields.get("last"):
+            return {"size": os.stat(part).st_size}
+        signature = fields.get("signature")
+        if not isinstance(signature, str):
+            raise bad_spec("The last piece comes with a signature.")
+        write_whole(part + ".sig", signature.encode(), mode=0o644)
+        self._verify(part, signers)
+        self._exchange(part, target)
+        return {"upgraded": True}
+
+    @staticmethod
+    def _verify(part: str, signers: str) -> None:
+        command = [
+            "ssh-keygen",
+            "-Y",
+            "verify",
+            "-f",
+            signers,
+            "-I",
+            IDENTITY,
+            "-n",
+            NAMESPACE,
+            "-s",
+            part + ".sig",
+        ]
+        try:
+            with open(part, "rb") as program:
+                answer = subprocess.run(
+                    command, stdin=program, capture_output=True, timeout=_VERIFY_WITHIN_S, check=False
+                )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Refusal(ENGINE_ERROR, f"The signature could not be checked: {error}.") from error
+        if answer.returncode != 0:
+            os.unlink(part)
+            raise Refusal(NOT_ALLOWED, "The program is not signed with the key of this node's enrolment.")
+
+    @staticmethod
+    def _exchange(part: str, target: str) -> None:
+        """Keeps the program in use as ``.previous`` and puts the new one, then its signature, in place."""
+        for ending in ("", ".sig"):
+            if os.path.exists(target + ending):
+                previous = target + ".previous" + ending
+                if os.path.exists(previous):
+                    os.unlink(previous)
+                os.link(target + ending, previous)
+        # At each instant one of the two, the present program or the previous one, has its own signature.
+        for ending in (".sig", ""):
+            os.replace(part + ending, target + ending)
+        sync_folder(os.path.dirname(target))

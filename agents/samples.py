@@ -1,0 +1,218 @@
+"""The words on the wire as types: what a node says of itself, its GPUs, its containers. Unknown is None."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Wire = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """A GPU as the node lists it."""
+
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int | None
+    simulated: bool
+    health: str
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> GpuState:
+        return cls(
+            uuid=str(row["uuid"]),
+            index=int(row["index"]),
+            model=str(row["model"]),
+            memory_mib=row.get("memory_mib"),
+            simulated=bool(row["simulated"]),
+            health=str(row["health"]),
+        )
+
+
+@dataclass(frozen=True)
+class ImageState:
+    """An image on the node; ``image_id`` is its config digest."""
+
+    image_id: str
+    runtime: str
+    refs: tuple[str, ...]
+    digests: tuple[str, ...]
+    size_mib: int | None
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> ImageState:
+        return cls(
+            image_id=str(row["image_id"]),
+            runtime=str(row["runtime"]),
+            refs=tuple(row["refs"]),
+            digests=tuple(row["digests"]),
+            size_mib=row.get("size_mib"),
+        )
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first answer of an agent; ``clock_s`` is the node's Unix time when it was written."""
+
+    protocol: int
+    agent_version: str
+    cluster: str
+    boot_id: str
+    hostname: str
+    python: str
+    clock_s: float
+    cpu_count: int
+    memory_mib: int | None
+    disk_free_mib: int | None
+    loopback: str
+    runtimes: tuple[tuple[str, str | None], ...]
+    gpus: tuple[GpuState, ...]
+    driver: str | None
+    below_floor: tuple[str, ...]
+    images: tuple[ImageState, ...]
+    highest_epoch: int
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> Hello:
+        return cls(
+            protocol=int(row["protocol"]),
+            agent_version=str(row["agent_version"]),
+            cluster=str(row["cluster"]),
+            boot_id=str(row["boot_id"]),
+            hostname=str(row["hostname"]),
+            python=str(row["python"]),
+            clock_s=float(row["clock_s"]),
+            cpu_count=int(row["cpu_count"]),
+            memory_mib=row.get("memory_mib"),
+            disk_free_mib=row.get("disk_free_mib"),
+            loopback=str(row.get("loopback", "127.77.0.1")),
+            runtimes=tuple((str(each["kind"]), each.get("version")) for each in row["runtimes"]),
+            gpus=tuple(GpuState.from_wire(each) for each in row["gpus"]),
+            driver=row.get("driver"),
+            below_floor=tuple(row["below_floor"]),
+            images=tuple(ImageState.from_wire(each) for each in row["images"]),
+            highest_epoch=int(row["highest_epoch"]),
+        )
+
+
+@dataclass(frozen=True)
+class ContainerState:
+    """A task on the node, live or ended and not yet removed."""
+
+    name: str
+    cluster: str
+    job: str
+    attempt: int
+    task: int
+    digest: str
+    runtime: str
+    state: str  # created, running, exited
+    exit_code: int | None
+    oom: bool | None
+    peak_memory_mib: int | None
+    started_s: float | None
+    ended_s: float | None
+    ports: dict[int, int]
+    gpus: tuple[tuple[str, int], ...]
+    rebooted: bool
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> ContainerState:
+        return cls(
+            name=str(row["name"]),
+            cluster=str(row["cluster"]),
+            job=str(row["job"]),
+            attempt=int(row["attempt"]),
+            task=int(row["task"]),
+            digest=str(row["digest"]),
+            runtime=str(row["runtime"]),
+            state=str(row["state"]),
+            exit_code=row.get("exit_code"),
+            oom=row.get("oom"),
+            peak_memory_mib=row.get("peak_memory_mib"),
+            started_s=row.get("started_s"),
+            ended_s=row.get("ended_s"),
+            ports={int(port): int(number) for port, number in row["ports"].items()},
+            gpus=tuple((str(each["uuid"]), int(each["milli"])) for each in row["gpus"]),
+            rebooted=bool(row.get("rebooted")),
+        )
+
+
+@dataclass(frozen=True)
+class GpuUser:
+    """A process on a GPU; ``foreign`` when it belongs to no job of ours."""
+
+    pid: int
+    memory_mib: int | None
+    job: str | None
+    attempt: int | None
+    foreign: bool
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """A GPU at one moment."""
+
+    uuid: str
+    utilisation_percent: float | None
+    memory_used_mib: int | None
+    power_watts: float | None
+    temperature_c: float | None
+    health: str
+    processes: tuple[GpuUser, ...]
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> GpuSample:
+        return cls(
+            uuid=str(row["uuid"]),
+            utilisation_percent=row.get("utilisation_percent"),
+            memory_used_mib=row.get("memory_used_mib"),
+            power_watts=row.get("power_watts"),
+            temperature_c=row.get("temperature_c"),
+            health=str(row["health"]),
+            processes=tuple(
+                GpuUser(each["pid"], each["memory_mib"], each["job"], each["attempt"], each["foreign"])
+                for each in row["processes"]
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class TaskSample:
+    """A task at one moment."""
+
+    job: str
+    attempt: int
+    task: int
+    cpu_percent: float | None
+    memory_mib: int | None
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> TaskSample:
+        return cls(row["job"], row["attempt"], row["task"], row["cpu_percent"], row["memory_mib"])
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """A node at one moment; ``at_s`` is the node's Unix time."""
+
+    at_s: float
+    cpu_percent: float | None
+    memory_used_mib: int | None
+    disk_free_mib: int | None
+    gpus: tuple[GpuSample, ...] = field(default=())
+    tasks: tuple[TaskSample, ...] = field(default=())
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> NodeSample:
+        return cls(
+            at_s=float(row["at_s"]),
+            cpu_percent=row.get("cpu_percent"),
+            memory_used_mib=row.get("memory_used_mib"),
+            disk_free_mib=row.get("disk_free_mib"),
+            gpus=tuple(GpuSample.from_wire(each) for each in row["gpus"]),
+            tasks=tuple(TaskSample.from_wire(each) for each in row["tasks"]),
+        )

@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Builds an image from this machine's own Python, without a registry: a file for `podman load` or the portal.
+
+    python3 deploy/images/build.py tiny --out tiny.tar
+    python3 deploy/images/build.py jupyterlab --out jupyterlab.tar
+
+Where a registry is at hand, the Containerfile beside each recipe builds the same image on a distribution's base.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+COMMANDS = (
+    *("sh", "bash", "cat", "chmod", "cp", "cut", "date", "dd", "df", "dirname", "du", "echo", "env", "expr"),
+    *(
+        "false",
+        "find",
+        "grep",
+        "head",
+        "hostname",
+        "id",
+        "kill",
+        "ln",
+        "ls",
+        "mkdir",
+        "mknod",
+        "mktemp",
+        "mv",
+    ),
+    *("nproc", "ps", "pwd", "readlink", "rm", "sed", "seq", "sleep", "sort", "stat", "tail", "tee", "test"),
+    *("timeout", "touch", "tr", "true", "uname", "wc", "whoami", "xargs"),
+)
+LEFT_OUT = (
+    "__pycache__",
+    "test",
+    "tests",
+    "idlelib",
+    "turtledemo",
+    "ensurepip",
+    "site-packages",
+    "dist-packages",
+)
+LEFT_OUT_PREFIXES = ("config-", "libpython")
+RECIPES = {
+    "tiny": {"lock": None, "command": [f"/usr/local/bin/{PYTHON}"]},
+    "jupyterlab": {"lock": HERE / "jupyterlab/requirements.lock", "command": ["/usr/local/bin/jupyter-lab"]},
+}
+
+
+def main() -> None:
+    """Builds the image that the command line names."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("recipe", choices=sorted(RECIPES))
+    options.add_argument("--out", type=Path, required=True, help="the archive to write")
+    options.add_argument("--name", help="the image's name; default fairway/<recipe>:latest")
+    chosen = options.parse_args()
+    recipe = RECIPES[chosen.recipe]
+    with tempfile.TemporaryDirectory(prefix="fairway-image-", dir=chosen.out.resolve().parent) as folder:
+        root = Path(folder) / "root"
+        lay_out_system(root)
+        put_python(root)
+        if recipe["lock"] is not None:
+            install(root, recipe["lock"])
+        put_files(root, HERE / chosen.recipe / "files")
+        name = chosen.name or f"localhost/fairway/{chosen.recipe}:latest"
+        digest = write_archive(root, chosen.out, name, list(recipe["command"]))
+    print(f"{name} {digest}")  # noqa: T201
+
+
+def cache_key(recipe: str) -> str:
+    """Gives a name that changes when the image would: recipe, lock, this file, Python and system library."""
+    parts = [
+        Path(__file__).read_bytes(),
+        sys.version.encode(),
+        repr(platform.libc_ver()).encode(),
+        recipe.encode(),
+    ]
+    parts += [path.read_bytes() for path in sorted((HERE / recipe).rglob("*")) if path.is_file()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def lay_out_system(root: Path) -> None:
+    """Makes the folders and the few commands that a terminal in a container is expected to have."""
+    for folder in (
+        "bin",
+        "etc",
+        "home",
+        "lib64",
+        "proc",
+        "root",
+        "run",
+        "sys",
+        "dev",
+        "usr/bin",
+        "usr/local/bin",
+        "var",
+    ):
+        (root / folder).mkdir(parents=True)
+    for folder in ("tmp", "var/tmp"):
+        (root / folder).mkdir(parents=True)
+        (root / folder).chmod(0o1777)
+    (root / "etc/passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
+    )
+    (root / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
+    (root / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
+    for path in (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/services"), Path("/etc/protocols")):
+        if path.exists():
+            _copy(path, root / path.relative_to("/"))
+    found = [Path(place) for command in COMMANDS if (place := shutil.which(command, path="/usr/bin:/bin"))]
+    for path in found:
+        target = root / "usr/bin" / path.name
+        _copy(path.resolve(), target)
+        target.chmod(0o755)  # no set-uid bit comes along
+        if path.name in ("sh", "bash"):
+            _copy(target, root / "bin" / path.name)
+    for library in libraries(found):
+        _copy(library, root / library.relative_to("/"))
+
+
+def put_python(root: Path) -> None:
+    """Copies this interpreter and its standard library to /usr/local, where it finds itself again."""
+    base = Path(sys.base_prefix)
+    standard = Path(sysconfig.get_path("stdlib", vars={"installed_base": str(base), "base": str(base)}))
+    interpreter = Path(sys.executable).resolve()
+    local = root / "usr/local"
+    _copy(interpreter, local / "bin" / PYTHON)
+    for name in ("python3", "python"):
+        (local / "bin" / name).symlink_to(PYTHON)
+    shutil.copytree(standard, local / "lib" / PYTHON, ignore=_left_out, symlinks=False)
+    extensions = [interpreter, *(local / "lib" / PYTHON / "lib-dynload").glob("*.so")]
+    needed = libraries(extensions)
+    searched = next(library.parent for library in needed if library.name.startswith("libc."))
+    for library in needed:
+        own = base in library.parents and base != Path(
+            "/usr"
+        )  # the loader would look for it where it is here
+        _copy(library, root / (searched / library.name if own else library).relative_to("/"))
+    site = local / "lib" / PYTHON / "site-packages"
+    site.mkdir()
+    (site.parent / "dist-packages").symlink_to("site-packages")  # Debian's Python looks there
+    _compile(local / "lib" / PYTHON)
+
+
+def install(root: Path, lock: Path) -> None:
+    """Installs what a lock file names, each file checked by its hash, into the image's Python."""
+    local = root / "usr/local"
+    with tempfile.TemporaryDirectory(dir=root.parent) as folder:
+        target = Path(folder)
+        subprocess.run(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--no-input",
+                    "--disable-pip-version-check",
+                ),
+                *("--require-hashes", "--only-binary", ":all:", "--no-deps", "--no-compile"),
+                *("--target", str(target), "--requirement", str(lock)),
+            ],
+            check=True,
+            timeout=600,
+        )
+        for script in (target / "bin").glob("*"):
+            text = script.read_bytes()
+            if text.startswith(b"#!"):
+                _, _, rest = text.partition(b"\n")
+                (local / "bin" / script.name).write_bytes(f"#!/usr/local/bin/{PYTHON}\n".encode() + rest)
+                (local / "bin" / script.name).chmod(0o755)
+        for shared in ("share", "etc"):
+            if (target / shared).exists():
+                shutil.copytree(target / shared, local / shared, dirs_exist_ok=True)
+                shutil.rmtree(target / shared)
+        shutil.rmtree(target / "bin", ignore_errors=True)
+        site = local / "lib" / PYTHON / "site-packages"
+        shutil.copytree(target, site, dirs_exist_ok=True)
+    for library in libraries(site.rglob("*.so")):
+        if library.parts[1] in ("lib", "lib64", "usr"):
+            _copy(library, root / library.relative_to("/"))
+    for kernel in local.glob("share/jupyter/kernels/*/kernel.json"):  # names the Python that installed it
+        described = json.loads(kernel.read_text())
+        described["argv"][0] = f"/usr/local/bin/{PYTHON}"
+        kernel.write_text(json.dumps(described, indent=1))
+    _compile(site)
+
+
+def put_files(root: Path, files: Path) -> None:
+    """Copies a recipe's own files over the root."""
+    if files.exists():
+        shutil.copytree(files, root, dirs_exist_ok=True)
+
+
+def libraries(programs: Iterable[Path]) -> list[Path]:
+    """Gives the shared libraries that programs are linked with, the loader included."""
+    needed: set[Path] = set()
+    paths = [str(path) for path in programs]
+    for start in range(0, len(paths), 200):
+        listed = subprocess.run(
+            ["ldd", *paths[start : start + 200]], capture_output=True, text=True, timeout=60
+        )
+        for line in listed.stdout.splitlines():
+            if line.endswith(":"):  # the file that the following lines are about, as ldd writes it
+                continue
+            words = line.split()
+            candidate = words[2] if len(words) > 2 and words[1] == "=>" else words[0] if words else ""
+            if candidate.startswith("/"):
+                needed.add(Path(candidate))
+    return sorted(needed)
+
+
+def write_archive(root: Path, out: Path, name: str, command: list[str]) -> str:
+    """Writes a docker archive of one layer and gives the config digest. Equal roots give equal digests."""
+    layer = root.parent / "layer.tar"
+    with tarfile.open(layer, "w", format=tarfile.GNU_FORMAT) as packed:
+        for path in sorted(root.rglob("*")):
+            packed.add(path, arcname=str(path.relative_to(root)), recursive=False, filter=_as_roots)
+    with layer.open("rb") as stream:
+        layer_digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    config = json.dumps(
+        {
+            "architecture": machine,
+            "os": "linux",
+            "created": "1970-01-01T00:00:00Z",
+            "config": {
+                "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"],
+                "Cmd": command,
+                "WorkingDir": "/",
+            },
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+            "history": [{"created": "1970-01-01T00:00:00Z", "created_by": "fairway"}],
+        },
+        sort_keys=True,
+    ).encode()
+    digest = hashlib.sha256(config).hexdigest()
+    manifest = [{"Config": f"{digest}.json", "RepoTags": [name], "Layers": [f"{layer_digest}/layer.tar"]}]
+    draft = out.with_name(out.name + ".new")
+    with tarfile.open(draft, "w") as archive:
+        for member, content in ((f"{digest}.json", config), ("manifest.json", json.dumps(manifest).encode())):
+            described = tarfile.TarInfo(member)
+            described.size = len(content)
+            archive.addfile(described, io.BytesIO(content))
+        archive.add(layer, arcname=f"{layer_digest}/layer.tar", filter=_as_roots)
+    layer.unlink()
+    draft.replace(out)
+    return f"sha256:{digest}"
+
+
+def _left_out(_: str, names: list[str]) -> set[str]:
+    return {name for name in names if name in LEFT_OUT or name.startswith(LEFT_OUT_PREFIXES)}
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target, follow_symlinks=True)
+
+
+def _compile(folder: Path) -> None:
+    """Compiles ahead, since the person in the container may not write there; by content, for equal archives."""
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"),
+            *("-s", str(folder), "-p", "/usr/local/lib", str(folder)),
+        ],
+        check=False,  # a library may carry a file for another Python
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=600,
+    )
+
+
+def _as_roots(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    entry.mtime = 0
+    runnable = entry.isdir() or entry.mode & 0o100
+    sticky = entry.mode & 0o1000  # the folders for everyone's temporary files
+    entry.mode = (0o755 if runnable else 0o644) if not sticky else 0o1777
+    return entry
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The images that rig nodes run: built once per machine from its own Python, shared read-only by every node."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+BUILD = Path(__file__).parents[2] / "deploy/images/build.py"
+CACHE = Path(os.environ.get("FAIRWAY_RIG_CACHE", "/var/tmp/fairway-rig-cache"))
+BUILD_LIMIT_S = 300
+KEPT_S = 3 * 24 * 3600  # images of an older form, which other worktrees may still use
+
+
+@dataclass(frozen=True)
+class RigImage:
+    """An image in the cache: as an archive for `load`, and as a store that nodes mount."""
+
+    name: str
+    digest: str  # of its configuration, as podman's image id
+    archive: Path
+    store: Path
+
+
+def rig_image(recipe: str) -> RigImage:
+    """Gives an image of deploy/images, building it when the cache has none of this recipe's present form."""
+    key = runpy.run_path(str(BUILD))["cache_key"](recipe)
+    folder = CACHE / f"{recipe}-{key}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{recipe}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "ready").exists():
+            _build(recipe, folder)
+    name, digest = (folder / "ready").read_text().split()
+    return RigImage(name, digest, folder / "image.tar", folder / "store")
+
+
+def _build(recipe: str, folder: Path) -> None:
+    for older in (folder, *CACHE.glob(f"{recipe}-*/")):
+        if older == folder or time.time() - older.stat().st_mtime > KEPT_S:
+            shutil.rmtree(older, ignore_errors=True)
+    folder.mkdir()
+    archive = folder / "image.tar"
+    built = subprocess.run(
+        [sys.executable, str(BUILD), recipe, "--out", str(archive)],
+        capture_output=True,
+        text=True,
+        timeout=BUILD_LIMIT_S,
+    )
+    if built.returncode != 0:
+        raise RuntimeError(f"the image {recipe} could not be built: {built.stderr[-2000:]}")
+    with tempfile.TemporaryDirectory(prefix="fwr") as run_root:  # podman wants it shorter than 50 letters
+        loaded = subprocess.run(
+            [
+                *("podman", "--root", str(folder / "store"), "--runroot", run_root),
+                *("--storage-driver", "overlay", "load", "--quiet", "--input", str(archive)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=BUILD_LIMIT_S,
+        )
+    if loaded.returncode != 0:
+        raise RuntimeError(f"podman could not load the image {recipe}: {loaded.stderr[-2000:]}")
+    (folder / "ready").write_text(built.stdout.strip().splitlines()[-1])
