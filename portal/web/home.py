@@ -65,7 +65,13 @@ def first_steps(rows: list[JobRow], user: User) -> list[tuple[bool, str, str]]:
     offered = Environment.objects.filter(enabled=True).exists()
     steps = [
         (user.has_usable_password(), "Set a password", "account"),
-        (opened, "Start a notebook" if offered else "Start a notebook (an administrator adds an environment first)", "launch"),
+        (
+            opened,
+            "Start a notebook"
+            if offered
+            else "Start a notebook (an administrator adds an environment first)",
+            "launch",
+        ),
         (ran, "Run a job without a screen", "launch"),
     ]
     return [] if all(done for done, _, _ in steps) else steps

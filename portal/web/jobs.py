@@ -101,7 +101,11 @@ def jobs(request: HttpRequest) -> HttpResponse:
 def _page(rows: Any, query: QueryDict) -> tuple[list[Job], str, str]:
     """One page by cursor, newest first, with the queries that lead to the older and the newer page."""
     after, before = query.get("after", ""), query.get("before", "")
-    edge = Job.objects.filter(public_id=after or before).values_list("pk", flat=True).first() if after or before else None
+    edge = (
+        Job.objects.filter(public_id=after or before).values_list("pk", flat=True).first()
+        if after or before
+        else None
+    )
     if edge is not None and before:
         found = list(rows.filter(pk__gt=edge).order_by("id")[: PAGE + 1])
         more_newer, page = len(found) > PAGE, found[:PAGE][::-1]
