@@ -132,8 +132,6 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
     at = f"pending[{row.job}]"
     _known(f"{at}.project", row.project, projects)
     _finite(f"{at}.submitted_s", row.submitted_s)
-    if not row.pools:
-        raise SnapshotError(f"{at}.pools", "a job names at least one pool")
     for pool in _unique(f"{at}.pools", row.pools):
         _known(f"{at}.pools", pool, pools)
     _at_least(f"{at}.tasks", row.tasks, 1)
