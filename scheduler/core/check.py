@@ -183,7 +183,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise ``PlanError`` when ``plan`` breaks a law that holds for every plan (SCHEDULING, section 8)."""
     pending = {row.job: row for row in snapshot.pending}
     answered = Counter([start.job for start in plan.starts] + [verdict.job for verdict in plan.verdicts])
-    if answered != Counter(pending):
+    if answered != Counter(pending.keys()):
         raise PlanError("every pending job has exactly one start or verdict")
     nodes = {node.id: node for node in snapshot.nodes}
     gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes for gpu in node.gpus}
