@@ -103,7 +103,9 @@ def test_rootless_podman_maps_the_person_onto_the_account() -> None:
 
 
 def test_docker_create_shares_the_guards() -> None:
-    words = arguments.create(DOCKER, order(SPEC | {"runtime": "docker"}), "IMAGEID", ["CUDA_MPS_PIPE_DIRECTORY"])
+    words = arguments.create(
+        DOCKER, order(SPEC | {"runtime": "docker"}), "IMAGEID", ["CUDA_MPS_PIPE_DIRECTORY"]
+    )
     text = " ".join(words)
     for part in (
         "--restart no",
@@ -139,11 +141,14 @@ def test_words_of_a_person_are_left_alone() -> None:
     assert arguments.create(PODMAN, order(spec), "I", [])[-2:] == ["-c", "print(f'{port}')"]
 
 
+GOLDEN_NETWORK = """
+network create --driver bridge --subnet 10.197.0.0/26
+--label fairway.cluster=lab --label fairway.job=jobabc --disable-dns --opt isolate=true fw-lab-jobabc
+"""
+
+
 def test_networks_are_isolated_and_labelled() -> None:
-    assert arguments.create_network(PODMAN, "lab", "jobabc", "10.197.0.0/26") == (
-        "network create --driver bridge --subnet 10.197.0.0/26 --label fairway.cluster=lab "
-        "--label fairway.job=jobabc --disable-dns --opt isolate=true fw-lab-jobabc"
-    ).split()
+    assert arguments.create_network(PODMAN, "lab", "jobabc", "10.197.0.0/26") == GOLDEN_NETWORK.split()
 
 
 def test_firewall_rules() -> None:
@@ -187,5 +192,9 @@ def test_specs_are_closed(change: dict[str, Any], says: str) -> None:
 
 
 def test_containers_without_our_labels_are_not_ours() -> None:
-    row = {"Name": "fw-lab-jobabc-1-0", "Config": {"Labels": {"fairway.cluster": "lab"}}, "State": {"Status": "running"}}
+    row = {
+        "Name": "fw-lab-jobabc-1-0",
+        "Config": {"Labels": {"fairway.cluster": "lab"}},
+        "State": {"Status": "running"},
+    }
     assert found_in(row) is None

@@ -78,7 +78,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (job, attempt) not in self.dead
         self.highest_epoch = epoch
 
-    @rule(who=st.integers(0, 1), epoch=st.integers(0, 4), job=st.sampled_from(JOBS), attempt=st.integers(1, 3))
+    @rule(
+        who=st.integers(0, 1), epoch=st.integers(0, 4), job=st.sampled_from(JOBS), attempt=st.integers(1, 3)
+    )
     def stop(self, who: int, epoch: int, job: str, attempt: int) -> None:
         try:
             self.ledgers[who].tombstone(epoch, job, attempt)

@@ -31,7 +31,10 @@ def alive(text: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if text in (folder / "cmdline").read_text() and "Z" not in (folder / "stat").read_text().split()[2]:
+            if (
+                text in (folder / "cmdline").read_text()
+                and "Z" not in (folder / "stat").read_text().split()[2]
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -52,7 +55,7 @@ def test_hello_tells_the_node(node: LoneNode) -> None:
 def test_a_task_has_its_own_account_gpus_secrets_and_home(node: LoneNode) -> None:
     link = node.open()
     script = (
-        'echo uid $(id -u) groups $(id -G); echo gpus $CUDA_VISIBLE_DEVICES job $FAIRWAY_JOB port $PORT_8888 $1;'
+        "echo uid $(id -u) groups $(id -G); echo gpus $CUDA_VISIBLE_DEVICES job $FAIRWAY_JOB port $PORT_8888 $1;"
         'cat "$FAIRWAY_SECRETS/token"; stat -c %a "$FAIRWAY_SECRETS/token"; echo x > ~/kept;'
         "grep NoNewPrivs /proc/self/status; ulimit -c; echo done"
     )
@@ -97,7 +100,9 @@ def test_start_is_repeatable_and_guards_the_gpu(node: LoneNode) -> None:
     assert refused(link, "start", epoch=1, spec=unknown).code == "unknown_gpu"
     assert refused(link, "start", epoch=0, spec=node.spec("ja", gpus=whole)).code == "stale_epoch"
     assert refused(link, "start", epoch=1, spec=node.spec("jd", cluster="t2")).code == "bad_spec"
-    assert refused(link, "start", epoch=1, spec=node.spec("jd", runtime="podman", image="x")).code == "bad_spec"
+    assert (
+        refused(link, "start", epoch=1, spec=node.spec("jd", runtime="podman", image="x")).code == "bad_spec"
+    )
     assert len(link.ask("list", timeout_s=10)["containers"]) == 1
 
 
