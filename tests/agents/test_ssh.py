@@ -132,9 +132,7 @@ def test_a_missing_agent_is_told_with_what_to_do(
     stream.close()
 
 
-def test_an_agent_that_dies_at_once_is_quoted(
-    sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys
-) -> None:
+def test_an_agent_that_dies_at_once_is_quoted(sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys) -> None:
     keys = sshd.folder / "authorized_keys"
     dying = "echo 'fairway-node: the disk is full.' >&2; exit 78"
     keys.write_text(f'restrict,command="{dying}" {public_line(key_pairs["control"])}\n')
