@@ -30,7 +30,7 @@ from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 
 ROOTFUL = EnrolmentChoices(engine="rootful")
-PASSWORD = "it's a \"secret\" $(pass)word"
+PASSWORD = 'it\'s a "secret" $(pass)word'
 MakeRig = Callable[..., Rig]
 
 
@@ -148,15 +148,28 @@ def test_a_pasted_script_makes_a_node_and_may_be_run_again(node: RigNode, rig_cl
         assert len(link.hello.gpus) == 4
         assert link.hello.boot_id == node.boot_id()
     assert node.execute("passwd", "-S", "fairway", check=False).stdout.split()[1] in ("L", "LK")
-    for path in ("/usr/local/lib/fairway/fairway-node", "/etc/fairway/node.json", "/etc/fairway/agent_signers"):
+    for path in (
+        "/usr/local/lib/fairway/fairway-node",
+        "/etc/fairway/node.json",
+        "/etc/fairway/agent_signers",
+    ):
         assert node.execute("stat", "-c", "%U %A", path).stdout.split()[0] == "root"
-        assert node.execute("su", "-s", "/bin/sh", "fairway", "-c", f"test -w {path}", check=False).returncode != 0
+        assert (
+            node.execute("su", "-s", "/bin/sh", "fairway", "-c", f"test -w {path}", check=False).returncode
+            != 0
+        )
 
 
 @pytest.mark.rig
-def test_the_account_may_run_the_loader_as_root_and_nothing_else(node: RigNode, rig_cluster: RigCluster) -> None:
+def test_the_account_may_run_the_loader_as_root_and_nothing_else(
+    node: RigNode, rig_cluster: RigCluster
+) -> None:
     rig_cluster.enrol(node)
-    for refused in ("id", "/usr/local/lib/fairway/fairway-node bulk", "/usr/local/lib/fairway/fairway-node control x"):
+    for refused in (
+        "id",
+        "/usr/local/lib/fairway/fairway-node bulk",
+        "/usr/local/lib/fairway/fairway-node control x",
+    ):
         done = node.execute("su", "-s", "/bin/sh", "fairway", "-c", f"sudo -n {refused}", check=False)
         assert done.returncode != 0, refused
     rig_cluster.enrol(node, EnrolmentChoices(engine="rootless"))
@@ -206,8 +219,9 @@ def test_only_a_signed_agent_runs(node: RigNode, rig_cluster: RigCluster, tmp_pa
         good = SignedAgent(newer, sign_agent(newer, rig_cluster.keys["signing"]))
         assert upgrade(link, good)["upgraded"]
     rig_cluster.open(node).close()
-    assert node.execute("sha256sum", f"{program}.previous").stdout.split()[0] != (
-        node.execute("sha256sum", program).stdout.split()[0]
+    assert (
+        node.execute("sha256sum", f"{program}.previous").stdout.split()[0]
+        != (node.execute("sha256sum", program).stdout.split()[0])
     )
     node.execute("sh", "-c", f"echo damage >> {program}")
     with rig_cluster.open(node) as link:  # the previous one takes over
@@ -247,7 +261,9 @@ def test_the_one_time_sudo_login(node: RigNode, rig_cluster: RigCluster) -> None
     with rig_cluster.open(node) as link:
         assert link.hello.cluster == "rig"
     traces = node.execute(
-        "sh", "-c", "grep -rlF 'a \"secret\"' /etc /home /root /tmp /run/rig /var/log /var/lib/fairway-node; true"
+        "sh",
+        "-c",
+        "grep -rlF 'a \"secret\"' /etc /home /root /tmp /run/rig /var/log /var/lib/fairway-node; true",
     )
     assert traces.stdout == ""
 
@@ -261,7 +277,7 @@ def test_sudo_logins_that_fail_say_why(node: RigNode, rig_cluster: RigCluster) -
     script = rig_cluster.script()
     with pytest.raises(AuthenticationRefused, match="does not take our password"):
         enrol_with_sudo(opal, "wrong", script)
-    with pytest.raises(EnrolmentFailed, match="no root shell for this account|does not take this password"):
+    with pytest.raises(EnrolmentFailed, match=r"no root shell for this account|does not take this password"):
         enrol_with_sudo(replace(opal, account="plain"), PASSWORD, script)
     other = public_line(rig_cluster.keys["watch"])
     with pytest.raises(HostKeyMismatch):

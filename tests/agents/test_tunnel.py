@@ -68,7 +68,9 @@ async def test_a_server_that_speaks_first_is_heard(pool: TunnelPool, target: Ssh
             writer.close()
 
 
-async def test_forty_streams_share_one_connection(pool: TunnelPool, target: SshTarget, sshd: LoopbackSshd) -> None:
+async def test_forty_streams_share_one_connection(
+    pool: TunnelPool, target: SshTarget, sshd: LoopbackSshd
+) -> None:
     async def talk(port: int, number: int) -> bool:
         reader, writer = await pool.open_stream(target, port)
         message = number.to_bytes(4, "big") * 50_000

@@ -169,7 +169,8 @@ class RigNode(NodeFaults):
 
     def stop_sshd(self) -> None:
         """Stops the listening sshd; open sessions live on, as they do when the service is restarted."""
-        self.execute("sh", "-c", 'kill "$(cat /run/sshd.pid)"; rm -f /run/sshd.pid')
+        pid = self.execute("cat", "/run/sshd.pid").stdout.strip()
+        self.execute("sh", "-c", f"kill {pid}; while kill -0 {pid}; do sleep 0.01; done 2> /dev/null; true")
 
     def change_host_key(self) -> None:
         """Gives the node another host key, as a machine that someone put in its place would have."""
