@@ -61,7 +61,10 @@ def task_environment(
 
 
 def fill_in(command: Tuple[str, ...], *, ports: Mapping[int, int], address: str, secrets: str) -> List[str]:
-    """The command with ``{port}``, ``{port_N}``, ``{address}`` and ``{secrets}`` replaced, if the task has a port."""
+    """The command with ``{port}``, ``{port_N}``, ``{address}`` and ``{secrets}`` replaced.
+
+    Only for a task that has a port, that is, a tool we start; a person's own words are left as they are.
+    """
     if not ports:
         return list(command)
     words = {"{port}": str(next(iter(ports.values()))), "{address}": address, "{secrets}": secrets}

@@ -26,7 +26,7 @@ _Row = TypeVar("_Row", bound=Model)
 
 @dataclass(frozen=True)
 class Order:
-    """One allowed order: a column (never null) and the row number as the tie-breaker, both in one direction."""
+    """One allowed order: a column that is never null, then the row number, both in one direction."""
 
     column: str
     descending: bool = False

@@ -13,7 +13,8 @@ from portal.gateway.guard import Guard, Hold
 from portal.gateway.pages import answer, page, wants_json
 from portal.gateway.rights import Answer, Rights, Target, Unknown
 from portal.gateway.sockets import HandshakeRefused, forward_socket
-from portal.gateway.upstream import JOBS_ADDRESS, Upstreams
+from portal.gateway.tunnels import JOB_ADDRESS
+from portal.gateway.upstream import Upstreams
 from portal.gateway.wire import Headers, Receive, Scope, Send
 from portal.services.workspaces import ENTER_PATH
 
@@ -49,7 +50,8 @@ def foreign(scope: Scope, headers: Headers, origin: str) -> bool:
     """True for requests that another site's page made the browser send.
 
     A workspace's cookie is Lax, and two workspaces may be one site: only the exact origin proves that a
-    request came from the workspace's own page. A plain navigation (a bookmark, a link) may come from anywhere.
+    request came from the workspace's own page. A plain navigation (a bookmark, a link) may come from
+    anywhere.
     """
     sent = first(headers, b"origin")
     if scope["type"] == "websocket":
@@ -142,7 +144,7 @@ class WorkspaceDoor:
         passed.append((b"authorization", target.authorization.encode("ascii")))
         return Journey(
             session=self._upstreams.node(target.node),
-            url=upstream_url(f"http://{JOBS_ADDRESS}:{target.port}", scope),
+            url=upstream_url(f"http://{JOB_ADDRESS}:{target.port}", scope),
             headers=passed,
             answer_headers=lambda pairs: rules.from_tool(pairs, secure=places.secure),
             hold=Hold(job, cookie, target),

@@ -88,7 +88,7 @@ class _Ended(Exception):
 
 
 class _Watch:
-    """Cancels a request that takes long when its browser leaves, its right ends, or no answer begins in time."""
+    """Cancels a long request when its browser leaves, its right ends, or no answer begins in time."""
 
     def __init__(self, journey: Journey, body: Body) -> None:
         self._journey, self._body = journey, body

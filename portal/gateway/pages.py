@@ -17,7 +17,10 @@ h1{{font-size:1.35rem;margin:0 0 .5rem}}p{{margin:.25rem 0 1.25rem}}
 a{{color:#fff;background:#1d6b45;border-radius:6px;padding:.5rem .9rem;text-decoration:none}}
 </style></head><body><main><h1>{title}</h1><p>{sentence}</p>{link}</main></body></html>
 """
-_POLICY = b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_POLICY = (
+    b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
+    b"form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def wants_json(headers: Headers) -> bool:

@@ -1,9 +1,11 @@
-"""The one routine that decides a workspace request: who may enter, and where it goes; asked by HTTP and WebSocket."""
+"""The one routine that decides a workspace request, HTTP or WebSocket: who may enter, and where it goes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,7 @@ from time import monotonic
 from typing import TypeVar
 
 from django.db import Error as DatabaseError
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 from django.utils import timezone
 
 from portal.access import Verb, can
@@ -84,7 +86,7 @@ class Unknown(Exception):
 
 
 def decide(job: str, cookie: str) -> Decision:
-    """Whether the holder of this cookie may use this workspace now, and where it is; from the record alone."""
+    """Whether the holder of this cookie may use this workspace now, and where it is; by the record alone."""
     if not job or not cookie:
         return STRANGER
     row = (
@@ -178,8 +180,11 @@ class Rights:
             del self._kept[key]
 
     def close(self) -> None:
-        """Ends the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads and their connections to the record."""
+        together = threading.Barrier(THREADS)
+        for _ in range(THREADS):
+            self._threads.submit(_leave, together)
+        self._threads.shutdown(wait=False)
 
     async def _ask(self, key: tuple[str, str]) -> Decision:
         asked_at = monotonic()
@@ -196,3 +201,10 @@ class Rights:
             return question(*args)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, asked)
+
+
+def _leave(together: threading.Barrier) -> None:
+    """Closes this thread's connection, once every thread of the pool is here to do the same."""
+    with contextlib.suppress(threading.BrokenBarrierError):
+        together.wait(1.0)
+    connections.close_all()

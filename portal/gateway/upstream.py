@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import aiohttp
 from aiohttp import ClientTimeout
 
 from portal.gateway.rights import NodeAddress
-from portal.words.states import LinkKind
+from portal.gateway.tunnels import Tunnels
 
 CONNECT_WITHIN_S = 5.0
-JOBS_ADDRESS = "127.77.0.1"
-"""Job ports are published on this loopback address of their node only."""
 
 _NOTHING_OF_ITS_OWN = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-TunnelFactory = Callable[[NodeAddress], aiohttp.BaseConnector]
 
 
 def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
@@ -36,7 +31,7 @@ def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
 class Upstreams:
     """One client session for web and one for each node, made when first needed and reused."""
 
-    def __init__(self, web_socket: str, tunnels: TunnelFactory) -> None:
+    def __init__(self, web_socket: str, tunnels: Tunnels) -> None:
         self._web_socket = web_socket
         self._tunnels = tunnels
         self._web: aiohttp.ClientSession | None = None
@@ -54,7 +49,7 @@ class Upstreams:
         found = self._nodes.get(node.public_id)
         if found is not None and found[0] == node:
             return found[1]
-        session = _session(self._connector(node))
+        session = _session(self._tunnels.connector(node))
         self._nodes[node.public_id] = (node, session)
         if found is not None:
             self._close_later(found[1])
@@ -69,11 +64,7 @@ class Upstreams:
         self._web = None
         for session in sessions:
             await session.close()
-
-    def _connector(self, node: NodeAddress) -> aiohttp.BaseConnector:
-        if node.link == LinkKind.LOCAL.value:
-            return aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, use_dns_cache=False)
-        return self._tunnels(node)
+        await self._tunnels.close()
 
     def _close_later(self, session: aiohttp.ClientSession) -> None:
         task = asyncio.create_task(session.close())

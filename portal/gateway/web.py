@@ -62,7 +62,7 @@ class WebDoor:
 
     def _client(self, scope: Scope) -> str | None:
         """The browser's address: the peer's, or what a trusted front server says it was."""
-        peer = scope["client"][0] if scope.get("client") else None
+        peer: str | None = scope["client"][0] if scope.get("client") else None
         if peer in self._trusted:
             for name, value in reversed(scope["headers"]):
                 if name == b"x-forwarded-for":

@@ -105,16 +105,18 @@ def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
     """
     now = timezone.now()
     code = digest(ticket)
+    row = (
+        WorkspaceTicket.objects.select_related("user", "attempt__job")
+        .filter(code_sha256=code, attempt__job__public_id=job_public_id)
+        .first()
+    )
+    if row is None:
+        return None
     with transaction.atomic():
-        taken = WorkspaceTicket.objects.filter(
-            code_sha256=code,
-            used_at__isnull=True,
-            expires_at__gt=now,
-            attempt__job__public_id=job_public_id,
-        ).update(used_at=now)
-        if taken != 1:
+        # Only columns of this row: a joined condition would be judged before the lock, and two would win.
+        fresh = WorkspaceTicket.objects.filter(pk=row.pk, used_at__isnull=True, expires_at__gt=now)
+        if fresh.update(used_at=now) != 1:
             return None
-        row = WorkspaceTicket.objects.select_related("user", "attempt__job").get(code_sha256=code)
         signed = Session.objects.filter(session_key=row.session_key, expire_date__gt=now).first()
         if signed is None or session_user(row.session_key) != row.user:
             return None

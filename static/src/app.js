@@ -1,5 +1,5 @@
 // The page's one module: starts the habits of every page, and loads charts, logs and launch only where they stand.
-import { startDoor, startTimeZone } from "./door.js";
+import { startDoor, startHandOver, startTimeZone } from "./door.js";
 import { startKeys } from "./keys.js";
 import { lookAgain, startLive } from "./live.js";
 import { openPalette, startPalette } from "./palette.js";
@@ -27,6 +27,7 @@ startPalette();
 startKeys(openPalette);
 startDoor();
 startTimeZone();
+startHandOver();
 startTimes();
 lookAt(document.body);
 startLive();

@@ -67,12 +67,8 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         words += ["--publish", f"{engine.loopback}:{host_port}:{port}/tcp"]
     if spec.workdir or order.home_path:
         words += ["--workdir", spec.workdir or _home(order)]
-    command = fill_in(
-        spec.command,
-        ports={port: port for port in spec.ports},
-        address=LISTEN_ON,
-        secrets=SECRETS_IN_CONTAINER,
-    )
+    same = {port: port for port in spec.ports}
+    command = fill_in(spec.command, ports=same, address=LISTEN_ON, secrets=SECRETS_IN_CONTAINER)
     return [*words, "--entrypoint", command[0], image_id, *command[1:]]
 
 

@@ -1,0 +1,112 @@
+"""Makes the environment of the runtime ``process``: JupyterLab in a virtual environment of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+
+from portal.errors import Unavailable
+
+RECIPE = Path(settings.BASE_DIR) / "deploy" / "images" / "jupyterlab"
+LOCK_FILE = RECIPE / "requirements.lock"
+SERVER_CONFIG = RECIPE / "files" / "usr" / "local" / "etc" / "jupyter" / "jupyter_server_config.py"
+INSTALL_WITHIN_S = 900
+TOOL_PORT = 8888
+SECRET_FILE = "token"  # noqa: S105  (the name of a file)
+"""Name of the secret file (``secret_files`` of a start) that JupyterLab's configuration reads."""
+
+
+@dataclass(frozen=True)
+class ProcessTool:
+    """A tool that runs straight on this machine: its folder, and the command of a workspace."""
+
+    prefix: Path
+    tool: str
+    tool_command: list[str]
+    tool_port: int
+
+
+def jupyterlab_command(prefix: Path | None = None) -> list[str]:
+    """JupyterLab's argument list; the node puts in {address} and {port}. The secret is in a file.
+
+    Without a prefix it is the one on the PATH of the image. Options given here outrank a person's own
+    configuration, which must not open the server to the network.
+    """
+    return [
+        str(prefix / "bin" / "jupyter-lab") if prefix else "jupyter-lab",
+        "--ServerApp.ip={address}",
+        "--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        "--ServerApp.base_url=/",
+        "--ServerApp.allow_remote_access=True",
+        "--ServerApp.open_browser=False",
+        "--ServerApp.terminals_enabled=True",
+        "--no-browser",
+    ]
+
+
+def ensure_process_jupyterlab(data_dir: Path) -> ProcessTool:
+    """JupyterLab from the hash-locked file, installed below ``data_dir`` unless it is there already.
+
+    Repeatable, and safe beside itself: a lock file keeps a second caller waiting, and an install that broke
+    off is begun anew. Raises Unavailable with the installer's last words.
+    """
+    lock = LOCK_FILE.read_bytes() + SERVER_CONFIG.read_bytes() + sys.version.encode()
+    name = f"jupyterlab-{hashlib.sha256(lock).hexdigest()[:12]}"
+    home = data_dir / "environments"
+    home.mkdir(mode=0o755, parents=True, exist_ok=True)
+    prefix = home / name
+    with (home / f"{name}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if not (prefix / "complete").is_file():
+            shutil.rmtree(prefix, ignore_errors=True)
+            _install(prefix)
+            (prefix / "complete").touch()
+    return ProcessTool(prefix, "jupyterlab", jupyterlab_command(prefix), TOOL_PORT)
+
+
+def _install(prefix: Path) -> None:
+    _run([sys.executable, "-m", "venv", str(prefix)])
+    _run(
+        [
+            str(prefix / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--require-hashes",
+            "--only-binary",
+            ":all:",
+            "-r",
+            str(LOCK_FILE),
+        ]
+    )
+    config = prefix / "etc" / "jupyter"
+    config.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(SERVER_CONFIG, config / SERVER_CONFIG.name)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        # Tasks run under other accounts: what is installed here must be readable by them.
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=INSTALL_WITHIN_S, umask=0o022
+        )
+    except subprocess.CalledProcessError as problem:
+        words = (problem.stderr or problem.stdout or "").strip().splitlines()[-5:]
+        raise Unavailable(
+            "JupyterLab could not be installed: " + " ".join(words), code="environment_failed"
+        ) from problem
+    except subprocess.TimeoutExpired as problem:
+        raise Unavailable(
+            f"Installing JupyterLab took longer than {INSTALL_WITHIN_S} s.", code="environment_failed"
+        ) from problem

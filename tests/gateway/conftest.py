@@ -1,0 +1,52 @@
+"""A gateway with a tool and a web process behind it, for every test of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from portal.models import Job, User
+from portal.services.workspaces import do_open_workspace
+from tests import record
+from tests.gateway.stand import Stand, running_workspace, sign_in
+
+
+@pytest.fixture
+def stand(transactional_db: None, tmp_path: Path) -> Iterator[Stand]:
+    with Stand(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def owner(transactional_db: None) -> User:
+    return record.person()
+
+
+@pytest.fixture
+def session(owner: User) -> str:
+    return sign_in(owner)
+
+
+@pytest.fixture
+def workspace(stand: Stand, owner: User) -> Job:
+    return running_workspace(owner, port=stand.tool.port)
+
+
+@pytest.fixture
+def cookie(stand: Stand, owner: User, workspace: Job, session: str) -> str:
+    """The cookie of a workspace session, got as a browser gets it."""
+    _, ticket = do_open_workspace(owner, workspace, session)
+    answer = stand.enter(workspace, ticket)
+    assert answer.status_code == 303, answer.text
+    return answer.headers["set-cookie"].partition(";")[0]
+
+
+@pytest.fixture
+def inside(stand: Stand, workspace: Job, cookie: str) -> Iterator[httpx.Client]:
+    """A browser that has entered the workspace."""
+    with stand.browser(workspace) as browser:
+        browser.headers["Cookie"] = cookie
+        yield browser

@@ -1,0 +1,179 @@
+"""Entering a workspace: tickets work once, briefly, for one person, attempt and session."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+
+import pytest
+from django.contrib.sessions.models import Session
+from django.utils import timezone
+
+from portal.errors import Conflict, NotThere
+from portal.models import Attempt, WorkspaceSession, WorkspaceTicket
+from portal.services import lifecycle
+from portal.services.workspaces import attempt_secret, do_open_workspace, do_redeem_ticket
+from portal.words.reasons import EndReason
+from tests import record
+from tests.gateway.stand import attempt_of, running_workspace, sign_in
+
+
+def test_a_ticket_hands_over_to_the_workspace(stand, owner, workspace, session):
+    address, ticket = do_open_workspace(owner, workspace, session)
+    assert address == f"http://ws-{workspace.public_id}.localhost:8000/.fairway/enter"
+    answer = stand.enter(workspace, ticket)
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/"
+    crumb = answer.headers["set-cookie"]
+    assert crumb.startswith("fairway_workspace=")
+    assert "HttpOnly" in crumb and "SameSite=Lax" in crumb and "Domain" not in crumb
+    with stand.browser(workspace) as browser:
+        page = browser.get("/lab?x=1", headers={"Cookie": crumb.partition(";")[0]})
+    assert page.text == "tool at /lab?x=1"
+
+
+def test_a_ticket_works_once(stand, owner, workspace, session):
+    _, ticket = do_open_workspace(owner, workspace, session)
+    assert stand.enter(workspace, ticket).status_code == 303
+    again = stand.enter(workspace, ticket)
+    assert again.status_code == 403
+    assert "works once" in again.text
+    assert WorkspaceSession.objects.count() == 1
+
+
+def test_of_many_that_come_at_once_one_wins(stand, owner, workspace, session):
+    _, ticket = do_open_workspace(owner, workspace, session)
+    codes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: codes.append(stand.enter(workspace, ticket).status_code))
+        for _ in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(codes) == [303] + [403] * 11
+
+
+def test_a_ticket_lives_thirty_seconds(stand, owner, workspace, session):
+    _, ticket = do_open_workspace(owner, workspace, session)
+    row = WorkspaceTicket.objects.get()
+    assert row.expires_at - row.created_at <= dt.timedelta(seconds=30.5)
+    WorkspaceTicket.objects.update(expires_at=timezone.now())
+    assert stand.enter(workspace, ticket).status_code == 403
+
+
+def test_a_ticket_is_for_one_workspace(stand, owner, workspace, session):
+    other = running_workspace(owner, port=stand.tool.port)
+    _, ticket = do_open_workspace(owner, workspace, session)
+    assert stand.enter(other, ticket).status_code == 403
+    assert stand.enter(workspace, ticket).status_code == 303
+
+
+def test_a_ticket_dies_with_its_session(stand, owner, workspace, session):
+    _, ticket = do_open_workspace(owner, workspace, session)
+    Session.objects.all().delete()
+    assert stand.enter(workspace, ticket).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:8000.evil.example"])
+def test_only_the_portal_may_hand_over(stand, owner, workspace, session, origin):
+    _, ticket = do_open_workspace(owner, workspace, session)
+    assert stand.enter(workspace, ticket, Origin=origin).status_code == 403
+    assert stand.enter(workspace, ticket).status_code == 303
+
+
+def test_a_ticket_does_not_work_by_get(stand, owner, workspace, session):
+    _, ticket = do_open_workspace(owner, workspace, session)
+    with stand.browser(workspace) as browser:
+        assert browser.get("/.fairway/enter", params={"ticket": ticket}).status_code == 405
+    assert stand.enter(workspace, ticket).status_code == 303
+
+
+def test_strangers_get_no_ticket(owner, workspace):
+    stranger = record.person()
+    with pytest.raises(NotThere):
+        do_open_workspace(stranger, workspace, sign_in(stranger))
+
+
+def test_nobody_gets_a_ticket_for_the_session_of_another(owner, workspace):
+    with pytest.raises(Conflict):
+        do_open_workspace(owner, workspace, sign_in(record.person()))
+
+
+def test_there_is_no_ticket_before_the_server_answers(stand, owner, session):
+    starting = running_workspace(owner, port=stand.tool.port, ready=False)
+    with pytest.raises(Conflict):
+        do_open_workspace(owner, starting, session)
+
+
+def test_strangers_cannot_tell_whether_a_workspace_exists(stand, workspace, cookie):
+    answers = []
+    for name in [workspace.public_id, "abcdefghjk"]:
+        for crumbs in ["", cookie.replace("=", "=x"), "fairway_workspace="]:
+            with stand.browser(name) as browser:
+                answer = browser.get("/lab", headers={"Cookie": crumbs} if crumbs else {})
+            answers.append((answer.status_code, answer.text, sorted(answer.headers.items())))
+    assert answers[0][0] == 403
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_a_cookie_opens_its_own_workspace_only(stand, owner, workspace, cookie):
+    other = running_workspace(owner, port=stand.tool.port)
+    with stand.browser(other) as browser:
+        assert browser.get("/", headers={"Cookie": cookie}).status_code == 403
+
+
+def test_names_that_cannot_be_ids_never_reach_web(stand):
+    for name in ["UPPER", "a_b", "x" * 40, "9abc", "a.b"]:
+        with stand.browser(name) as browser:
+            answer = browser.get("/")
+        assert answer.status_code in (403, 200)
+        if answer.status_code == 200:
+            assert name == "a.b", name
+
+
+def test_json_is_answered_where_json_is_asked(stand, workspace):
+    with stand.browser(workspace) as browser:
+        answer = browser.get("/api/status", headers={"Accept": "application/json"})
+    assert answer.status_code == 403
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == "no_session"
+
+
+def test_a_stopped_workspace_says_so_to_its_owner(stand, owner, workspace, inside):
+    lifecycle.want_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
+    stand.call(_later(1.6))
+    answer = inside.get("/lab")
+    assert answer.status_code == 410
+    assert "has stopped" in answer.text
+
+
+def test_a_workspace_that_became_unready_says_so(stand, workspace, inside):
+    Attempt.objects.update(ready_at=None)
+    stand.call(_later(1.6))
+    answer = inside.get("/lab")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+
+
+def test_a_secret_opens_in_its_own_row_only(owner, stand, workspace):
+    other = running_workspace(owner, port=stand.tool.port)
+    mine, theirs = attempt_of(workspace), attempt_of(other)
+    assert attempt_secret(mine) != attempt_secret(theirs)
+    theirs.secret = mine.secret
+    with pytest.raises(Exception, match="another place"):
+        attempt_secret(theirs)
+
+
+def test_an_inactive_person_enters_nothing(owner, workspace, session):
+    _, ticket = do_open_workspace(owner, workspace, session)
+    owner.is_active = False
+    owner.save()
+    assert do_redeem_ticket(ticket, workspace.public_id) is None
+
+
+async def _later(seconds: float) -> None:
+    import asyncio
+
+    await asyncio.sleep(seconds)

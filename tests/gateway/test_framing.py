@@ -1,0 +1,125 @@
+"""Requests that two programs could read in two ways are refused, and never reach anything behind."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from portal.gateway.framing import fault
+from portal.gateway.hosts import addressed
+
+
+def _send(stand, raw: bytes, wait_s: float = 1.0) -> bytes:
+    with socket.create_connection(("127.0.0.1", stand.port), timeout=wait_s) as wire:
+        wire.sendall(raw)
+        answer = b""
+        try:
+            while chunk := wire.recv(65536):
+                answer += chunk
+        except (TimeoutError, ConnectionResetError):
+            pass
+    return answer
+
+
+SMUGGLES = {
+    "two lengths": b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+    "same length twice": b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+    "list of lengths": b"Content-Length: 5, 5\r\n\r\nhello",
+    "length and chunks": b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "odd encoding": b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked not last": b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "chunked twice": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "identity": b"Transfer-Encoding: identity\r\nContent-Length: 5\r\n\r\nhello",
+    "space before colon": b"Content-Length : 5\r\n\r\nhello",
+    "negative": b"Content-Length: -5\r\n\r\nhello",
+    "plus": b"Content-Length: +5\r\n\r\nhello",
+    "hex": b"Content-Length: 0x5\r\n\r\nhello",
+    "folded": b"Transfer-Encoding:\r\n chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "bad chunk size": b"Transfer-Encoding: chunked\r\n\r\n5;\r\nhelloGET /secret HTTP/1.1\r\n\r\n0\r\n\r\n",
+    "null in value": b"X-A: a\x00b\r\nContent-Length: 0\r\n\r\n",
+    "two hosts": b"Host: localhost:8000\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", SMUGGLES)
+def test_ambiguous_framing_is_refused(stand, workspace, cookie, what):
+    head = f"POST /upload HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+    answer = _send(stand, head.encode() + SMUGGLES[what])
+    assert not answer or answer.split()[1].startswith(b"4"), answer[:200]
+    assert answer.count(b"HTTP/1.1 2") == 0
+    assert all(entry.get("path") != "/secret" for entry in stand.tool.seen)
+
+
+def test_pipelined_requests_are_answered_each_by_itself(stand, workspace, cookie):
+    one = f"GET /one HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n\r\n"
+    two = f"GET /two HTTP/1.1\r\nHost: {stand.host(workspace)}\r\n\r\n"
+    three = "GET /three HTTP/1.1\r\nHost: localhost:8000\r\nConnection: close\r\n\r\n"
+    answer = _send(stand, (one + two + three).encode(), wait_s=3)
+    assert answer.count(b"HTTP/1.1 ") == 3
+    assert answer.index(b"tool at /one") < answer.index(b"HTTP/1.1 403") < answer.index(b'"/three"')
+    assert [entry["path"] for entry in stand.tool.seen] == ["/one"]
+
+
+def test_bytes_after_a_refused_upgrade_are_no_second_request(stand, workspace, cookie):
+    head = (
+        f"GET /socket HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nConnection: Upgrade\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        f"GET /secret HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n\r\n"
+    )
+    answer = _send(stand, head.encode())
+    assert b"HTTP/1.1 403" in answer
+    assert not stand.tool.seen
+
+
+def test_an_upgrade_to_something_else_is_plain_http(stand, workspace, cookie):
+    head = (
+        f"GET /plain HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+    )
+    _send(stand, head.encode())
+    for entry in stand.tool.seen:
+        assert b"upgrade" not in {name.lower() for name, _ in entry["headers"]}
+
+
+def test_a_missing_host_is_refused(stand):
+    assert b" 400 " in _send(stand, b"GET / HTTP/1.1\r\n\r\n")
+    assert b" 400 " in _send(stand, b"GET / HTTP/1.0\r\n\r\n")
+
+
+def test_an_absolute_target_does_not_choose_the_upstream(stand, workspace, cookie):
+    raw = (
+        f"GET http://127.77.0.1:22/x HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    assert b"tool at /x" in _send(stand, raw.encode())
+    assert stand.tool.headers()["host"] == stand.host(workspace)
+
+
+def test_bytes_that_no_address_holds_are_refused(stand, workspace, cookie):
+    raw = f"GET /\xff HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n\r\n"
+    answer = _send(stand, raw.encode("latin-1"))
+    assert not answer or b"HTTP/1.1 2" not in answer
+    assert not stand.tool.seen
+
+
+def test_the_rules_by_themselves():
+    host = (b"host", b"x")
+    assert fault([host], b"/", b"") is None
+    assert fault([host, (b"transfer-encoding", b"Chunked")], b"/", b"") is None
+    assert fault([], b"/", b"")
+    assert fault([host], b"*", b"")
+    assert fault([host], b"/a b", b"")
+    assert fault([host, (b"x", b"a\rb")], b"/", b"")
+
+
+def test_hosts():
+    assert addressed("localhost:8000", "localhost:8000") is None
+    assert addressed("foo.localhost", "localhost:8000") is None
+    assert addressed("WS-abc.LOCALHOST.:9", "localhost:8000").workspace == "abc"
+    assert addressed("ws-abc.def.localhost", "localhost") is None
+    assert addressed("ws-.localhost", "localhost").workspace == ""
+    assert addressed("ws-a_b.localhost", "localhost").workspace == ""
+    assert addressed("ws-abc.apps.example.org", "apps.example.org").workspace == "abc"
+    assert addressed("ws-abc.localhost.evil.example", "localhost") is None
+    assert addressed("[::1]:8000", "localhost") is None

@@ -1,0 +1,311 @@
+"""What crosses the gateway to a workspace: bytes as they are, no secret out, no cookie of ours in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from portal.models import Membership
+from portal.services import lifecycle
+from portal.services.workspaces import attempt_secret
+from portal.words.reasons import EndReason
+from tests.gateway.stand import attempt_of
+
+
+def test_paths_arrive_byte_for_byte(stand, workspace, cookie):
+    for target in [
+        "/a%2Fb/%2e%2e/c?x=%20+&y=a/b",
+        "//evil.example/x",
+        "/a//b/./../c",
+        "/files/%E2%9C%93.txt?a=b?c=d",
+        "/@x:y;z=1",
+        "/?next=http://evil.example/",
+    ]:
+        head = _raw(
+            stand,
+            f"GET {target} HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+            "Connection: close\r\n\r\n",
+        )
+        assert head.startswith("HTTP/1.1 200"), (target, head)
+        assert stand.tool.seen[-1]["path"] == target
+
+
+def test_the_tool_gets_its_secret_and_none_of_ours(stand, workspace, cookie, inside):
+    inside.get(
+        "/api",
+        headers={
+            "Authorization": "Bearer fw_token",
+            "Cookie": f"{cookie}; fairway_session=abc; __Host-fairway_csrf=d; theme=dark; _xsrf=2|x",
+            "X-Forwarded-For": "6.6.6.6",
+            "X_Forwarded_For": "6.6.6.6",
+            "X-Forwarded-User": "root",
+            "Forwarded": "for=6.6.6.6",
+            "Proxy-Authorization": "Basic eDp5",
+            "Connection": "keep-alive, X-Private",
+            "X-Private": "1",
+            "X-Kept": "yes",
+        },
+    )
+    seen = stand.tool.headers()
+    assert seen["authorization"] == f"token {attempt_secret(attempt_of(workspace))}"
+    assert seen["cookie"] == "theme=dark; _xsrf=2|x"
+    assert seen["x-kept"] == "yes"
+    assert seen["host"] == stand.host(workspace)
+    assert seen["x-forwarded-proto"] == "http"
+    for gone in ["x-forwarded-for", "x_forwarded_for", "x-forwarded-user", "forwarded", "x-private"]:
+        assert gone not in seen
+    assert "proxy-authorization" not in seen
+
+
+def test_the_secret_never_reaches_the_browser(stand, workspace, inside):
+    secret = attempt_secret(attempt_of(workspace))
+    for path in ["/", "/cookies", "/nothing"]:
+        answer = inside.get(path)
+        assert secret not in answer.text
+        assert all(secret not in value for value in answer.headers.values())
+
+
+def test_cookies_of_tools_stay_on_their_host(inside):
+    answer = inside.get("/cookies")
+    assert answer.headers.get_list("set-cookie") == ["mine=1; Path=/; HttpOnly"]
+    assert "server" not in answer.headers
+    assert "x-powered-by" not in answer.headers
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "frame-ancestors 'self'" in answer.headers["content-security-policy"]
+
+
+def test_large_bodies_stream_both_ways(stand, inside):
+    chunk = bytes(range(256)) * 4096
+    digest = hashlib.sha256()
+
+    def body():
+        for _ in range(48):
+            digest.update(chunk)
+            yield chunk
+
+    told = inside.post("/upload", content=body()).json()
+    assert told == {"bytes": 48 << 20, "sha256": digest.hexdigest()}
+    told = inside.put("/upload", content=chunk).json()
+    assert told["bytes"] == 1 << 20
+    assert len(inside.get("/big").content) == 64 << 20
+
+
+def test_an_answer_that_breaks_off_never_looks_whole(inside):
+    import httpx
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        inside.get("/broken")
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "DELETE", "PATCH", "PROPFIND"])
+def test_methods_pass(stand, inside, method):
+    assert inside.request(method, "/x").status_code == 200
+    assert stand.tool.seen[-1]["method"] == method
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "FOO"])
+def test_other_methods_do_not(stand, workspace, cookie, method):
+    head = _raw(
+        stand, f"{method} / HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n\r\n", wait_s=1
+    )
+    assert not head or head.split()[1] in ("400", "405")
+    assert not stand.tool.seen
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://ws-zzzzzzzzzz.localhost:8000"},
+        {"Origin": "http://localhost:8000"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    ],
+)
+def test_pages_of_other_origins_cannot_use_the_cookie(stand, inside, sent):
+    assert inside.post("/api/kernels", headers=sent).status_code == 403
+    assert inside.get("/api/kernels", headers=sent).status_code == 403
+    assert not stand.tool.seen
+
+
+def test_own_pages_and_bookmarks_can(stand, workspace, inside):
+    own = {"Origin": f"http://{stand.host(workspace)}", "Sec-Fetch-Site": "same-origin"}
+    assert inside.post("/api/kernels", headers=own).status_code == 200
+    bookmark = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert inside.get("/lab", headers=bookmark).status_code == 200
+
+
+def test_a_server_that_went_away_is_a_clear_page(stand, owner, session):
+    from portal.services.workspaces import do_open_workspace
+    from tests.gateway.stand import running_workspace
+
+    gone = running_workspace(owner, port=1)
+    _, ticket = do_open_workspace(owner, gone, session)
+    crumb = stand.enter(gone, ticket).headers["set-cookie"].partition(";")[0]
+    started = time.monotonic()
+    with stand.browser(gone) as browser:
+        answer = browser.get("/lab", headers={"Cookie": crumb})
+    assert answer.status_code == 502
+    assert answer.headers["retry-after"]
+    assert "does not answer" in answer.text
+    assert time.monotonic() - started < 10
+
+
+# -- sockets ---------------------------------------------------------------------------------------
+
+
+def _socket(stand, workspace, cookie, talk, **options):
+    async def run():
+        headers = {"Host": stand.host(workspace), "Cookie": cookie}
+        headers["Origin"] = options.pop("origin", f"http://{stand.host(workspace)}")
+        if headers["Origin"] is None:
+            del headers["Origin"]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(
+                URL(f"http://127.0.0.1:{stand.port}/socket?k=%2F", encoded=True),
+                headers=headers,
+                max_msg_size=0,
+                **options,
+            ) as socket,
+        ):
+            return await asyncio.wait_for(talk(socket), 20)
+
+    return asyncio.run(run())
+
+
+def test_sockets_carry_text_binary_and_subprotocol(stand, workspace, cookie):
+    async def talk(socket):
+        assert socket.protocol == "kernel.v1"
+        await socket.send_str("grüße ✓")
+        assert (await socket.receive()).data == "grüße ✓"
+        big = bytes(range(256)) * 20_000
+        await socket.send_bytes(big)
+        assert (await socket.receive()).data == big
+        await socket.ping()
+        for number in range(500):
+            await socket.send_str(str(number))
+        got = [(await socket.receive()).data for _ in range(500)]
+        assert got == [str(number) for number in range(500)]
+
+    _socket(stand, workspace, cookie, talk, protocols=["other2", "kernel.v1"])
+    opened = stand.tool.headers()
+    assert opened["authorization"].startswith("token ")
+    assert "fairway" not in opened.get("cookie", "")
+    assert next(e for e in stand.tool.seen if "path" in e)["path"] == "/socket?k=%2F"
+
+
+def test_closing_codes_cross(stand, workspace, cookie):
+    async def talk(socket):
+        await socket.send_str("close 4123")
+        await socket.receive()
+        return socket.close_code
+
+    assert _socket(stand, workspace, cookie, talk) == 4123
+
+    async def leave(socket):
+        await socket.send_str("x")
+        await socket.receive()
+        await socket.close(code=4001)
+        await asyncio.sleep(0.3)
+
+    _socket(stand, workspace, cookie, leave)
+    assert stand.tool.seen[-1] == {"closed": 4001}
+
+
+@pytest.mark.parametrize(
+    "origin", [None, "null", "http://evil.example", "http://localhost:8000", "https://SAME", "http://SAME.x"]
+)
+def test_sockets_of_other_origins_are_refused(stand, workspace, cookie, origin):
+    if origin:
+        origin = origin.replace("SAME", stand.host(workspace))
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        _socket(stand, workspace, cookie, lambda socket: asyncio.sleep(0), origin=origin)
+    assert refused.value.status == 403
+    assert not stand.tool.seen
+
+
+def test_sockets_of_strangers_are_refused(stand, workspace):
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        _socket(stand, workspace, "fairway_workspace=x", lambda socket: asyncio.sleep(0))
+    assert refused.value.status == 403
+
+
+def _sign_out(owner, workspace):
+    from django.contrib.sessions.models import Session
+
+    Session.objects.all().delete()
+
+
+def _stop(owner, workspace):
+    lifecycle.want_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
+
+
+def _lose_membership(owner, workspace):
+    Membership.objects.filter(user=owner).delete()
+
+
+def _deactivate(owner, workspace):
+    owner.is_active = False
+    owner.save()
+
+
+@pytest.mark.parametrize("what", [_sign_out, _stop, _lose_membership, _deactivate])
+def test_sockets_and_streams_die_within_five_seconds(stand, owner, workspace, cookie, inside, what):
+    async def talk(socket):
+        await socket.send_str("hello")
+        assert (await socket.receive()).data == "hello"
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(what, owner, workspace)
+        lost_at = time.monotonic()
+        message = await socket.receive()
+        assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+        return time.monotonic() - lost_at, socket.close_code
+
+    with inside.stream("GET", "/stream") as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        took_s, code = _socket(stand, workspace, cookie, talk)
+        assert took_s < 5
+        assert code == 1008
+        started = time.monotonic()
+        with pytest.raises(Exception, match="closed"):
+            for _ in lines:
+                pass
+        assert time.monotonic() - started < 5
+    assert inside.get("/").status_code in (403, 410)
+
+
+def test_a_browser_that_leaves_ends_the_request_upstream(stand, inside):
+    with inside.stream("GET", "/stream") as stream:
+        next(stream.iter_lines())
+    time.sleep(1.6)
+    tasks = stand.call(_handlers())
+    assert tasks == 0
+
+
+async def _handlers() -> int:
+    return sum("Tool.answer" in repr(task.get_stack()) for task in asyncio.all_tasks()) + sum(
+        "RequestHandler.start" in repr(task) and any("tick" in str(f.f_locals) for f in task.get_stack())
+        for task in asyncio.all_tasks()
+    )
+
+
+def _raw(stand, request: str, wait_s: float = 5.0) -> str:
+    import socket
+
+    with socket.create_connection(("127.0.0.1", stand.port), timeout=wait_s) as raw:
+        raw.sendall(request.encode("latin-1"))
+        answer = b""
+        try:
+            while chunk := raw.recv(65536):
+                answer += chunk
+        except TimeoutError:
+            pass
+    return answer.decode("latin-1")

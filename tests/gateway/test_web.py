@@ -1,0 +1,87 @@
+"""What crosses the gateway to the portal: proxy headers of ours alone, and a page when web is away."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+
+import aiohttp
+
+
+def _headers(answer) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in answer.json()["headers"]:
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def test_everything_else_goes_to_web(stand):
+    with stand.browser() as browser:
+        answer = browser.post(
+            "/a%2Fb?q=1",
+            content=b"body",
+            headers={
+                "Cookie": "fairway_session=abc",
+                "Authorization": "Bearer fw_x",
+                "X-Forwarded-For": "6.6.6.6",
+                "X_Forwarded_For": "6.6.6.6",
+                "X-Forwarded-Host": "evil.example",
+                "X-Forwarded-Proto": "https",
+                "X_Real_IP": "6.6.6.6",
+                "Remote_User": "root",
+            },
+        )
+    told = answer.json()
+    assert (told["path"], told["query"]) == ("/a%2Fb", "q=1")
+    assert base64.b64decode(told["body"]) == b"body"
+    seen = _headers(answer)
+    assert seen["x-forwarded-for"] == ["127.0.0.1"]
+    assert seen["x-forwarded-host"] == ["localhost:8000"]
+    assert seen["x-forwarded-proto"] == ["http"]
+    assert seen["host"] == ["localhost:8000"]
+    assert seen["cookie"] == ["fairway_session=abc"]
+    assert seen["authorization"] == ["Bearer fw_x"]
+    assert not any("_" in name for name in seen)
+    assert answer.headers["set-cookie"] == "fairway_session=s"
+
+
+def test_sockets_reach_web(stand):
+    async def run() -> str:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(
+                f"http://127.0.0.1:{stand.port}/live/", headers={"Host": "localhost:8000"}
+            ) as socket,
+        ):
+            await socket.send_str("hi")
+            return (await socket.receive()).data
+
+    assert asyncio.run(run()) == "web says hi"
+
+
+def test_a_web_process_that_is_away_is_a_clear_503(stand):
+    with stand.browser() as browser:
+        assert browser.get("/").status_code == 200
+        stand.stop_web()
+        started = time.monotonic()
+        answer = browser.get("/")
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "5"
+        assert "Try again" in answer.text
+        as_json = browser.get("/api/v1/jobs", headers={"Accept": "application/json"})
+        assert as_json.json()["code"] == "unavailable"
+        assert time.monotonic() - started < 2
+
+
+def test_a_web_process_that_hangs_is_a_503_within_ten_seconds(stand):
+    started = time.monotonic()
+    with stand.browser() as browser:
+        answer = browser.get("/never")
+    assert answer.status_code == 503
+    assert time.monotonic() - started < 10
+
+
+def test_workspaces_outlive_web(stand, inside):
+    stand.stop_web()
+    assert inside.get("/lab").status_code == 200
