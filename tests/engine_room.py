@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from django.conf import settings
@@ -168,7 +169,8 @@ def engine_room() -> Iterator[EngineRoom]:
         yield room
     finally:
         room.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        if "KEEP_ROOM" not in os.environ:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def held_milli() -> int:
@@ -177,9 +179,6 @@ def held_milli() -> int:
 
 
 def _database_url() -> str:
-    facts = connection.settings_dict
-    user, password = facts.get("USER") or "", facts.get("PASSWORD") or ""
-    host, port = facts.get("HOST") or "", facts.get("PORT") or ""
-    place = host if not host.startswith("/") else host.replace("/", "%2F")
-    login = f"{user}:{password}@" if user else ""
-    return f"postgres://{login}{place}{f':{port}' if port else ''}/{facts['NAME']}"
+    """The address of the test database: that of the settings, with the test's name."""
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    return urlunsplit(parts._replace(path="/" + connection.settings_dict["NAME"]))
