@@ -38,7 +38,27 @@ PLACES: dict[str, tuple[Place, ...]] = {
     "Work": (
         Place("Home", "home", "home", "h", tab=True),
         Place("Launch", "launch", "launch", "l", tab=True),
-        Place("Jobs", "jobs", "jobs", "j", count="jobs", here=("job",), tab=True),
+        Place(
+            "Jobs",
+            "jobs",
+            "jobs",
+            "j",
+            count="jobs",
+            here=("job", "job-logs", "job-metrics", "job-run"),
+            tab=True,
+        ),
+    ),
+    "Cluster": (
+        Place("Cluster", "cluster", "cluster", "c", count="free", here=("node", "add-node"), tab=True),
+    ),
+    "Sharing": (
+        Place("Projects", "projects", "project", "p", here=("project",)),
+        Place("Quotas", "quotas", "quota", "q", tab=True),
+    ),
+    "Administration": (
+        Place("People", "people", "people", "u", admin=True),
+        Place("Environments", "environments", "data", "e", here=("environment",), admin=True),
+        Place("Audit", "audit", "report", "a", admin=True),
     ),
 }
 """The side bar, group by group. A page adds itself here (docs/recipes.md, "Add a page")."""

@@ -101,12 +101,12 @@ class LaunchForm(forms.Form):
         label="Memory for each task, GiB", min_value=0.1, initial=2, widget=_number(min=0.1, step="any")
     )
     command = forms.CharField(
-        max_length=65536, required=False, widget=forms.Textarea({"class": "form-control", "spellcheck": "false"}),
+        max_length=65536, required=False, widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
         help_text="With pipes, variables or several lines it is run by /bin/sh -c.",
     )  # fmt: skip
     environ = forms.CharField(
         label="Variables", max_length=65536, required=False,
-        widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "placeholder": "NAME=value"}),
+        widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "placeholder": "NAME=value", "rows": 3}),
         help_text="One NAME=value a line.",
     )  # fmt: skip
     time_limit_s = SpanField(

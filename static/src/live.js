@@ -51,7 +51,9 @@ function fire(element) {
   if (fetches.has(element)) return;
   fetches.set(element, setTimeout(() => {
     fetches.delete(element);
-    if (element.isConnected && document.visibilityState === "visible") window.htmx?.trigger(element, "live");
+    if (!element.isConnected || document.visibilityState !== "visible") return;
+    if (element.querySelector("[data-bulk]:checked")) return; // somebody is choosing
+    window.htmx?.trigger(element, "live");
   }, QUIET_MS));
 }
 

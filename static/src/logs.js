@@ -1,4 +1,4 @@
-// Follows logs by byte offset: asks for what came after the last byte, when the socket says so and every few seconds.
+// Follows logs by cursor: asks for what came after the last line, when the socket says so and every few seconds.
 import { onTopic } from "./live.js";
 
 const EVERY_MS = 2000;
@@ -21,7 +21,7 @@ function follow(box) {
   const save = box.querySelector("[data-log-download]");
   const all = list.dataset.ranks.split(",").filter(Boolean);
   const many = all.length > 1;
-  const state = new Map(); // rank -> {offset, complete}
+  const state = new Map(); // rank -> {cursor, complete}
   let busy = false;
   let dropped = 0;
 
@@ -57,17 +57,17 @@ function follow(box) {
   }
 
   async function fetchRank(rank) {
-    const known = state.get(rank) ?? { offset: null, complete: false };
+    const known = state.get(rank) ?? { cursor: null, complete: false };
     const url = new URL(box.dataset.lines, location.href);
     url.searchParams.set("rank", rank);
     url.searchParams.set("attempt", box.dataset.attempt);
-    if (known.offset !== null) url.searchParams.set("offset", known.offset);
+    if (known.cursor !== null) url.searchParams.set("cursor", known.cursor);
     const answer = await fetch(url, { headers: { Accept: "application/json" } });
     if (!answer.ok) throw new Error(String(answer.status));
     const data = await answer.json();
-    if (known.offset === null) dropped += data.from;
-    state.set(rank, { offset: data.offset, complete: data.complete });
-    return { rank, lines: data.lines, more: data.offset < data.size && data.lines.length > 0 };
+    if (known.cursor === null) dropped += data.from;
+    state.set(rank, { cursor: data.cursor, complete: data.complete });
+    return { rank, lines: data.lines, more: known.cursor !== null && data.cursor < data.size && data.lines.length > 0 };
   }
 
   async function look() {

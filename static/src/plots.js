@@ -1,5 +1,7 @@
 // Charts with uPlot: grid lines only across, three labels, the newest value in the panel head, a table behind.
 import uPlot from "uplot";
+import { onTopic } from "./live.js";
+import { drawGpus } from "./squares.js";
 
 const charts = new Map(); // element -> uPlot
 
@@ -96,11 +98,43 @@ function table(box, data) {
   box.replaceChildren(sheet);
 }
 
+function growLive(box, sample) { // a point a second between the minutes
+  const data = box.fairwayData;
+  if (!data || sample.kind !== "sample") return;
+  const now = {};
+  const put = (kind, name, value) => { (now[kind] ??= {})[name] = value ?? null; };
+  for (const task of sample.tasks ?? []) {
+    put("cpu", `rank ${task.rank}`, task.cpu_percent);
+    put("memory", `rank ${task.rank}`, task.memory_mib);
+    for (const gpu of task.gpus ?? []) {
+      const name = data.gpus[gpu.uuid] ?? gpu.uuid;
+      put("gpu", name, gpu.utilisation_percent);
+      put("gpu_memory", name, gpu.memory_used_mib);
+      put("power", name, gpu.power_watts);
+    }
+  }
+  data.at.push(sample.at_s);
+  for (const kind of Object.keys(data.lines)) {
+    const lines = data.lines[kind];
+    for (const name of new Set([...Object.keys(lines), ...Object.keys(now[kind] ?? {})])) {
+      lines[name] ??= new Array(data.at.length - 1).fill(null);
+      lines[name].push(now[kind]?.[name] ?? null);
+    }
+  }
+  drawGpus((sample.tasks ?? []).flatMap((task) => task.gpus ?? []));
+  for (const host of box.querySelectorAll("[data-plot]")) drawOne(host, data);
+}
+
 async function fill(box) {
   const answer = await fetch(box.dataset.charts, { headers: { Accept: "application/json" } });
   if (!answer.ok) return;
   const data = await answer.json();
   box.fairwayData = data;
+  const blank = data.at.length === 0 && !box.hasAttribute("data-growing");
+  box.hidden = blank;
+  const word = box.parentElement.querySelector("[data-no-charts]");
+  if (word) word.hidden = !blank;
+  if (blank) return;
   for (const host of box.querySelectorAll("[data-plot]")) drawOne(host, data);
   const sheet = document.querySelector("[data-plot-table]");
   if (sheet) table(sheet, data);
@@ -115,7 +149,8 @@ export function drawIn(root) {
     new ResizeObserver(() => { clearTimeout(box.fairwayTimer); box.fairwayTimer = setTimeout(again, 120); }).observe(box);
     addEventListener("fairway-colours", again);
     if (box.hasAttribute("data-growing")) {
-      const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else if (document.visibilityState === "visible") fill(box); }, 15000);
+      onTopic(box.dataset.topic, (sample) => { if (document.visibilityState === "visible") growLive(box, sample); });
+      const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else if (document.visibilityState === "visible") fill(box); }, 60000);
     }
   }
 }

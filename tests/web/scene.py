@@ -1,4 +1,4 @@
-"""A believable moment of a small cluster, for looking at pages and for tests of them: six nodes, three projects, a queue.
+"""A believable moment of a small cluster, for looking at pages and for tests: six nodes, three projects, a queue.
 
 ``manage.py shell -c "from tests.web.scene import fill; fill()"`` fills an empty database with it.
 """
@@ -180,7 +180,9 @@ def _submit(scene: Scene, owner: str, project: str, name: str, **fields: Any) ->
     return job
 
 
-def _start(scene: Scene, job: Job, places: list[tuple[str, list[int]]], *, ran: dt.timedelta, ready: bool = True) -> Attempt:
+def _start(
+    scene: Scene, job: Job, places: list[tuple[str, list[int]]], *, ran: dt.timedelta, ready: bool = True
+) -> Attempt:
     """Places the job on GPUs by index and lets it run for as long as told."""
     now = timezone.now()
     seats = []
@@ -193,14 +195,20 @@ def _start(scene: Scene, job: Job, places: list[tuple[str, list[int]]], *, ran: 
     for task in attempt.task_rows.all():
         lifecycle.task_sent(task)
         lifecycle.task_running(
-            task.pk, container=f"fw-x-{job.public_id}-1-{task.rank}", ports={}, at=begun + dt.timedelta(seconds=9)
+            task.pk,
+            container=f"fw-x-{job.public_id}-1-{task.rank}",
+            ports={},
+            at=begun + dt.timedelta(seconds=9),
         )
     attempt.refresh_from_db()
     if ready and job.kind == "workspace":
         lifecycle.attempt_ready(attempt.pk)
         Attempt.objects.filter(pk=attempt.pk).update(ready_at=begun + dt.timedelta(seconds=17))
+    Attempt.objects.filter(pk=attempt.pk).update(created_at=begun)
     Job.objects.filter(pk=job.pk).update(
-        submitted_at=begun - dt.timedelta(minutes=4), queued_at=begun - dt.timedelta(minutes=4), started_at=begun
+        submitted_at=begun - dt.timedelta(minutes=4),
+        queued_at=begun - dt.timedelta(minutes=4),
+        started_at=begun,
     )
     JobEvent.objects.filter(job=job).update(at=begun)
     return attempt
@@ -235,7 +243,9 @@ def _jobs(scene: Scene) -> None:
         scene, "m-okafor", "vision", "vit-h-pretrain",
         tasks=2, gpus_per_task=8, cpu_milli=96_000, memory_mib=524_288, time_limit_s=12 * 3600,
     )  # fmt: skip
-    attempt = _start(scene, vit, [("h200-1", list(range(8))), ("h200-2", list(range(8)))], ran=7 * hour + 22 * minute)
+    attempt = _start(
+        scene, vit, [("h200-1", list(range(8))), ("h200-2", list(range(8)))], ran=7 * hour + 22 * minute
+    )
     _log(scene, vit, attempt)
     _minutes(scene, vit, attempt)
     moe = _submit(scene, "a-lindqvist", "nlp", "moe-7b-sft", gpus_per_task=4, cpu_milli=32_000)
@@ -251,9 +261,21 @@ def _jobs(scene: Scene) -> None:
     _start(scene, eda, [("h200-3", [5])], ran=dt.timedelta(seconds=14), ready=False)
 
     suite = _submit(scene, "a-lindqvist", "nlp", "llama-eval-suite", gpus_per_task=8, gpu_model="NVIDIA H200")
-    _wait(suite, 81 * minute, "no_fit_now", "Needs 8 H200 on one node. The most that is free on one is 2.", place=1)
+    _wait(
+        suite,
+        81 * minute,
+        "no_fit_now",
+        "Needs 8 H200 on one node. The most that is free on one is 2.",
+        place=1,
+    )
     depth = _submit(
-        scene, "m-okafor", "vision", "depth-anything-ft", gpus_per_task=8, gpu_model="NVIDIA H200", time_limit_s=12 * 3600
+        scene,
+        "m-okafor",
+        "vision",
+        "depth-anything-ft",
+        gpus_per_task=8,
+        gpu_model="NVIDIA H200",
+        time_limit_s=12 * 3600,
     )
     _wait(
         depth,
@@ -269,13 +291,30 @@ def _jobs(scene: Scene) -> None:
         },
         place=2,
     )
-    limit = _submit(scene, "s-varga", "robotics", "grasp-rl-eval", gpus_per_task=8, gpu_model="NVIDIA A100-SXM4-80GB")
-    _wait(limit, 38 * minute, "limit", "robotics holds 4 of its limit of 8 in a100; this job asks for 8.", numbers={"limit_milli": 8000})
+    limit = _submit(
+        scene, "s-varga", "robotics", "grasp-rl-eval", gpus_per_task=8, gpu_model="NVIDIA A100-SXM4-80GB"
+    )
+    _wait(
+        limit,
+        38 * minute,
+        "limit",
+        "robotics holds 4 of its limit of 8 in a100; this job asks for 8.",
+        numbers={"limit_milli": 8000},
+    )
 
-    dino = _submit(scene, "m-okafor", "vision", "dino-abl-b128", gpus_per_task=4, cpu_milli=16_000, memory_mib=65_536)
+    dino = _submit(
+        scene, "m-okafor", "vision", "dino-abl-b128", gpus_per_task=4, cpu_milli=16_000, memory_mib=65_536
+    )
     attempt = _start(scene, dino, [("a100-2", [0, 1, 2, 3])], ran=3 * hour + 37 * minute)
     _log(scene, dino, attempt, failed=True)
-    _end(attempt, exit_code=137, reason=EndReason.OUT_OF_MEMORY, ago=3 * hour + 26 * minute, oom=True, peak_memory_mib=65_536)
+    _end(
+        attempt,
+        exit_code=137,
+        reason=EndReason.OUT_OF_MEMORY,
+        ago=3 * hour + 26 * minute,
+        oom=True,
+        peak_memory_mib=65_536,
+    )
     lost = _submit(scene, "m-okafor", "vision", "typo-in-command", command=["pyhton", "train.py"])
     attempt = _start(scene, lost, [("ada-1", [4])], ran=25 * hour)
     _end(attempt, exit_code=127, reason=EndReason.EXIT_CODE, ago=25 * hour)
@@ -294,9 +333,13 @@ def _log(scene: Scene, job: Job, attempt: Attempt, *, failed: bool = False) -> N
         for step in range(66_000, 66_200, 2):
             at += dt.timedelta(seconds=dice.uniform(5, 7))
             loss = 0.61 + dice.uniform(-0.004, 0.004)
-            lines.append(f"{at.isoformat()} stdout F step {step:,}  loss {loss:.4f}  lr 2.41e-4  {6000 + dice.randrange(30):,} img/s")
+            lines.append(
+                f"{at.isoformat()} stdout F step {step:,}  loss {loss:.4f}  lr 2.41e-4  {6000 + dice.randrange(30):,} img/s"
+            )
             if step % 90 == 0:
-                lines.append(f"{at.isoformat()} stderr F UserWarning: checkpoint took {dice.uniform(4, 6):.1f} s")
+                lines.append(
+                    f"{at.isoformat()} stderr F UserWarning: checkpoint took {dice.uniform(4, 6):.1f} s"
+                )
         if failed:
             lines.append(f"{at.isoformat()} stderr F Killed")
         (folder / f"{task.rank}.k8s").write_text("\n".join(lines) + "\n")
@@ -325,7 +368,14 @@ def _minutes(scene: Scene, job: Job, attempt: Attempt) -> None:
                     cpu_percent=40 + dice.uniform(0, 8),
                     node_memory_used_mib=310_000,
                     holders=[[job.public_id]] * len(gpus),
-                    tasks=[{"job": job.public_id, "rank": task.rank, "cpu_percent": 3400 + dice.uniform(-200, 200), "memory_mib": 291_000 + dice.uniform(0, 4000)}],
+                    tasks=[
+                        {
+                            "job": job.public_id,
+                            "rank": task.rank,
+                            "cpu_percent": 3400 + dice.uniform(-200, 200),
+                            "memory_mib": 291_000 + dice.uniform(0, 4000),
+                        }
+                    ],
                 )
             )
     UsageMinute.objects.bulk_create(rows)
