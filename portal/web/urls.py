@@ -34,8 +34,8 @@ urlpatterns = [
     path("jobs/<slug:public_id>/hold/", job.hold, name="job-hold"),
     path("jobs/<slug:public_id>/again/", job.again, name="job-again"),
     path("jobs/<slug:public_id>/open/", job.open_workspace, name="job-open"),
-    path("", include("portal.web.admin.urls")),
-    path("cluster/", cluster.cluster, name="cluster"),
-    path("nodes/<slug:public_id>/", cluster.node, name="node"),
     path("search/", search.search, name="search"),
+    path("cluster/", cluster.cluster, name="cluster"),
+    path("", include("portal.web.admin.urls")),  # before a node's page: nodes/add/ is no node
+    path("nodes/<slug:public_id>/", cluster.node, name="node"),
 ]

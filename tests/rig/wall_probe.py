@@ -101,7 +101,9 @@ def main():
         "uid": os.getuid(),
         "gid": os.getgid(),
         "groups": os.getgroups(),
-        "status": dict(line.split(":\t", 1) for line in read("/proc/self/status").splitlines() if ":\t" in line),
+        "status": dict(
+            line.split(":\t", 1) for line in read("/proc/self/status").splitlines() if ":\t" in line
+        ),
         "suid": suid_files(),
         "namespaces": {name: os.readlink("/proc/self/ns/" + name) for name in NAMESPACES},
         "unshare_user": libc_unshare(0x10000000),
@@ -116,7 +118,9 @@ def main():
         "sockets": sockets(),
         "mountinfo": read("/proc/self/mountinfo").splitlines(),
         "devices": devices(),
-        "mknod": attempt(lambda: os.mknod(os.environ["HOME"] + "/disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))),
+        "mknod": attempt(
+            lambda: os.mknod(os.environ["HOME"] + "/disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))
+        ),
         "cgroup": {name: read(path).strip() for name, path in asked["cgroup_files"].items()},
         "threads": most_threads(asked["pids"] * 2),
         "shm_bytes": shm.f_blocks * shm.f_frsize,
@@ -124,7 +128,10 @@ def main():
         "environment": dict(os.environ),
         "arguments": sys.argv[1:],
         "secrets": {
-            name: [oct(os.stat("/run/fairway/" + name).st_mode & 0o777), os.stat("/run/fairway/" + name).st_uid]
+            name: [
+                oct(os.stat("/run/fairway/" + name).st_mode & 0o777),
+                os.stat("/run/fairway/" + name).st_uid,
+            ]
             for name in os.listdir("/run/fairway")
         },
         "agent_files": [path for path in asked["agent_paths"] if os.path.exists(path)],
