@@ -49,18 +49,6 @@ PLACES: dict[str, tuple[Place, ...]] = {
         ),
     ),
     "Cluster": (
-        Place("Cluster", "cluster", "cluster", "c", count="free", here=("node", "add-node"), tab=True),
-    ),
-    "Sharing": (
-        Place("Projects", "projects", "project", "p", here=("project",)),
-        Place("Quotas", "quotas", "quota", "q", tab=True),
-    ),
-    "Administration": (
-        Place("People", "people", "people", "u", admin=True),
-        Place("Environments", "environments", "data", "e", here=("environment",), admin=True),
-        Place("Audit", "audit", "report", "a", admin=True),
-    ),
-    "Cluster": (
         Place(
             "Cluster",
             "cluster",
@@ -108,7 +96,8 @@ class Figures:
 
 def frame(request: HttpRequest) -> dict[str, Any]:
     """Context of every template; the queries run only where the frame is drawn."""
-    user = request.user if isinstance(getattr(request, "user", None), User) else None
+    person = getattr(request, "user", None)
+    user = person if isinstance(person, User) else None
     return {"frame": SimpleLazyObject(lambda: _frame(request, user))}
 
 

@@ -78,4 +78,5 @@ def series_of(job: Job, attempt: Attempt, span_s: int) -> dict[str, Any]:
                 put("cpu", name, row.minute, entry.get("cpu_percent"))
                 put("memory", name, row.minute, entry.get("memory_mib"))
     limits["memory"] = job.memory_mib
+    limits["cpu"] = job.cpu_milli / 10  # percent of one core
     return {"at": [minute.timestamp() for minute in at], "lines": lines, "gpus": gpus, "limits": limits}

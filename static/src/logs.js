@@ -1,5 +1,6 @@
 // Follows logs by cursor: asks for what came after the last line, when the socket says so and every few seconds.
 import { onTopic } from "./live.js";
+import { clock } from "./times.js";
 
 const EVERY_MS = 2000;
 const KEPT = 5000; // lines in the page; the rest is in the download
@@ -44,7 +45,7 @@ function follow(box) {
   function row(rank, [at, text, isError]) {
     const line = document.createElement("li");
     const time = document.createElement("time");
-    if (at) { time.dateTime = at; const when = new Date(at); time.textContent = Number.isNaN(when.getTime()) ? "" : when.toLocaleTimeString("en-GB"); time.title = at; }
+    if (at) { time.dateTime = at; time.textContent = clock(at, true); time.title = at; }
     const who = document.createElement("b");
     who.textContent = many ? `r${rank}` : isError ? "err" : "";
     const words = document.createElement("span");

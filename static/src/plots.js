@@ -2,6 +2,7 @@
 import uPlot from "uplot";
 import { onTopic } from "./live.js";
 import { drawGpus } from "./squares.js";
+import { clock } from "./times.js";
 
 const charts = new Map(); // element -> uPlot
 
@@ -14,9 +15,7 @@ function colour(name) { // light-dark() is resolved only on a real property
   return value;
 }
 
-function clock(seconds) {
-  return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
-}
+const minute = (seconds) => clock(seconds * 1000);
 
 function spread(lines) { // the middle line of many, so that one look is enough
   const names = Object.keys(lines);
@@ -31,12 +30,12 @@ function options(host, names, unit, top) {
   return {
     width: host.clientWidth,
     height: host.clientHeight,
-    padding: [8, 8, 0, 0],
+    padding: [8, 16, 0, 0],
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 5 } },
     scales: { x: { time: true }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
     axes: [
-      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map(clock), space: 70 },
+      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map(minute), space: 70 },
       { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 50, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
     ],
     series: [{}, ...names.map((name, i) => ({
@@ -79,11 +78,11 @@ function drawOne(host, data) {
   const of = limit ? ` of ${rounded(limit / scale)}` : "";
   const words = mean === null ? "unknown" : `${names.length > 1 ? "mean " : ""}${rounded(mean)}${of}\u00a0${unit}`;
   if (now) now.textContent = words;
-  host.setAttribute("aria-label", `${host.closest(".fw-panel")?.querySelector("h2")?.textContent}: ${words} at ${clock(data.at.at(-1))}`);
+  host.setAttribute("aria-label", `${host.closest(".fw-panel")?.querySelector("h2")?.textContent}: ${words} at ${minute(data.at.at(-1))}`);
 }
 
 function table(box, data) {
-  const kinds = [["gpu", "GPU use, %", 1], ["gpu_memory", "GPU memory, GiB", 1024], ["power", "Power, W", 1], ["cpu", "CPU, %", 1], ["memory", "Memory, GiB", 1024]];
+  const kinds = [["gpu", "GPU use, %", 1], ["gpu_memory", "GPU memory, GiB", 1024], ["power", "Power, W", 1], ["cpu", "CPU, cores", 100], ["memory", "Memory, GiB", 1024]];
   const sheet = document.createElement("table");
   sheet.className = "fw-table fw-table--tight";
   const head = sheet.createTHead().insertRow();
@@ -92,7 +91,7 @@ function table(box, data) {
   const body = sheet.createTBody();
   for (let i = data.at.length - 1; i >= 0; i--) {
     const line = body.insertRow();
-    line.insertCell().textContent = clock(data.at[i]);
+    line.insertCell().textContent = minute(data.at[i]);
     for (const [, values, scale] of columns) { const cell = line.insertCell(); cell.className = "fw-num"; cell.textContent = values[i] === null ? "unknown" : rounded(values[i] / scale); }
   }
   box.replaceChildren(sheet);

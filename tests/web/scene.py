@@ -334,7 +334,7 @@ def _log(scene: Scene, job: Job, attempt: Attempt, *, failed: bool = False) -> N
             at += dt.timedelta(seconds=dice.uniform(5, 7))
             loss = 0.61 + dice.uniform(-0.004, 0.004)
             lines.append(
-                f"{at.isoformat()} stdout F step {step:,}  loss {loss:.4f}  lr 2.41e-4  {6000 + dice.randrange(30):,} img/s"
+                f"{at.isoformat()} stdout F step {step:,}  loss {loss:.4f}  {6000 + dice.randrange(30):,} img/s"
             )
             if step % 90 == 0:
                 lines.append(
