@@ -99,7 +99,7 @@ function table(box, data) {
 
 function growLive(box, sample) { // a point a second between the minutes
   const data = box.fairwayData;
-  if (!data || sample.kind !== "sample") return;
+  if (!data || sample.kind !== "sample" || sample.at_s <= (data.at.at(-1) ?? 0)) return;
   const now = {};
   const put = (kind, name, value) => { (now[kind] ??= {})[name] = value ?? null; };
   for (const task of sample.tasks ?? []) {

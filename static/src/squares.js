@@ -28,5 +28,8 @@ function drawCluster({ nodes }) { // arrays by node, in the order of its GPUs
 export function watchIn() {
   if (watching) return;
   watching = true;
-  onTopic("cluster", (data) => { if (data?.kind === "sample") drawCluster(data); });
+  onTopic("cluster", (data) => {
+    if (data?.kind === "sample") drawCluster(data);
+    if (data?.kind === "backfill" && data.last) drawCluster(data.last);
+  });
 }
