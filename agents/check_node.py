@@ -244,7 +244,7 @@ def _ask_hello(stream: SshStream, role: str, cluster: str) -> dict[str, Any]:
     """Opens the conversation and gives the agent's hello. Raises _StepFailed or AgentMissing."""
     stream.write(json.dumps({"role": role, "protocol": PROTOCOL, "cluster": cluster}).encode() + b"\n")
     lines: queue.Queue[bytes] = queue.Queue(1)
-    threading.Thread(target=lambda: lines.put(stream.read_line(MAX_LINE_BYTES)), daemon=True).start()
+    threading.Thread(target=lambda: lines.put(stream.readline(MAX_LINE_BYTES)), daemon=True).start()
     try:
         line = lines.get(timeout=HELLO_LIMIT_S)
     except queue.Empty as error:

@@ -68,6 +68,7 @@ class EnrolmentChoices:
     account: str = "fairway"
     home_root: str = "/var/lib/fairway-homes"
     from_addresses: tuple[str, ...] = ()
+    deny_addresses: tuple[str, ...] = ()  # of the portal: containers may not connect to them
     install_runtime: bool = True
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -122,6 +123,7 @@ def node_settings(cluster: str, choices: EnrolmentChoices) -> dict[str, object]:
         "runtimes": [{"kind": choices.runtime}],
         "upgrade_signers": SIGNERS_PATH,
         "program_path": AGENT_PATH,
+        "egress_deny": list(choices.deny_addresses),
         **choices.settings,
     }
 
@@ -169,7 +171,7 @@ def _check(cluster: str, choices: EnrolmentChoices) -> None:
         raise EnrolmentError(
             "The runtime docker needs the sudoers line; choose podman for rootless containers."
         )
-    for address in choices.from_addresses:
+    for address in (*choices.from_addresses, *choices.deny_addresses):
         try:
             ipaddress.ip_network(address, strict=False)
         except ValueError as error:

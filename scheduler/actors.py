@@ -291,7 +291,6 @@ class NodeActor(threading.Thread):
                 retry.at_s = time.monotonic() + min(2.0 ** (retry.tries - 1), 8.0)
                 self._reconcile_at_s = 0.0  # what it says may be news to the record
                 return IDLE_S
-        return IDLE_S
 
     def _probe(self, door: Door, task: Task) -> float:
         key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)

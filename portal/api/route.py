@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
 from rest_framework.authentication import BaseAuthentication
@@ -31,8 +32,8 @@ from portal.throttle import Rate
 
 log = logging.getLogger(__name__)
 
-Described = type[serializers.BaseSerializer[Any]] | serializers.BaseSerializer[Any] | None
-_Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
+Described = type[serializers.Field[Any, Any, Any, Any]] | None
+_Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
 _Row = TypeVar("_Row", bound=Model)
 
 
@@ -208,10 +209,11 @@ class Route(APIView):
             raise NotAllowed("This route declares no policy, so nobody may use it.", code="no_policy")
         demand(request.user, wanted)
         self._take(throttle.ANYTHING if request.user else throttle.ANONYMOUS)
-        method = getattr(self, (request.method or "").lower(), None)
-        plan = getattr(method, "operation", None)
+        word = (request.method or "").lower()
+        method = getattr(self, word, None) if word in self.http_method_names else None
         if method is None:
             return  # 405 follows
+        plan = getattr(method, "operation", None)
         if not isinstance(plan, Operation):
             raise NotAllowed("This route declares no operation, so nobody may use it.", code="no_policy")
         if plan.scope is not None and self.token is not None and not has_scope(self.token, plan.scope):

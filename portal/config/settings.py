@@ -91,15 +91,6 @@ DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
-CACHES = {
-    # Holds only what may be lost: counters that slow down guessing of passwords.
-    "default": {
-        "BACKEND": "django.core.cache.backends.redis.RedisCache",
-        "LOCATION": REDIS_URL,
-        "KEY_PREFIX": "fairway",
-        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1},
-    },
-}
 
 AUTH_USER_MODEL = "portal.User"
 LOGIN_URL = "/sign-in/"

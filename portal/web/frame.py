@@ -40,6 +40,30 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("Launch", "launch", "launch", "l", tab=True),
         Place("Jobs", "jobs", "jobs", "j", count="jobs", here=("job",), tab=True),
     ),
+    "Cluster": (
+        Place(
+            "Cluster",
+            "cluster",
+            "cluster",
+            "c",
+            count="free",
+            here=("node", "add-node", "node-check", "test-node"),
+            tab=True,
+        ),
+        Place("Environments", "environments", "model", "e", here=("environment",)),
+    ),
+    "Sharing": (
+        Place("Quotas", "quotas", "quota", "q", here=("save-quotas",), tab=True),
+        Place(
+            "Projects",
+            "projects",
+            "project",
+            "p",
+            here=("project", "add-project", "set-member", "invite-into"),
+        ),
+        Place("People", "people", "people", "u", here=("invite", "change-person"), admin=True),
+        Place("Audit", "audit", "report", "a", admin=True),
+    ),
 }
 """The side bar, group by group. A page adds itself here (docs/recipes.md, "Add a page")."""
 

@@ -81,6 +81,7 @@ def clock(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
     return f"{here.day} {here:%b %Y}"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """1 node, 3 nodes."""
+def plural(count: int, names: str) -> str:
+    """1 node, 3 nodes; 1 person, 2 people for the names ``person,people``."""
+    one, _, many = names.partition(",")
     return f"{count:,}{NB}{one if count == 1 else (many or one + 's')}"

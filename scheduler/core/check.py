@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scheduler.core.cluster import WHOLE_MILLI, GpuUuid, NodeRow, PendingRow, ProjectId, RunningRow, Snapshot
-from scheduler.core.tree import INNER
+from scheduler.core.cluster import (
+    WHOLE_MILLI,
+    GpuRow,
+    GpuUuid,
+    NodeId,
+    NodeRow,
+    PendingRow,
+    ProjectId,
+    RunningRow,
+    Snapshot,
+)
+from scheduler.core.plan import Plan, TaskPlacement
+from scheduler.core.tree import INNER, Tree
 
 
 class SnapshotError(ValueError):
@@ -164,3 +175,84 @@ def _at_least(field: str, value: Any, low: int) -> None:
 def held_by(row: RunningRow) -> int:
     """Thousandths of a GPU a running job holds."""
     return sum(gpu.milli for task in row.tasks for gpu in task.gpus)
+
+
+class PlanError(ValueError):
+    """A plan that breaks a law: a fault of ours, never of the photograph."""
+
+
+def check_plan(snapshot: Snapshot, plan: Plan) -> None:
+    """Raise ``PlanError`` when ``plan`` breaks a law that holds for every plan (SCHEDULING, section 8)."""
+    pending = {row.job: row for row in snapshot.pending}
+    answered = Counter([start.job for start in plan.starts] + [verdict.job for verdict in plan.verdicts])
+    if answered != Counter(pending):
+        raise PlanError("every pending job has exactly one start or verdict")
+    nodes = {node.id: node for node in snapshot.nodes}
+    gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes for gpu in node.gpus}
+    used: Counter[str] = Counter({uuid: gpu.used_milli for uuid, (_, gpu) in gpus.items()})
+    cpu: Counter[str] = Counter({node.id: node.cpu_used_milli for node in snapshot.nodes})
+    memory: Counter[str] = Counter({node.id: node.memory_used_mib for node in snapshot.nodes})
+    for start in plan.starts:
+        row = pending[start.job]
+        if start.pool not in row.pools or [task.rank for task in start.tasks] != list(range(row.tasks)):
+            raise PlanError(f"{row.job} starts whole in one of its pools")
+        for task in start.tasks:
+            node = nodes[task.node]
+            if node.pool != start.pool or not (node.schedulable and node.reachable):
+                raise PlanError(f"{row.job} stands on {node.id}, which is not open to it")
+            if node.id in row.avoid_nodes or row.node_affinity not in (None, node.id):
+                raise PlanError(f"{row.job} must not stand on {node.id}")
+            _check_gpus(row, task, gpus)
+            cpu[node.id] += row.cpu_milli
+            memory[node.id] += row.memory_mib
+            used.update({gpu.uuid: gpu.milli for gpu in task.gpus})
+            if row.cpu_milli and cpu[node.id] > node.cpu_milli:
+                raise PlanError(f"{node.id} has no more CPU for {row.job}")
+            if row.memory_mib and memory[node.id] > node.memory_mib:
+                raise PlanError(f"{node.id} has no more memory for {row.job}")
+    for uuid, milli in used.items():
+        if milli > WHOLE_MILLI:
+            raise PlanError(f"{uuid} carries {milli} milli")
+    _check_limits(snapshot, plan)
+
+
+def _check_gpus(row: PendingRow, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]) -> None:
+    if len({gpu.uuid for gpu in task.gpus}) != row.gpus_per_task or len(task.gpus) != row.gpus_per_task:
+        raise PlanError(f"{row.job} needs {row.gpus_per_task} different GPUs a task")
+    for share in task.gpus:
+        node, gpu = gpus[share.uuid]
+        if node != task.node or not gpu.healthy or share.milli != row.milli_per_gpu:
+            raise PlanError(f"{row.job} got {share.uuid} wrongly")
+        if row.gpu_model not in (None, gpu.model) or gpu.memory_mib < (row.min_gpu_memory_mib or 0):
+            raise PlanError(f"{row.job} asked for another kind of GPU than {share.uuid}")
+
+
+def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
+    """No start passes a limit; none of non-preemptible work passes a guarantee."""
+    tree = Tree(snapshot.projects)
+    pending = {row.job: row for row in snapshot.pending}
+    for pool in snapshot.pools:
+        quotas = tree.quotas(snapshot.quotas, pool.id)
+        held: Counter[str] = Counter()
+        firm: Counter[str] = Counter()
+        grown: set[str] = set()
+        grown_firm: set[str] = set()
+        for running in snapshot.running:
+            if running.pool == pool.id:
+                for project in tree.path[tree.leaf_of[running.project]]:
+                    held[project] += held_by(running)
+                    firm[project] += 0 if running.preemptible else held_by(running)
+        for start in plan.starts:
+            row = pending[start.job]
+            if start.pool == pool.id and row.total_milli:
+                for project in tree.path[tree.leaf_of[row.project]]:
+                    held[project] += row.total_milli
+                    grown.add(project)
+                    if not row.preemptible:
+                        firm[project] += row.total_milli
+                        grown_firm.add(project)
+        for project, quota in quotas.items():
+            if quota.limit_milli is not None and project in grown and held[project] > quota.limit_milli:
+                raise PlanError(f"{project} passes its limit in {pool.id}")
+            if project in grown_firm and firm[project] > quota.guaranteed_milli:
+                raise PlanError(f"{project} holds more than its guarantee for good in {pool.id}")

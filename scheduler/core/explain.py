@@ -310,14 +310,8 @@ class Explainer:
 
     def _models(self, job: PendingRow) -> list[str]:
         """Other GPU models in the job's pools."""
-        found = {
-            gpu.model
-            for pool in job.pools
-            for gpus in self._scenes[pool].floor.gpus
-            for gpu in gpus
-            if gpu.model != job.gpu_model
-        }
-        return sorted(found)
+        found = {model for pool in job.pools for model in self._scenes[pool].floor.models}
+        return sorted(found - {job.gpu_model})
 
     # -- words ----------------------------------------------------------------------------------------
 

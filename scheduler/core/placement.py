@@ -91,6 +91,7 @@ class Floor:
         self.index_of: dict[NodeId, int] = {node.id: i for i, node in enumerate(self.nodes)}
         self.gpus = [sorted(node.gpus, key=lambda g: (g.memory_mib, g.index, g.uuid)) for node in self.nodes]
         width = max((len(gpus) for gpus in self.gpus), default=0)
+        self.models = frozenset(gpu.model for gpus in self.gpus for gpu in gpus)
         self.free_milli: Ints = np.zeros((len(self.nodes), width), dtype=np.int64)
         self.cpu_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.memory_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)

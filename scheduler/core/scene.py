@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
 
 from scheduler.core.check import held_by
@@ -42,6 +42,7 @@ class PoolScene:
             policy,
         )
         self.shares: dict[ProjectId, Share] = {}
+        self.fair_share_milli: dict[ProjectId, float] = {}
         self.requested_milli: dict[ProjectId, int] = {}
         self._people: dict[ProjectId, PeopleOfProject] = {}
 
@@ -81,6 +82,7 @@ class PoolScene:
             self._policy.usage_weight,
             WHOLE_MILLI,
         )
+        self.fair_share_milli = {project: share.amount for project, share in self.shares.items()}
 
     def _claim(self, project: ProjectId) -> Claim[ProjectId]:
         quota = self.quotas[project]
@@ -94,11 +96,6 @@ class PoolScene:
             self.usage.get(project, 0.0),
             self.tree.created_s[project],
         )
-
-    @property
-    def fair_share_milli(self) -> Mapping[ProjectId, float]:
-        """Each project's fair share."""
-        return {project: share.amount for project, share in self.shares.items()}
 
     def people_of(self, leaf: ProjectId) -> PeopleOfProject:
         """The people of a leaf project, ranked by their past use in this pool."""

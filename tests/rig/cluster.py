@@ -8,10 +8,13 @@ from pathlib import Path
 
 from agents.enrol import EnrolmentChoices, PublicKeys, SignedAgent, enrolment_script
 from agents.keys import PURPOSES, Purpose, make_keys, public_line, sign_agent
-from agents.ssh import SshStream, SshTarget, open_stream
+from agents.link import Link
+from agents.ssh import Role, SshStream, SshTarget, open_ssh, open_stream
 from tests.rig.node import BOOT_ID_PATH, GPUS_PATH, RigNode
 
-ROLE_OF = {"control": "control", "bulk": "control", "watch": "watch"}
+RIG_DISK_FLOOR_MIB = 64
+# A machine in a virtual machine may lack CAP_SYS_RESOURCE, and then runc cannot raise limits to podman's defaults.
+RIG_CREATE_FLAGS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
 
 
 class RigCluster:
@@ -35,13 +38,25 @@ class RigCluster:
     def target(self, node: RigNode) -> SshTarget:
         return SshTarget(node.address, "fairway", node.host_key(), node.port)
 
-    def open(self, node: RigNode, role: str = "control", key: Purpose | None = None) -> SshStream:
-        """Opens the bare stream to the node's agent."""
-        purpose: Purpose = key or ("watch" if role == "watch" else "control")
-        return open_stream(self.target(node), self.keys[purpose], role)  # type: ignore[arg-type]
+    def open(self, node: RigNode, role: Role = "control") -> Link:
+        """Opens a link to the node's agent."""
+        return open_ssh(self.target(node), self.key_for(role), role, cluster=self.id)
+
+    def open_bare(self, node: RigNode, role: Role = "control") -> SshStream:
+        """Opens the stream under a link, before any word was said."""
+        return open_stream(self.target(node), self.key_for(role), role)
+
+    def key_for(self, role: Role) -> Path:
+        return self.keys["watch" if role == "watch" else "control"]
 
 
 def with_rig_settings(choices: EnrolmentChoices) -> EnrolmentChoices:
-    """Adds what a rig node's agent must know: its own boot id, and its pretend GPUs."""
-    rig: Mapping[str, object] = {"boot_id_path": BOOT_ID_PATH, "gpus": f"file:{GPUS_PATH}"}
+    """Adds what a rig node's agent must know: its own boot id, its pretend GPUs, its small disk."""
+    rig: Mapping[str, object] = {
+        "boot_id_path": BOOT_ID_PATH,
+        "gpus": f"file:{GPUS_PATH}",
+        "disk_floor_mib": RIG_DISK_FLOOR_MIB,
+    }
+    if choices.runtime == "podman":
+        rig = {**rig, "runtimes": [{"kind": "podman", "create_flags": list(RIG_CREATE_FLAGS)}]}
     return replace(choices, settings={**rig, **choices.settings})
