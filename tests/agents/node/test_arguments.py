@@ -142,10 +142,22 @@ def test_words_of_a_person_are_left_alone() -> None:
 
 
 def test_networks_are_isolated_and_labelled() -> None:
-    assert (
-        arguments.create_network(PODMAN, "lab", "jobabc", "10.197.0.0/26")
-        == ["network", "create", "--driver", "bridge", "--subnet", "10.197.0.0/26", "--label", "fairway.cluster=lab", "--label", "fairway.job=jobabc", "--disable-dns", "--opt", "isolate=true", "fw-lab-jobabc"]
-    )
+    assert arguments.create_network(PODMAN, "lab", "jobabc", "10.197.0.0/26") == [
+        "network",
+        "create",
+        "--driver",
+        "bridge",
+        "--subnet",
+        "10.197.0.0/26",
+        "--label",
+        "fairway.cluster=lab",
+        "--label",
+        "fairway.job=jobabc",
+        "--disable-dns",
+        "--opt",
+        "isolate=true",
+        "fw-lab-jobabc",
+    ]
 
 
 def test_firewall_rules() -> None:
