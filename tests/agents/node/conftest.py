@@ -134,7 +134,7 @@ def podman_node(node: LoneNode, tiny_image: RigImage) -> LoneNode:
     node.image = tiny_image.name  # type: ignore[attr-defined]
 
     def clean_up() -> None:
-        node.podman("rm", "--all", "--force")  # type: ignore[attr-defined]
+        node.podman("rm", "--all", "--force", "--time", "0")  # type: ignore[attr-defined]
         node.podman("system", "reset", "--force")  # type: ignore[attr-defined]
         _drop_firewall()
 

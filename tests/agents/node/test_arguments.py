@@ -141,11 +141,14 @@ def test_words_of_a_person_are_left_alone() -> None:
     assert arguments.create(PODMAN, order(spec), "I", [])[-2:] == ["-c", "print(f'{port}')"]
 
 
+GOLDEN_NETWORK = """
+network create --driver bridge --subnet 10.197.0.0/26
+--label fairway.cluster=lab --label fairway.job=jobabc --disable-dns --opt isolate=true fw-lab-jobabc
+"""
+
+
 def test_networks_are_isolated_and_labelled() -> None:
-    assert (
-        arguments.create_network(PODMAN, "lab", "jobabc", "10.197.0.0/26")
-        == ["network", "create", "--driver", "bridge", "--subnet", "10.197.0.0/26", "--label", "fairway.cluster=lab", "--label", "fairway.job=jobabc", "--disable-dns", "--opt", "isolate=true", "fw-lab-jobabc"]
-    )
+    assert arguments.create_network(PODMAN, "lab", "jobabc", "10.197.0.0/26") == GOLDEN_NETWORK.split()
 
 
 def test_firewall_rules() -> None:
