@@ -55,6 +55,8 @@ def common_environment(folder: DataFolder, given: Mapping[str, str]) -> dict[str
     environment["FAIRWAY_DATA_DIR"] = str(folder.root)
     environment["FAIRWAY_WEB_SOCKET"] = str(web_socket(folder))
     environment["PYTHONUNBUFFERED"] = "1"
+    # Celery warns of root; whoever runs `up` as root has read what that means in docs/operations.md.
+    environment["PYTHONWARNINGS"] = "ignore:You're running the worker with superuser privileges"
     environment[MARK] = str(folder.root)
     return environment
 
