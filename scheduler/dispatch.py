@@ -193,11 +193,13 @@ def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
         except Refused:  # the node has no such task any more: what is here is all there will be
             note_log_progress(task.pk, offset, complete=True)
             return True
+        end = piece.offset + len(piece.data)
         offset = write_log_bytes(key.job, key.attempt, key.task, piece.format, piece.offset, piece.data)
-        note_log_progress(task.pk, offset, complete=piece.eof)
-        if piece.eof:
+        complete = piece.eof and offset == end  # a lower offset asks for bytes that our copy lacks
+        note_log_progress(task.pk, offset, complete=complete)
+        if complete:
             return True
-        if not piece.data:
+        if not piece.data and offset == end:
             return False
     return False
 

@@ -23,15 +23,39 @@ from agents.engines.contract import (
     TaskKey,
     Tell,
 )
-from agents.link import Link
+from agents.link import Link, LinkUnknown
 from agents.local import open_local
 from agents.samples import ContainerState, Hello
+from agents.ssh import Role, SshStream, SshTarget, agent_missing, open_stream
 
 ANSWER_WITHIN_S = 20.0
 START_WITHIN_S = 60.0
 PULL_WITHIN_S = 3600.0
 HELLO_WITHIN_S = 10.0
 LOG_PIECE_BYTES = 262_144
+
+
+class _Reading:
+    """An SSH stream as the reading side of a link."""
+
+    def __init__(self, stream: SshStream) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int, /) -> bytes:
+        return self._stream.read_line(limit)
+
+
+class _Writing:
+    """An SSH stream as the writing side of a link; nothing is kept back, so there is nothing to flush."""
+
+    def __init__(self, stream: SshStream) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes, /) -> None:
+        self._stream.write(data)
+
+    def flush(self) -> None:
+        return
 
 
 class NodeEngine:
@@ -44,7 +68,7 @@ class NodeEngine:
         self._link: Link
 
     @classmethod
-    def local(cls, pyz: Path, settings: Path, *, cluster: str, role: str = "control") -> NodeEngine:
+    def local(cls, pyz: Path, settings: Path, *, cluster: str, role: Role = "control") -> NodeEngine:
         """An agent on this machine, as a child process. Raises OSError, Refused or Unknown."""
         engine = cls()
         engine._link = open_local(
@@ -62,15 +86,25 @@ class NodeEngine:
         host_key: str,
         *,
         cluster: str,
-        role: str = "control",
+        role: Role = "control",
     ) -> NodeEngine:
         """The agent of a node over SSH. Raises SshError, Refused or Unknown."""
-        from agents.ssh import open_link
-
+        target = SshTarget(host=host, account=account, host_key=host_key, port=port)
+        stream = open_stream(target, key_path, role)
         engine = cls()
-        engine._link = open_link(
-            host, port, account, key_path, host_key, role, cluster=cluster, on_event=engine._on_event
-        )
+        try:
+            engine._link = Link(
+                _Reading(stream),
+                _Writing(stream),
+                role=role,
+                cluster=cluster,
+                close_streams=stream.close,
+                on_event=engine._on_event,
+                hello_within_s=HELLO_WITHIN_S,
+                diagnostics=stream.why_ended,
+            )
+        except LinkUnknown as silence:
+            raise agent_missing(stream) from silence
         return engine
 
     @property
