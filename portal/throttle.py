@@ -1,4 +1,4 @@
-"""Counts attempts per person, token or address, so that nobody can flood a door; kept in Redis, shared by all.
+"""Counts requests per person, token or address, so that nobody can flood a door; kept in Redis for all.
 
 Without Redis each process counts for itself: a limit is never lifted because something is down.
 """

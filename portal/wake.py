@@ -6,6 +6,7 @@ The row is swept when the message is lost; the message is only a hint, so sendin
 from __future__ import annotations
 
 import logging
+import time
 
 from django.db import transaction
 from django.utils import timezone
@@ -37,7 +38,14 @@ def leave_hint(task: str, arguments: list[str], queue: str) -> None:
 def send_hint(row: Outbox) -> bool:
     """Sends one outbox row; False when the broker is away (the sweep tries again)."""
     try:
-        app.send_task(row.name, args=row.arguments, queue=row.queue, retry=False, ignore_result=True)
+        app.send_task(
+            row.name,
+            args=row.arguments,
+            queue=row.queue,
+            retry=False,
+            ignore_result=True,
+            headers={"fairway_sent_s": time.time()},  # a cycle that began later has seen what this is about
+        )
     except (BrokerAway, RedisError, OSError) as problem:
         log.warning("the hint %s stays in the outbox: %s", row.name, problem)
         return False

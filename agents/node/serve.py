@@ -23,6 +23,7 @@ from agents.node.ledger import Ledger
 from agents.node.logs import read_log
 from agents.node.places import Places
 from agents.node.preflight import below_floor, preflight
+from agents.node.probe import probe
 from agents.node.refusals import Refusal
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
@@ -42,7 +43,9 @@ OPENABLE = {"control": ("control", "bulk"), "bulk": ("bulk",), "watch": ("watch"
 _READING = frozenset({"hello", "list", "logs", "stats"})
 _IMAGES = frozenset({"images", "pull", "load"})
 VERBS_OF = {
-    "control": _READING | _IMAGES | {"start", "stop", "remove", "signal", "preflight", "gc", "upgrade"},
+    "control": _READING
+    | _IMAGES
+    | {"start", "stop", "remove", "signal", "probe", "preflight", "gc", "upgrade"},
     "bulk": (_READING | _IMAGES | {"upgrade"}) - {"stats"},
     "watch": _READING,
 }
@@ -81,6 +84,7 @@ class Session:
             "remove": self.tasks.remove,
             "signal": self.tasks.signal,
             "logs": lambda fields: read_log(self.tasks, fields),
+            "probe": lambda fields: probe(self.tasks, fields),
             "stats": self._stats,
             "images": lambda _: {"images": self._images.rows()},
             "pull": self._images.pull,

@@ -76,7 +76,7 @@ def main(folder: str) -> int:
 def _run(folder: str, report: int) -> None:
     lock = os.open(os.path.join(folder, "shim.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    order: Dict[str, Any] = read_json(os.path.join(folder, "order.json"))
+    order: Dict[str, Any] = read_json(os.path.join(folder, "order.json")) or {}
     if not claim(folder, "run"):
         os.write(report, b"already")
         return

@@ -22,7 +22,7 @@ from agents.node.runtimes import CREATED, Found, Order, Runtime
 from agents.node.runtimes import EXITED as IS_EXITED
 from agents.node.runtimes import RUNNING as IS_RUNNING
 from agents.node.settings import Settings
-from agents.node.spec import TaskSpec, parse_spec, public_id, whole_number
+from agents.node.spec import TaskSpec, parse_spec, public_id, seconds, whole_number
 
 Fields = Dict[str, Any]
 _PORT_TRIES = 3
@@ -48,6 +48,7 @@ class Tasks:
         self.gpus = gpus
         self.poke: Callable[[], None] = lambda: None
         self.peaks: Dict[str, cgroup.Usage] = {}
+        self._groups: Dict[str, cgroup.Group] = {}
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -111,6 +112,8 @@ class Tasks:
             if found is not None and found.state == IS_EXITED:
                 return _started(name, self._settle(name, runtime) or record, IS_EXITED, already=True)
             already = found is not None and found.state == IS_RUNNING
+            if already and record["phase"] == RUNNING:
+                return _started(name, record, IS_RUNNING, already=True)
             if not already:
                 self.ledger.begin(name)
                 try:
@@ -211,15 +214,13 @@ class Tasks:
         """Forbids the attempt first, then asks its tasks to end; says whether all are gone."""
         epoch, attempt = whole_number(fields, "epoch"), whole_number(fields, "attempt")
         job = public_id(fields, "job")
-        grace_s = float(fields.get("grace_s") if fields.get("grace_s") is not None else 10.0)
+        grace_s = seconds(fields.get("grace_s"), 10.0)
         if fields.get("tombstone", True):
             records = self.ledger.tombstone(epoch, job, attempt, grace_s=grace_s)
         else:
             records = self.ledger.stopping(epoch, job, attempt, grace_s=grace_s)
-        for runtime in self.runtimes.values():
-            for found in runtime.tasks(self.settings.cluster):
-                if found.job == job and found.attempt == attempt and found.name not in records:
-                    records[found.name] = {"runtime": runtime.kind, "phase": None, "stop_at_s": time.time()}
+        if not records:  # a ledger that was lost must not keep what runs from being stopped
+            records = self._unknown_to_ledger(job, attempt)
         gone = [self._stop_one(name, record) for name, record in sorted(records.items())]
         self.poke()
         if all(gone):
@@ -228,6 +229,14 @@ class Tasks:
                 "tasks": [_facts(n, r) for n, r in self.ledger.tasks_of(job, attempt).items()],
             }
         return {"stopping": True}
+
+    def _unknown_to_ledger(self, job: str, attempt: int) -> Dict[str, Record]:
+        return {
+            found.name: {"runtime": runtime.kind, "phase": None, "stop_at_s": None}
+            for runtime in self.runtimes.values()
+            for found in runtime.tasks(self.settings.cluster)
+            if found.job == job and found.attempt == attempt
+        }
 
     def _stop_one(self, name: str, record: Record) -> bool:
         """Moves one task towards its end; True when it is gone."""
@@ -298,8 +307,9 @@ class Tasks:
             with self._alone(name):
                 if record["phase"] in HOLDING and self._settle(name, runtime) is None:
                     raise Refusal(refusals.NOT_ALLOWED, f"{name} still runs; it is stopped first.")
-                runtime.remove(name)
-                self._clean(name, record, runtime)
+                if not (self.ledger.tasks().get(name) or record)["removed"]:
+                    runtime.remove(name)
+                    self._clean(name, record, runtime)
                 self.places.drop_task(name)
                 self.ledger.forget([name])
         return {"removed": sorted(records)}
@@ -323,6 +333,8 @@ class Tasks:
             found = self._ended(name, runtime, record)
             if found is not None and found.state != IS_EXITED:
                 return None
+            self.look_at_peak(name)
+            self._groups.pop(name, None)
             peak = self.peaks.pop(name, cgroup.NOTHING)
             oom_seen = bool(peak.oom_kills) and (found is None or found.exit_code != 0)
             record = self.ledger.note(
@@ -370,11 +382,16 @@ class Tasks:
             runtime.remove_network(record["job"])
 
     def look_at_peak(self, name: str) -> None:
-        """Remembers the memory a running task used at most; its control group goes when it ends."""
-        pid = self.ledger.tasks().get(name, {}).get("pid")
-        group = cgroup.of_process(pid) if pid else None
+        """Remembers the memory a task used at most; its control group goes soon after it ended."""
+        group = self._groups.get(name)
+        if group is None:
+            pid = self.ledger.tasks().get(name, {}).get("pid")
+            group = cgroup.of_process(pid) if pid else None
         if group is not None:
-            self.peaks[name] = group.usage()
+            self._groups[name] = group
+            usage = group.usage()
+            if usage.peak_memory_mib is not None:
+                self.peaks[name] = usage
 
     # -- seeing -------------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ put 755 "$library/fairway-node" <<'END_OF_LOADER'
 @LOADER@END_OF_LOADER
 echo "$engine" | put 644 "$config/engine"
 put 644 "$config/agent_signers" <<'END_OF_SIGNERS'
-fairway namespaces="fairway-agent" @SIGNING_KEY@
+fairway-upgrade namespaces="fairway-node" @SIGNING_KEY@
 END_OF_SIGNERS
 put 644 "$config/node.json" <<'END_OF_SETTINGS'
 @SETTINGS@
@@ -105,7 +105,7 @@ END_OF_SETTINGS
 mkdir -p "$place/agent" "$place/state"
 chown "$owner:$owner" "$place/agent" "$place/state"
 chmod 755 "$place/agent"
-chmod 700 "$place/state"
+chmod 711 "$place/state"
 mkdir -p '@HOME_ROOT@'
 chown "$owner:$owner" '@HOME_ROOT@'
 chmod 711 '@HOME_ROOT@'
@@ -116,13 +116,13 @@ base64 -d > "$draft" <<'END_OF_AGENT'
 END_OF_AGENT
 cat > "$draft.sig" <<'END_OF_SIGNATURE'
 @AGENT_SIGNATURE@END_OF_SIGNATURE
-ssh-keygen -q -Y verify -f "$config/agent_signers" -I fairway -n fairway-agent -s "$draft.sig" \
+ssh-keygen -q -Y verify -f "$config/agent_signers" -I fairway-upgrade -n fairway-node -s "$draft.sig" \
     < "$draft" > /dev/null || stop "the agent in this script does not carry its signature; get the script again."
 chown "$owner:$owner" "$draft" "$draft.sig"
 chmod 644 "$draft" "$draft.sig"
 if [ -e "$place/agent/agent.pyz" ] && ! cmp -s "$draft" "$place/agent/agent.pyz"; then
-    for part in pyz pyz.sig; do
-        cp -p "$place/agent/agent.$part" "$place/agent/keep.$part" && mv -f "$place/agent/keep.$part" "$place/agent/previous.$part"
+    for ending in "" .sig; do
+        ln -f "$place/agent/agent.pyz$ending" "$place/agent/agent.pyz.previous$ending"
     done
 fi
 mv -f "$draft.sig" "$place/agent/agent.pyz.sig"

@@ -14,7 +14,7 @@ from portal.services.tokens import get_token
 
 
 class BearerToken(BaseAuthentication):
-    """``Authorization: Bearer fw_...``. A header that is there must be right: no falling back to a session."""
+    """``Authorization: Bearer fw_...``. A header that is there must be right; no session steps in."""
 
     def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
         """The owner and the token; None without the header, SignInNeeded when it is wrong."""

@@ -1,4 +1,4 @@
-"""Turns every refusal and failure into problem+json (RFC 9457) with a stable code; never a trace, never HTML."""
+"""Turns every refusal and failure into problem+json (RFC 9457) with a stable code; never a trace or HTML."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def answer_for(failure: Exception) -> HttpResponse | None:
             sentence = " ".join(dict.fromkeys(error["sentence"] for error in errors))
             return problem(400, "invalid", sentence or "The request is not valid.", errors=errors)
         case exceptions.Throttled():
-            wait_s = max(1, math.ceil(failure.wait or 1))
+            wait_s = max(1, math.ceil(getattr(failure, "wait", None) or 1))
             sentence = f"Too many requests. Try again in {wait_s} s."
             return problem(429, CODES[429], sentence, headers={"Retry-After": str(wait_s)})
         case exceptions.APIException():

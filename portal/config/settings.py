@@ -46,6 +46,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "portal.api.middleware.ProblemsBelowApi",
     "django.middleware.security.SecurityMiddleware",
     "portal.web.headers.SecurityHeaders",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -90,15 +91,6 @@ DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
-CACHES = {
-    # Holds only what may be lost: counters that slow down guessing of passwords.
-    "default": {
-        "BACKEND": "django.core.cache.backends.redis.RedisCache",
-        "LOCATION": REDIS_URL,
-        "KEY_PREFIX": "fairway",
-        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1},
-    },
-}
 
 AUTH_USER_MODEL = "portal.User"
 LOGIN_URL = "/sign-in/"
@@ -156,6 +148,18 @@ REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "UNAUTHENTICATED_USER": None,
+}
+
+SPECTACULAR_SETTINGS: dict[str, Any] = {
+    "TITLE": "Fairway",
+    "DESCRIPTION": "The REST API of Fairway, a portal for a shared GPU cluster.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.1",
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": [],
+    "SWAGGER_UI_DIST": "SIDECAR",
 }
 
 CHANNEL_LAYERS = {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db.models import Prefetch, Q, QuerySet
+from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery
 
 from portal.access import Person, visible_jobs
 from portal.errors import NotThere
 from portal.models import Allocation, Attempt, Job, JobEvent, Task
-from portal.words.states import JOB_LIVE, JobKind, JobState
+from portal.words.states import JOB_LIVE, AttemptState, Desired, JobKind, JobState
 
 ROW_RELATIONS = ("project", "owner", "pool", "environment", "standing")
 """What a row of a list shows besides its own columns: joined, so that a list is one query."""
@@ -76,3 +77,24 @@ def attempts_of(job: Job) -> list[Attempt]:
 def events_of(job: Job) -> QuerySet[JobEvent]:
     """The job's timeline, oldest first, with the attempt of each event joined."""
     return JobEvent.objects.filter(job=job).select_related("attempt").order_by("id")
+
+
+def workspaces_for(person: Person, wanted: JobFilter | None = None) -> QuerySet[Job]:
+    """As ``jobs_for``, workspaces only, each with ``ready_since``: when its server answered, or None."""
+    ready = Attempt.objects.filter(
+        job=OuterRef("pk"),
+        state=AttemptState.RUNNING.value,
+        ready_at__isnull=False,
+        stop_wanted_at__isnull=True,
+        job__desired=Desired.RUN.value,
+    )
+    rows = jobs_for(person, wanted).filter(kind=JobKind.WORKSPACE.value)
+    return rows.annotate(ready_since=Subquery(ready.values("ready_at")[:1]))
+
+
+def seen_of(person: Person, public_ids: Iterable[str]) -> set[str]:
+    """Those of the jobs that the person may see."""
+    wanted = list(public_ids)
+    if not wanted:
+        return set()
+    return set(visible_jobs(person).filter(public_id__in=wanted).values_list("public_id", flat=True))

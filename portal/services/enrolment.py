@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import transaction
 
 from agents.enrol import EnrolmentChoices, EnrolmentError, PublicKeys, SignedAgent, enrolment_script
-from agents.keys import key_path, make_keys, public_line, sign_agent
+from agents.keys import PURPOSES, key_path, make_keys, public_line, sign_agent
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Verb, require
 from portal.errors import Invalid, Unavailable
@@ -47,10 +47,7 @@ def prepare_agent(program: bytes) -> None:
 
 def get_script(*, engine: str = "rootless", runtime: str = "podman", account: str = "fairway") -> str:
     """The script to run in a root shell on a new node. Raises Invalid for choices it cannot be made from."""
-    public = {
-        name: public_line(key_path(settings.KEY_DIR, name))
-        for name in ("control", "watch", "tunnel", "signing")
-    }  # type: ignore[arg-type]
+    public = {name: public_line(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     folder = settings.DATA_DIR / "agent"
     try:
         agent = SignedAgent((folder / "agent.pyz").read_bytes(), (folder / "agent.pyz.sig").read_text())

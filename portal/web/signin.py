@@ -19,7 +19,7 @@ from portal.access import Policy, policy
 from portal.errors import FairwayError, Invalid, NotThere
 from portal.models import User
 from portal.services import people
-from portal.web import throttle
+from portal.throttle import SIGN_IN, take
 from portal.web.words import duration
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -61,17 +61,14 @@ def sign_in(request: HttpRequest) -> HttpResponse:
 
 
 def _try(request: HttpRequest, username: str, password: str) -> tuple[User | None, str]:
-    address = request.META.get("REMOTE_ADDR", "")
-    if throttle.tries_left(username, address) == 0:
-        return None, f"Too many tries. Wait {duration(throttle.PAUSE_S)}, then try again."
+    """The person, or why not. Tries are counted for a name from an address, so nobody else is locked out."""
+    wait_s = take(SIGN_IN, f"{request.META.get('REMOTE_ADDR', '')}:{username[:63].lower()}")
+    if wait_s:
+        return None, f"Too many tries. Wait {duration(wait_s + 1)}, then try again."
     user = authenticate(request, username=username, password=password)
     if isinstance(user, User):
-        throttle.forget(username, address)
         return user, ""
-    throttle.note_failure(username, address)
-    left = throttle.tries_left(username, address)
-    after = f"{left} tries" if left != 1 else "1 try"
-    return None, f"That name and password do not match. {after} left before a pause of 5 min."
+    return None, "That name and password do not match."
 
 
 def let_in(request: HttpRequest, user: User) -> None:

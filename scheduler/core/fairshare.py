@@ -61,7 +61,7 @@ class Share:
 def divide(
     total: float, claims: Sequence[Claim[Key]], usage_weight: float, unit: float
 ) -> tuple[dict[Key, Share], float]:
-    """The shares of siblings in ``total`` and what nobody took; ``unit`` is one whole GPU in the total's unit."""
+    """The shares of siblings in ``total`` and what nobody took; ``unit`` is one whole GPU."""
     shares = give_guaranteed(claims)
     rest = max(0.0, total - sum(share.amount for share in shares.values()))
     return shares, divide_rest(rest, claims, shares, usage_weight, unit)
@@ -180,4 +180,3 @@ def divide_tree(
             shares |= level
             waiting.extend((key, share.amount) for key, share in level.items())
     return shares
-

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scheduler.core.cluster import PoolId, ProjectId, ProjectRow, QuotaRow
+from scheduler.core.cluster import ProjectId, QuotaRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,43 +15,6 @@ class Bound:
     project: ProjectId
     held_milli: int
     allowed_milli: int
-
-
-def paths_to_root(projects: Iterable[ProjectRow]) -> dict[ProjectId, tuple[ProjectId, ...]]:
-    """Each project followed by its ancestors, itself first."""
-    parents = {row.id: row.parent for row in projects}
-    paths: dict[ProjectId, tuple[ProjectId, ...]] = {}
-    for project in parents:
-        path = [project]
-        while (parent := parents[path[-1]]) is not None:
-            path.append(parent)
-        paths[project] = tuple(path)
-    return paths
-
-
-def quotas_of_pool(
-    projects: Iterable[ProjectRow], quotas: Iterable[QuotaRow], pool: PoolId
-) -> dict[ProjectId, QuotaRow]:
-    """A quota for every project in ``pool``.
-
-    A project without a row has no limit, weight 1 and priority 0; it is promised what its children are
-    promised together, so that a group nobody wrote a number for does not take theirs away.
-    """
-    rows = {row.project: row for row in quotas if row.pool == pool}
-    children: dict[ProjectId, list[ProjectId]] = {}
-    for project in sorted(projects, key=lambda row: row.id):
-        children.setdefault(project.id, [])
-        if project.parent is not None:
-            children.setdefault(project.parent, []).append(project.id)
-
-    def promised(project: ProjectId) -> int:
-        if project in rows:
-            return rows[project].guaranteed_milli
-        return sum(promised(child) for child in children[project])
-
-    return {
-        project: rows.get(project) or QuotaRow(project, pool, promised(project), None) for project in children
-    }
 
 
 class PoolLedger:

@@ -51,7 +51,6 @@ class ChangeKind(StrEnum):
     FEWER_TASKS = "fewer_tasks"
     OTHER_MODEL = "other_model"
     OTHER_POOL = "other_pool"
-    SPLIT_TASKS = "split_tasks"
     PREEMPTIBLE = "preemptible"
 
 

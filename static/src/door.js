@@ -14,3 +14,7 @@ export function startTimeZone() {
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   if (field && zone && [...field.options].some((option) => option.value === zone)) field.value = zone;
 }
+
+export function startHandOver() { // a single-use ticket for the workspace's own origin
+  document.querySelector("form[data-hand-over]")?.requestSubmit();
+}

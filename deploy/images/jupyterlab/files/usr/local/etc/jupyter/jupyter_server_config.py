@@ -1,24 +1,23 @@
 # JupyterLab behind Fairway's gateway: it listens for the node's loopback and trusts nobody without the secret.
 import os
+from pathlib import Path
 
 c = get_config()  # noqa: F821
 
-c.ServerApp.ip = "0.0.0.0"
+c.ServerApp.ip = "0.0.0.0"  # noqa: S104 - of the container, whose port is published on the node's loopback
 c.ServerApp.port = int(os.environ.get("FAIRWAY_PORT", "8888"))
 c.ServerApp.port_retries = 0
 c.ServerApp.open_browser = False
 c.ServerApp.allow_remote_access = True  # the Host header is the workspace's; the secret is what is checked
 c.ServerApp.trust_xheaders = False
 c.ServerApp.quit_button = False
-c.ServerApp.root_dir = os.environ.get("HOME", "/tmp")
+c.ServerApp.root_dir = os.environ.get("HOME", "/")
 
-# The secret comes as a file (JUPYTER_TOKEN_FILE), never in the environment or the arguments.
-_file = os.environ.get("JUPYTER_TOKEN_FILE") or os.path.join(
-    os.environ.get("FAIRWAY_SECRETS", "/run/fairway"), "token"
-)
-if os.path.exists(_file):
-    with open(_file) as _stream:
-        c.IdentityProvider.token = _stream.read().strip()
+# The secret comes as a file, never in the environment or the arguments.
+_secrets = Path(os.environ.get("FAIRWAY_SECRETS", "/run/fairway"))
+_token = Path(os.environ.get("JUPYTER_TOKEN_FILE", _secrets / "token"))
+if _token.exists():
+    c.IdentityProvider.token = _token.read_text().strip()
 
 # Gives the SIGTERM of a stop the time to save.
 c.MappingKernelManager.shutdown_wait_time = 2.0

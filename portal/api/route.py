@@ -6,10 +6,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
 from rest_framework.authentication import BaseAuthentication
@@ -30,8 +32,8 @@ from portal.throttle import Rate
 
 log = logging.getLogger(__name__)
 
-Described = type[serializers.BaseSerializer[Any]] | serializers.BaseSerializer[Any] | None
-_Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
+Described = type[serializers.Field[Any, Any, Any, Any]] | None
+_Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
 _Row = TypeVar("_Row", bound=Model)
 
 
@@ -43,7 +45,7 @@ class Problem(serializers.Serializer[Any]):
     status = serializers.IntegerField()
     detail = serializers.CharField()
     code = serializers.CharField()
-    errors = serializers.ListField(
+    errors = serializers.ListField(  # type: ignore[assignment]
         child=serializers.DictField(child=serializers.CharField()),
         required=False,
         help_text="One entry per wrong field: field, code, sentence.",
@@ -94,10 +96,10 @@ def operation(
     media_type: str = "application/json",
     detail: str = "",
 ) -> Callable[[_Method], _Method]:
-    """Declares a method of a Door. ``scope`` is what a token needs (None on public routes).
+    """Declares a method of a Route. ``scope`` is what a token needs (None on public routes).
 
-    ``partial`` reads the body as a patch: only the fields that are there. ``refusals`` are statuses beyond the
-    ones that follow from the rest of the declaration.
+    ``partial`` reads the body as a patch: only the fields that are there. ``refusals`` are statuses beyond
+    those that follow from the rest of the declaration.
     """
     headers = []
     if idempotent:
@@ -134,10 +136,12 @@ def operation(
     return declare
 
 
-class Door(APIView):
-    """A REST view. It needs ``@policy(...)``, and ``@operation(...)`` on each method; without, nobody passes."""
+class Route(APIView):
+    """A REST view. It needs ``@policy(...)``, and ``@operation(...)`` on each method, or nobody passes."""
 
-    authentication_classes: ClassVar[Sequence[type[BaseAuthentication]]] = [BearerToken, Session]
+    checks_policy_itself = True  # tokens are read first; see portal.door
+
+    authentication_classes: Sequence[type[BaseAuthentication]] = [BearerToken, Session]
     parser_classes = [StrictJson]
     permission_classes = []
     metadata_class = None
@@ -190,6 +194,11 @@ class Door(APIView):
         headers = {"Idempotency-Replayed": "true"} if kept.again else {}
         return self.answer(kept.body, kept.status, headers)
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The body as it came, a JSON object; ``body`` holds it validated."""
+        return dict(self.request.data)
+
     # -- the guard -----------------------------------------------------------------------------
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -200,10 +209,11 @@ class Door(APIView):
             raise NotAllowed("This route declares no policy, so nobody may use it.", code="no_policy")
         demand(request.user, wanted)
         self._take(throttle.ANYTHING if request.user else throttle.ANONYMOUS)
-        method = getattr(self, (request.method or "").lower(), None)
-        plan = getattr(method, "operation", None)
+        word = (request.method or "").lower()
+        method = getattr(self, word, None) if word in self.http_method_names else None
         if method is None:
             return  # 405 follows
+        plan = getattr(method, "operation", None)
         if not isinstance(plan, Operation):
             raise NotAllowed("This route declares no operation, so nobody may use it.", code="no_policy")
         if plan.scope is not None and self.token is not None and not has_scope(self.token, plan.scope):
@@ -220,19 +230,19 @@ class Door(APIView):
         self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
-        """Answers are JSON, whatever was asked for: a reader that wants HTML is not refused, nor served it."""
+        """Answers are JSON, whatever was asked for."""
         renderer = self.get_renderers()[0]
         return renderer, renderer.media_type
 
     def handle_exception(self, exc: Exception) -> Any:
-        """Every failure as a problem; what nobody foresaw goes to the log and leaves no trace in the answer."""
+        """Every failure as a problem; what nobody foresaw goes to the log, and no trace of it out."""
         answer = problems.answer_for(exc)
         if answer is None:
             log.exception("unforeseen while serving %s %s", self.request.method, self.request.path)
             answer = problems.bare(500)
         return answer
 
-    def finalize_response(self, request: HttpRequest, response: Any, *args: Any, **kwargs: Any) -> Any:
+    def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
         """Adds Allow and Vary, as DRF does."""
         answer = super().finalize_response(request, response, *args, **kwargs)
         answer["Vary"] = "Authorization, Cookie"
@@ -249,6 +259,7 @@ class Door(APIView):
             raise Throttled(wait_s)
 
 
+@cache
 def page_of(item: type[serializers.Serializer[Any]]) -> type[serializers.Serializer[Any]]:
     """The shape of one page of a list of ``item``."""
     return type(

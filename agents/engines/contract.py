@@ -1,0 +1,176 @@
+"""What dispatch and reconcile ask of whatever drives the nodes of a pool: start, poll, stop, logs, watch.
+
+Each call can be repeated, and ends in one of three ways: it returns (ok), it raises ``Refused`` (the other
+side said no, nothing of it was done), or it raises ``Unknown`` (no answer: it may or may not have happened,
+so the record stays as it is and the same call is made again later). A time-out is never a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agents.link import LinkUnknown as Unknown
+from agents.link import Refused
+
+
+@dataclass(frozen=True)
+class TaskKey:
+    """One rank of one attempt of a job, as containers are named after it."""
+
+    job: str
+    attempt: int
+    task: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """A task that has been brought up. ``ports`` maps its ports to ports of the node's loopback."""
+
+    container: str
+    ports: dict[str, int]
+    state: str = "running"  # running, or exited when it has already ended
+    already: bool = False
+
+
+@dataclass(frozen=True)
+class Container:
+    """A task as its node tells it. ``state`` is created, running or exited; what is not known is None."""
+
+    key: TaskKey
+    name: str
+    digest: str
+    state: str
+    exit_code: int | None = None
+    oom: bool = False
+    peak_memory_mib: int | None = None
+    ports: dict[str, int] = field(default_factory=dict)
+    rebooted: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything of ours on one node at one moment."""
+
+    containers: tuple[Container, ...]
+    boot_id: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The answer to a stop: gone means that no container of the attempt lives there, nor ever will."""
+
+    gone: bool
+    ended: tuple[Container, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogPiece:
+    """Bytes of a task's log as they stand on the node, from ``offset`` on."""
+
+    data: bytes
+    offset: int
+    format: str  # k8s or raw
+    eof: bool
+
+
+@dataclass(frozen=True)
+class TaskExited:
+    """Pushed when a task has ended and its container is gone."""
+
+    container: Container
+
+
+@dataclass(frozen=True)
+class GpuHealthChanged:
+    """Pushed when a GPU falls ill or recovers."""
+
+    uuid: str
+    health: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class PullProgress:
+    """Pushed while an image is brought."""
+
+    image: str
+    sentence: str
+
+
+EngineEvent = TaskExited | GpuHealthChanged | PullProgress
+Tell = Callable[[EngineEvent], None]
+
+__all__ = [
+    "Container",
+    "Engine",
+    "EngineEvent",
+    "GpuHealthChanged",
+    "LogPiece",
+    "PullProgress",
+    "Refused",
+    "Seen",
+    "Started",
+    "Stopped",
+    "TaskExited",
+    "TaskKey",
+    "Tell",
+    "Unknown",
+]
+
+
+class Engine(Protocol):
+    """One open connection to one node."""
+
+    @property
+    def hello(self) -> dict[str, Any]:
+        """What the node told of itself when the connection was opened, as JSON."""
+
+    @property
+    def is_open(self) -> bool:
+        """False once the connection has ended; every call from then on raises Unknown."""
+
+    def start(self, epoch: int, spec: Mapping[str, Any]) -> Started:
+        """Brings a task up. Started before, with an equal spec: the same answer with ``already``.
+
+        Ended before: its state is exited. Stopped before (tombstoned), an older attempt, an older epoch, a
+        GPU that has no room, a missing image, a full disk: Refused, and nothing of it was kept.
+        """
+
+    def poll(self) -> Seen:
+        """Everything of ours that is there: live, or ended and not yet removed."""
+
+    def stop(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Stopped:
+        """Forbids the attempt for ever, then asks its tasks to end, and ends them after ``grace_s``.
+
+        Never started there, or ended before: gone. Still ending: not gone; a TaskExited follows for each
+        task, and the same call says later whether all are gone.
+        """
+
+    def remove(self, epoch: int, job: str, attempt: int) -> None:
+        """Drops what is left of an ended attempt, logs included. Nothing left: nothing to do."""
+
+    def logs(self, key: TaskKey, offset: int) -> LogPiece:
+        """Bytes of a task's log from ``offset``; ``eof`` only when it has ended and no more follow.
+
+        Refused ``no_such_container`` when the node knows no such task (any more).
+        """
+
+    def probe(self, key: TaskKey, port: int, path: str) -> int | None:
+        """The HTTP status with which a port of a running task answers; None while nobody does."""
+
+    def has_image(self, image: str) -> bool:
+        """Whether the node has an image of this name or digest now."""
+
+    def pull(self, image: str) -> None:
+        """Brings an image from its registry; takes minutes. Present already: nothing to do."""
+
+    def load(self, upload: str, offset: int, data: bytes, *, sha256: str | None = None) -> int:
+        """Takes a piece of an image's archive and says how much is there; ``sha256`` ends the upload."""
+
+    def watch(self, tell: Tell) -> None:
+        """From now on tells what happens; events from before the call are told by ``poll``."""
+
+    def close(self) -> None:
+        """Ends the connection, never a task. Repeatable."""

@@ -1,0 +1,261 @@
+"""Our own engine: an agent on each node, spoken to over one link, by SSH or by pipes to a child process."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agents.engines.contract import (
+    Container,
+    EngineEvent,
+    GpuHealthChanged,
+    LogPiece,
+    PullProgress,
+    Seen,
+    Started,
+    Stopped,
+    TaskExited,
+    TaskKey,
+    Tell,
+)
+from agents.link import Link, LinkUnknown
+from agents.local import open_local
+from agents.samples import ContainerState, Hello
+from agents.ssh import Role, SshStream, SshTarget, agent_missing, open_stream
+
+ANSWER_WITHIN_S = 20.0
+START_WITHIN_S = 60.0
+PULL_WITHIN_S = 3600.0
+HELLO_WITHIN_S = 10.0
+LOG_PIECE_BYTES = 262_144
+
+
+class _Reading:
+    """An SSH stream as the reading side of a link."""
+
+    def __init__(self, stream: SshStream) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int, /) -> bytes:
+        return self._stream.read_line(limit)
+
+
+class _Writing:
+    """An SSH stream as the writing side of a link; nothing is kept back, so there is nothing to flush."""
+
+    def __init__(self, stream: SshStream) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes, /) -> None:
+        self._stream.write(data)
+
+    def flush(self) -> None:
+        return
+
+
+class NodeEngine:
+    """The contract of ``agents.engines.contract`` over one link to one agent."""
+
+    def __init__(self) -> None:
+        self._tell: Tell | None = None
+        self._early: list[EngineEvent] = []
+        self._lock = threading.Lock()
+        self._link: Link
+
+    @classmethod
+    def local(cls, pyz: Path, settings: Path, *, cluster: str, role: Role = "control") -> NodeEngine:
+        """An agent on this machine, as a child process. Raises OSError, Refused or Unknown."""
+        engine = cls()
+        engine._link = open_local(
+            pyz, role, settings, cluster=cluster, on_event=engine._on_event, hello_within_s=HELLO_WITHIN_S
+        )
+        return engine
+
+    @classmethod
+    def ssh(
+        cls,
+        host: str,
+        port: int,
+        account: str,
+        key_path: Path,
+        host_key: str,
+        *,
+        cluster: str,
+        role: Role = "control",
+    ) -> NodeEngine:
+        """The agent of a node over SSH. Raises SshError, Refused or Unknown."""
+        target = SshTarget(host=host, account=account, host_key=host_key, port=port)
+        stream = open_stream(target, key_path, role)
+        engine = cls()
+        try:
+            engine._link = Link(
+                _Reading(stream),
+                _Writing(stream),
+                role=role,
+                cluster=cluster,
+                close_streams=stream.close,
+                on_event=engine._on_event,
+                hello_within_s=HELLO_WITHIN_S,
+                diagnostics=stream.why_ended,
+            )
+        except LinkUnknown as silence:
+            raise agent_missing(stream) from silence
+        return engine
+
+    @property
+    def hello(self) -> dict[str, Any]:
+        return hello_as_json(self._link.hello)
+
+    @property
+    def is_open(self) -> bool:
+        return self._link.is_open
+
+    def start(self, epoch: int, spec: Mapping[str, Any]) -> Started:
+        answer = self._link.ask("start", timeout_s=START_WITHIN_S, epoch=epoch, spec=dict(spec))
+        return Started(
+            container=str(answer["container"]),
+            ports={str(port): int(number) for port, number in answer.get("ports", {}).items()},
+            state=str(answer.get("state", "running")),
+            already=bool(answer.get("already")),
+        )
+
+    def poll(self) -> Seen:
+        answer = self._link.ask("list", timeout_s=ANSWER_WITHIN_S)
+        rows = (ContainerState.from_wire(row) for row in answer["containers"])
+        return Seen(tuple(map(_container, rows)), str(answer["boot_id"]))
+
+    def stop(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Stopped:
+        answer = self._link.ask(
+            "stop",
+            timeout_s=ANSWER_WITHIN_S,
+            epoch=epoch,
+            job=job,
+            attempt=attempt,
+            tombstone=True,
+            grace_s=grace_s,
+        )
+        rows = (ContainerState.from_wire(row) for row in answer.get("tasks", ()))
+        return Stopped(bool(answer.get("gone")), tuple(map(_container, rows)))
+
+    def remove(self, epoch: int, job: str, attempt: int) -> None:
+        self._link.ask("remove", timeout_s=ANSWER_WITHIN_S, epoch=epoch, job=job, attempt=attempt)
+
+    def logs(self, key: TaskKey, offset: int) -> LogPiece:
+        answer = self._link.ask(
+            "logs",
+            timeout_s=ANSWER_WITHIN_S,
+            job=key.job,
+            attempt=key.attempt,
+            task=key.task,
+            offset=offset,
+            limit=LOG_PIECE_BYTES,
+        )
+        return LogPiece(
+            base64.b64decode(answer["data_b64"]), int(answer["offset"]), str(answer["format"]), answer["eof"]
+        )
+
+    def probe(self, key: TaskKey, port: int, path: str) -> int | None:
+        answer = self._link.ask(
+            "probe",
+            timeout_s=ANSWER_WITHIN_S,
+            job=key.job,
+            attempt=key.attempt,
+            task=key.task,
+            port=port,
+            path=path,
+        )
+        status = answer.get("status")
+        return None if status is None else int(status)
+
+    def has_image(self, image: str) -> bool:
+        answer = self._link.ask("images", timeout_s=ANSWER_WITHIN_S)
+        return any(
+            image in (row["image_id"], *row["refs"], *row["digests"])
+            or row["image_id"].removeprefix("sha256:") == image.removeprefix("sha256:")
+            for row in answer["images"]
+        )
+
+    def pull(self, image: str) -> None:
+        self._link.ask("pull", timeout_s=PULL_WITHIN_S, image=image)
+
+    def load(self, upload: str, offset: int, data: bytes, *, sha256: str | None = None) -> int:
+        fields: dict[str, Any] = {"upload": upload, "offset": offset}
+        if data:
+            fields["data_b64"] = base64.b64encode(data).decode("ascii")
+        if sha256 is not None:
+            fields |= {"last": True, "sha256": sha256}
+        timeout_s = ANSWER_WITHIN_S if sha256 is None else PULL_WITHIN_S
+        return int(self._link.ask("load", timeout_s=timeout_s, **fields)["size"])
+
+    def watch(self, tell: Tell) -> None:
+        with self._lock:
+            self._tell, early, self._early = tell, self._early, []
+        for event in early:
+            tell(event)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._link.close()
+
+    def _on_event(self, message: dict[str, Any]) -> None:
+        """Called in the link's reading thread; events before the first watch wait for it."""
+        event = event_of(message)
+        if event is None:
+            return
+        with self._lock:
+            tell = self._tell
+            if tell is None:
+                self._early.append(event)
+        if tell is not None:
+            tell(event)
+
+
+def event_of(message: Mapping[str, Any]) -> EngineEvent | None:
+    """A pushed line as an event; None for samples and for words this version does not know."""
+    match message.get("event"):
+        case "exited":
+            return TaskExited(
+                Container(
+                    key=TaskKey(message["job"], int(message["attempt"]), int(message["task"])),
+                    name=str(message["container"]),
+                    digest="",
+                    state="exited",
+                    exit_code=message.get("exit_code"),
+                    oom=bool(message.get("oom")),
+                    peak_memory_mib=message.get("peak_memory_mib"),
+                    rebooted=bool(message.get("rebooted")),
+                )
+            )
+        case "gpu_health":
+            return GpuHealthChanged(
+                str(message["uuid"]), str(message["health"]), str(message.get("message", ""))
+            )
+        case "pull_progress":
+            return PullProgress(str(message["image"]), str(message.get("line", "")))
+    return None
+
+
+def hello_as_json(hello: Hello) -> dict[str, Any]:
+    """A hello as it is kept in the record."""
+    told = dataclasses.asdict(hello)
+    told["runtimes"] = [{"kind": kind, "version": version} for kind, version in hello.runtimes]
+    return told
+
+
+def _container(row: ContainerState) -> Container:
+    return Container(
+        key=TaskKey(row.job, row.attempt, row.task),
+        name=row.name,
+        digest=row.digest,
+        state=row.state,
+        exit_code=row.exit_code,
+        oom=bool(row.oom),
+        peak_memory_mib=None if row.peak_memory_mib is None else int(row.peak_memory_mib),
+        ports={str(port): number for port, number in row.ports.items()},
+        rebooted=row.rebooted,
+    )

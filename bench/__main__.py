@@ -1,0 +1,31 @@
+"""``python -m bench NAME``: run one benchmark; each figure is one JSON line on stdout."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+NOT_BENCHMARKS = {"__main__", "calibration"}
+
+
+def names() -> list[str]:
+    """The benchmarks that stand in this folder."""
+    found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return sorted(name for name in found if name not in NOT_BENCHMARKS)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark named first; the rest are its own arguments."""
+    if not arguments or arguments[0] not in names():
+        print(
+            f"usage: python -m bench NAME [arguments]; NAME is one of: {', '.join(names())}", file=sys.stderr
+        )
+        return 2
+    result = importlib.import_module(f"bench.{arguments[0]}").main(arguments[1:])
+    return int(result or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""How long one decision takes: full cycles over 1,000 nodes of 8 GPUs with 10,000 jobs waiting."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import time
+
+from bench.calibration import calibration_ms
+from scheduler.core import cluster as c
+from scheduler.core.carry import after_commit
+from scheduler.core.decide import decide
+from scheduler.core.plan import Plan
+from scheduler.core.policy import Policy
+
+NODES, GPUS_PER_NODE, PROJECTS, PEOPLE, PENDING = 1_000, 8, 60, 300, 10_000
+NOW_S = 1_000_000.0
+
+
+def snapshot(seed: int = 1) -> c.Snapshot:
+    """An empty cluster, a tree of projects and a queue of mixed jobs asking for more than there is."""
+    draw = random.Random(seed)
+    pool = c.PoolRow(c.PoolId("pool"), "main")
+    nodes = tuple(
+        c.NodeRow(
+            c.NodeId(f"n{n:04}"), f"n{n:04}", pool.id, True, True, 128_000, 0, 1_048_576, 0,
+            tuple(
+                c.GpuRow(c.GpuUuid(f"GPU-{n}-{g}"), g, "H100" if n % 4 == 0 else "A100", 81_920)
+                for g in range(GPUS_PER_NODE)
+            ),
+        )
+        for n in range(NODES)
+    )  # fmt: skip
+    groups = [c.ProjectRow(c.ProjectId(f"group{g}"), f"group {g}", None, float(g)) for g in range(6)]
+    leaves = [
+        c.ProjectRow(c.ProjectId(f"project{p}"), f"project {p}", groups[p % 6].id, float(p))
+        for p in range(PROJECTS)
+    ]
+    quotas = [
+        c.QuotaRow(p.id, pool.id, draw.choice((0, 40_000, 80_000)), draw.choice((None, 400_000)), 1.0, 0)
+        for p in leaves
+    ]
+    pending = tuple(_job(draw, i, leaves[draw.randrange(PROJECTS)], pool.id) for i in range(PENDING))
+    usage = tuple(
+        c.UsageRow(leaves[u % PROJECTS].id, pool.id, c.UserId(f"user{u}"), draw.random() * 1e6)
+        for u in range(PEOPLE)
+    )
+    return c.Snapshot(NOW_S, (pool,), nodes, (*groups, *leaves), tuple(quotas), usage, (), pending)
+
+
+def _job(draw: random.Random, i: int, project: c.ProjectRow, pool: c.PoolId) -> c.PendingRow:
+    gpus, tasks, milli = draw.choice(
+        ((1, 1, 1000), (1, 1, 1000), (1, 1, 500), (2, 1, 1000), (4, 1, 1000), (8, 1, 1000), (8, 2, 1000))
+    )
+    return c.PendingRow(
+        c.JobId(f"job{i:05}"), f"job {i}", project.id, c.UserId(f"user{draw.randrange(PEOPLE)}"), (pool,),
+        NOW_S - draw.random() * 86_400, draw.choice((50, 75, 100)), True, tasks, gpus, milli,
+        draw.choice((None, None, "A100", "H100")), None, 4_000 * gpus, draw.choice((8_192, 16_384)) * gpus,
+        draw.choice((None, 3_600.0)),
+    )  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Print the figures."""
+    photo = snapshot()
+    calibration = calibration_ms()
+    plan = _measure("decide, empty cluster, 10,000 pending", photo, calibration)
+    _measure("decide, full cluster, the rest pending", after_commit(photo, plan), calibration)
+
+
+def _measure(name: str, photo: c.Snapshot, calibration: float) -> Plan:
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        plan = decide(photo, Policy())
+        times.append(time.perf_counter() - begin)
+    print(
+        json.dumps(
+            {
+                "figure": name,
+                "seconds": round(min(times), 3),
+                "nodes": NODES,
+                "gpus": NODES * GPUS_PER_NODE,
+                "pending": len(photo.pending),
+                "starts": len(plan.starts),
+                "verdicts": len(plan.verdicts),
+                "steps": plan.steps_used,
+                "truncated": plan.truncated,
+                "calibration_ms": round(calibration, 1),
+                "max_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            }
+        )
+    )
+    return plan

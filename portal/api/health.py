@@ -1,0 +1,78 @@
+"""Whether this process lives (``/healthz``) and whether what it needs answers (``/readyz``); no sign-in."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from django.conf import settings
+from django.db import DatabaseError, connection
+from django.db.models.functions import Now
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.http import require_safe
+from redis.exceptions import RedisError
+
+from portal.access import Policy, policy
+from portal.models import Lease
+
+log = logging.getLogger(__name__)
+
+REDIS_TIMEOUT_S = 2.0
+SCHEDULER_LEASE = "leader"
+
+
+@policy(Policy.PUBLIC)
+@require_safe
+def healthz(request: HttpRequest) -> JsonResponse:
+    """200 as long as this process answers at all."""
+    return _answer({"ok": True}, 200)
+
+
+@policy(Policy.PUBLIC)
+@require_safe
+def readyz(request: HttpRequest) -> JsonResponse:
+    """200 when database and Redis answer, else 503. The scheduler is told, but pages work without it."""
+    parts = {"database": _tried(_database), "redis": _tried(_redis)}
+    alive = parts["database"]["ok"] and _tried(_scheduler)["ok"]
+    parts["scheduler"] = {"ok": alive}
+    ready = parts["database"]["ok"] and parts["redis"]["ok"]
+    return _answer({"ok": ready and alive, "ready": ready, "parts": parts}, 200 if ready else 503)
+
+
+def _tried(look: Callable[[], bool]) -> dict[str, Any]:
+    began_s = time.monotonic()
+    try:
+        ok = look()
+    except (DatabaseError, RedisError, OSError) as problem:
+        log.warning("%s: %s", look.__name__.strip("_"), problem)
+        ok = False
+    return {"ok": ok, "milliseconds": round((time.monotonic() - began_s) * 1000, 1)}
+
+
+def _database() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        return bool(cursor.fetchone() == (1,))
+
+
+def _redis() -> bool:
+    client = redis.Redis.from_url(
+        settings.REDIS_URL, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+    )
+    with client:
+        return bool(client.ping())
+
+
+def _scheduler() -> bool:
+    return Lease.objects.filter(name=SCHEDULER_LEASE, expires_at__gt=Now()).exists()
+
+
+def _answer(body: dict[str, Any], status: int) -> JsonResponse:
+    answer = JsonResponse(body, status=status)
+    answer["Cache-Control"] = "no-store"
+    if status == 503:
+        answer["Retry-After"] = "5"
+    return answer

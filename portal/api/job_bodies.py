@@ -1,0 +1,119 @@
+"""What a submit carries, for jobs and workspaces: read once, turned into the service's request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models import Q, QuerySet
+from rest_framework import serializers
+
+from portal.access import visible_environments, visible_projects
+from portal.api.bodies import Closed, Text, Whole, YesNo, read_body
+from portal.errors import Invalid
+from portal.models import NodePool, Template, User
+from portal.services.jobs import (
+    MAX_GPUS_PER_TASK,
+    MAX_TASKS,
+    MAX_TIME_LIMIT_S,
+    PRIORITIES,
+    JobRequest,
+)
+from portal.words.states import JobKind
+
+NAME = "Id or name."
+PLACES = ("project", "environment", "pool", "template")
+
+
+class Request(Closed):
+    """What jobs and workspaces have in common. CPU and memory are for each task."""
+
+    name = Text(max_length=100)
+    project = Text(max_length=63, help_text=NAME)
+    environment = Text(required=False, max_length=63, help_text=NAME + " Needed unless the template has one.")
+    pool = Text(required=False, allow_null=True, max_length=63, help_text=NAME + " null: any pool.")
+    template = Text(
+        required=False,
+        allow_null=True,
+        max_length=63,
+        help_text=NAME + " Its fields stand where this body is silent.",
+    )
+    gpus_per_task = Whole(required=False, min_value=0, max_value=MAX_GPUS_PER_TASK)
+    milli_per_gpu = Whole(required=False, min_value=1, max_value=1000, help_text="1000 is a whole GPU.")
+    gpu_model = Text(required=False, allow_blank=True, max_length=100)
+    min_gpu_memory_mib = Whole(required=False, allow_null=True, min_value=1, max_value=10_000_000)
+    cpu_milli = Whole(required=False, min_value=100, max_value=1_000_000)
+    memory_mib = Whole(required=False, min_value=32, max_value=64 * 1024 * 1024)
+    shm_mib = Whole(required=False, min_value=1, max_value=1024 * 1024)
+    environ = serializers.DictField(
+        required=False,
+        child=Text(allow_blank=True, max_length=32_768),
+        help_text="Environment variables: names with text values.",
+    )
+    priority = Whole(required=False, min_value=PRIORITIES.start, max_value=PRIORITIES.stop - 1)
+    preemptible = YesNo(required=False)
+    time_limit_s = Whole(required=False, allow_null=True, min_value=1, max_value=MAX_TIME_LIMIT_S)
+    stop_grace_s = Whole(required=False, min_value=1, max_value=600)
+    held = YesNo(required=False)
+
+
+class WorkspaceBody(Request):
+    """A new workspace."""
+
+
+class JobBody(Request):
+    """A new job."""
+
+    kind = serializers.ChoiceField([JobKind.TRAINING.value, JobKind.SERVICE.value], required=False)
+    tasks = Whole(required=False, min_value=1, max_value=MAX_TASKS)
+    command = serializers.ListField(
+        child=Text(allow_blank=True, max_length=65_536),
+        required=False,
+        max_length=4096,
+        help_text="Argument list; no shell reads it.",
+    )
+    max_attempts = Whole(required=False, min_value=1, max_value=20)
+
+
+class AskBody(JobBody):
+    """A request that is only asked about."""
+
+    kind = serializers.ChoiceField([kind.value for kind in JobKind], required=False)
+
+
+def job_request(person: User, given: Mapping[str, Any], body: type[Request]) -> JobRequest:
+    """The service's request from a body: template filled in, names looked up among what the person sees."""
+    template = _template(given.get("template"))
+    if template is not None:
+        known = body().fields
+        filled = {name: value for name, value in template.fields.items() if name in known}
+        if template.environment is not None:
+            filled.setdefault("environment", template.environment.public_id)
+        given = {**filled, **given}
+    values = read_body(given, body)
+    if issubclass(body, WorkspaceBody):
+        values["kind"] = JobKind.WORKSPACE.value
+    if "environment" not in values:
+        raise Invalid(fields={"environment": "This field is required."})
+    project = _one(visible_projects(person), values["project"], "project")
+    environment = _one(visible_environments(person), values["environment"], "environment")
+    pool = _one(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
+    rest = {name: value for name, value in values.items() if name not in PLACES}
+    return JobRequest(**rest, project=project, environment=environment, pool=pool, template=template)
+
+
+def _template(key: str | None) -> Template | None:
+    if not key:
+        return None
+    if not isinstance(key, str):
+        raise Invalid(fields={"template": "Not a text."})
+    rows = Template.objects.filter(enabled=True).select_related("environment")
+    found: Template = _one(rows, key, "template")
+    return found
+
+
+def _one(rows: QuerySet[Any], key: str, field: str) -> Any:
+    found = rows.filter(Q(public_id=key) | Q(name=key)).first()
+    if found is None:
+        raise Invalid(fields={field: f"There is no such {field}, or you may not use it."})
+    return found

@@ -1,0 +1,24 @@
+"""Keeps HTML out of the API: what Django answers by itself below /api/ becomes a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from portal.api import problems
+
+
+class ProblemsBelowApi:
+    """The outermost middleware: an error page below /api/ (bad host, crash, 404) goes out as problem+json."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        answer = self.get_response(request)
+        if answer.status_code < 400 or not request.path.startswith("/api/"):
+            return answer
+        kind = answer.get("Content-Type", "")
+        return answer if kind.startswith(problems.MEDIA_TYPE) else problems.bare(answer.status_code)

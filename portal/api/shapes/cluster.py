@@ -1,0 +1,182 @@
+"""The shapes of the machines, and of what runs on them: pools, nodes, GPUs, environments, templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rest_framework import serializers
+
+from portal.api.shapes.words import Named, named, when
+from portal.models import Environment as EnvironmentRow
+from portal.models import Gpu as GpuRow
+from portal.models import Node as NodeRow
+from portal.models import Template as TemplateRow
+from portal.words.states import GpuHealth, JobKind, NodeState, RuntimeKind
+
+HEALTH = [word.value for word in GpuHealth]
+NODE_STATES = [word.value for word in NodeState]
+RUNTIMES = [word.value for word in RuntimeKind]
+
+
+class GpuShort(serializers.Serializer[Any]):
+    """A GPU in its node."""
+
+    uuid = serializers.CharField()
+    index = serializers.IntegerField()
+    model = serializers.CharField()
+    memory_mib = serializers.IntegerField()
+    simulated = serializers.BooleanField()
+    health = serializers.ChoiceField(HEALTH)
+    health_reason = serializers.CharField(allow_blank=True)
+    present = serializers.BooleanField(help_text="The node's last hello named it.")
+    used_milli = serializers.IntegerField(help_text="1000 is all of it.")
+    jobs = serializers.ListField(child=serializers.CharField(), help_text="Jobs on it, of those you may see.")
+
+
+class Gpu(GpuShort):
+    """A GPU with where it is."""
+
+    node = Named()
+    pool = Named()
+
+
+class Pool(Named):
+    """Nodes that share one quota."""
+
+    engine = serializers.CharField()
+    spread = serializers.BooleanField()
+    nodes = serializers.IntegerField()
+    gpus = serializers.IntegerField()
+    used_milli = serializers.IntegerField()
+    gpu_models = serializers.ListField(child=serializers.CharField())
+
+
+class Node(Named):
+    """A machine."""
+
+    pool = Named()
+    state = serializers.ChoiceField(NODE_STATES)
+    state_reason = serializers.CharField(allow_blank=True)
+    reachable = serializers.BooleanField()
+    unreachable_since = serializers.DateTimeField(allow_null=True)
+    problem = serializers.CharField(allow_blank=True)
+    simulated = serializers.BooleanField()
+    runtime = serializers.ChoiceField(RUNTIMES)
+    agent_version = serializers.CharField(allow_blank=True)
+    last_seen_at = serializers.DateTimeField(allow_null=True)
+    cpu_milli = serializers.IntegerField()
+    memory_mib = serializers.IntegerField()
+    gpus = GpuShort(many=True)
+
+
+class Environment(Named):
+    """What a job runs in."""
+
+    title = serializers.CharField()
+    description = serializers.CharField(allow_blank=True)
+    runtime = serializers.ChoiceField(RUNTIMES)
+    image = serializers.CharField(allow_blank=True)
+    image_digest = serializers.CharField(allow_blank=True)
+    tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
+    enabled = serializers.BooleanField()
+    present_nodes = serializers.IntegerField(help_text="Nodes that have it already.")
+    known_nodes = serializers.IntegerField(help_text="Nodes that were asked.")
+
+
+class Template(Named):
+    """A filled launch form."""
+
+    title = serializers.CharField()
+    description = serializers.CharField(allow_blank=True)
+    kind = serializers.ChoiceField([kind.value for kind in JobKind])
+    environment = Named(allow_null=True)
+    fields = serializers.DictField(  # type: ignore[assignment]
+        help_text="Fields of the submit body."
+    )
+
+
+def gpu_short(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
+    """A GPU in its node; ``holders`` gives visible job ids by GPU row."""
+    return {
+        "uuid": row.uuid,
+        "index": row.index,
+        "model": row.model,
+        "memory_mib": row.memory_mib,
+        "simulated": row.simulated,
+        "health": row.health,
+        "health_reason": row.health_reason,
+        "present": row.present,
+        "used_milli": row.used_milli,
+        "jobs": holders.get(row.pk, []),
+    }
+
+
+def gpu(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
+    """A GPU with where it is."""
+    return {**gpu_short(row, holders), "node": named(row.node), "pool": named(row.node.pool)}
+
+
+def pool(row: Any) -> dict[str, Any]:
+    """A pool with its sums; ``row`` comes from ``selectors.cluster.pools``."""
+    return {
+        "id": row.public_id,
+        "name": row.name,
+        "engine": row.engine,
+        "spread": row.spread,
+        "nodes": row.node_count,
+        "gpus": row.gpu_count,
+        "used_milli": row.used_milli,
+        "gpu_models": sorted(row.gpu_models or []),
+    }
+
+
+def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
+    """A machine with its GPUs, which come prefetched."""
+    return {
+        "id": row.public_id,
+        "name": row.name,
+        "pool": named(row.pool),
+        "state": row.state,
+        "state_reason": row.state_reason,
+        "reachable": row.reachable,
+        "unreachable_since": when(row.unreachable_since),
+        "problem": row.problem,
+        "simulated": row.simulated,
+        "runtime": row.runtime,
+        "agent_version": row.agent_version,
+        "last_seen_at": when(row.last_seen_at),
+        "cpu_milli": row.cpu_milli,
+        "memory_mib": row.memory_mib,
+        "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
+    }
+
+
+def environment(row: EnvironmentRow) -> dict[str, Any]:
+    """What a job runs in; ``present_nodes`` and ``known_nodes`` are annotated."""
+    return {
+        "id": row.public_id,
+        "name": row.name,
+        "title": row.title,
+        "description": row.description,
+        "runtime": row.runtime,
+        "image": row.image,
+        "image_digest": row.image_digest,
+        "tool": row.tool,
+        "enabled": row.enabled,
+        "present_nodes": getattr(row, "present_nodes", 0),
+        "known_nodes": getattr(row, "known_nodes", 0),
+    }
+
+
+def template(row: TemplateRow) -> dict[str, Any]:
+    """A filled launch form."""
+    return {
+        "id": row.public_id,
+        "name": row.name,
+        "title": row.title,
+        "description": row.description,
+        "kind": row.kind,
+        "environment": named(row.environment),
+        "fields": row.fields,
+    }

@@ -1,0 +1,343 @@
+"""The shapes of jobs: the row of a list, one job whole, its attempts, tasks, events and log pages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from rest_framework import serializers
+
+from portal.api.shapes.words import Named, PersonName, named, person_name, when
+from portal.models import Attempt as AttemptRow
+from portal.models import Job as JobRow
+from portal.models import JobEvent, Standing
+from portal.models import Task as TaskRow
+from portal.words.states import AttemptState, Desired, JobKind, JobState
+
+STATES = [state.value for state in JobState]
+KINDS = [kind.value for kind in JobKind]
+ATTEMPT_STATES = [state.value for state in AttemptState]
+
+
+class ShortVerdict(serializers.Serializer[Any]):
+    """Why it waits, in a list."""
+
+    code = serializers.CharField()
+    sentence = serializers.CharField()
+    place = serializers.IntegerField(allow_null=True, help_text="1 is next.")
+    since = serializers.DateTimeField()
+
+
+class Verdict(ShortVerdict):
+    """Why it waits, with the numbers behind it."""
+
+    numbers = serializers.DictField()
+    ahead = serializers.ListField(
+        child=serializers.CharField(), help_text="Jobs ahead of it, of those you may see."
+    )
+    ahead_count = serializers.IntegerField(help_text="All jobs ahead of it that the verdict names.")
+    cheapest = serializers.DictField(allow_null=True, help_text="The smallest change that would start it.")
+    decided_at = serializers.DateTimeField()
+
+
+class Job(serializers.Serializer[Any]):
+    """A job as a list shows it."""
+
+    id = serializers.CharField()
+    name = serializers.CharField()
+    kind = serializers.ChoiceField(KINDS)
+    state = serializers.ChoiceField(STATES)
+    held = serializers.BooleanField()
+    reason = serializers.CharField(allow_blank=True, help_text="Code of the last move.")
+    sentence = serializers.CharField(allow_blank=True, help_text="The reason, for people.")
+    project = Named()
+    owner = PersonName()
+    pool = Named(allow_null=True, help_text="The pool that was asked for; null: any.")
+    environment = Named()
+    tasks = serializers.IntegerField()
+    gpus_per_task = serializers.IntegerField()
+    milli_per_gpu = serializers.IntegerField(help_text="1000 is a whole GPU.")
+    total_milli = serializers.IntegerField(help_text="GPU milli of the whole gang.")
+    priority = serializers.IntegerField()
+    preemptible = serializers.BooleanField()
+    time_limit_s = serializers.IntegerField(allow_null=True)
+    submitted_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+    attempts_made = serializers.IntegerField()
+    exit_code = serializers.IntegerField(allow_null=True)
+    verdict = ShortVerdict(allow_null=True)
+
+
+class TaskGpu(serializers.Serializer[Any]):
+    """A GPU held by a task."""
+
+    uuid = serializers.CharField()
+    index = serializers.IntegerField()
+    model = serializers.CharField()
+    milli = serializers.IntegerField()
+    released_at = serializers.DateTimeField(allow_null=True)
+
+
+class Task(serializers.Serializer[Any]):
+    """One rank of an attempt."""
+
+    rank = serializers.IntegerField()
+    node = Named()
+    state = serializers.ChoiceField(ATTEMPT_STATES)
+    problem = serializers.CharField(allow_blank=True, help_text="What holds it up, as a sentence.")
+    running_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+    exit_code = serializers.IntegerField(allow_null=True)
+    out_of_memory = serializers.BooleanField()
+    peak_memory_mib = serializers.IntegerField(allow_null=True)
+    gpus = TaskGpu(many=True)
+
+
+class Attempt(serializers.Serializer[Any]):
+    """One try at running a job."""
+
+    number = serializers.IntegerField()
+    state = serializers.ChoiceField(ATTEMPT_STATES)
+    reason = serializers.CharField(allow_blank=True)
+    sentence = serializers.CharField(allow_blank=True)
+    pool = Named()
+    created_at = serializers.DateTimeField()
+    running_at = serializers.DateTimeField(allow_null=True)
+    ready_at = serializers.DateTimeField(allow_null=True, help_text="A workspace's server answered.")
+    stop_wanted_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+    exit_code = serializers.IntegerField(allow_null=True)
+    tasks = Task(many=True)
+
+
+class Event(serializers.Serializer[Any]):
+    """Something that happened to a job."""
+
+    number = serializers.IntegerField()
+    at = serializers.DateTimeField()
+    kind = serializers.CharField()
+    attempt = serializers.IntegerField(allow_null=True)
+    before = serializers.CharField(allow_blank=True)
+    after = serializers.CharField(allow_blank=True)
+    reason = serializers.CharField(allow_blank=True)
+    sentence = serializers.CharField(allow_blank=True)
+    actor = serializers.CharField(allow_blank=True)
+    facts = serializers.DictField()
+
+
+class JobWhole(Job):
+    """One job with everything that is known of it."""
+
+    verdict = Verdict(allow_null=True)
+    desired = serializers.ChoiceField([word.value for word in Desired])
+    template = Named(allow_null=True)
+    gpu_model = serializers.CharField(allow_blank=True)
+    min_gpu_memory_mib = serializers.IntegerField(allow_null=True)
+    cpu_milli = serializers.IntegerField(help_text="For each task.")
+    memory_mib = serializers.IntegerField(help_text="For each task.")
+    shm_mib = serializers.IntegerField()
+    stop_grace_s = serializers.IntegerField()
+    max_attempts = serializers.IntegerField()
+    command = serializers.ListField(child=serializers.CharField(allow_blank=True))
+    environ = serializers.DictField(
+        child=serializers.CharField(allow_blank=True),
+        allow_null=True,
+        help_text="null for those who may not control the job: values may be secret.",
+    )
+    version = serializers.IntegerField()
+    attempts = Attempt(many=True)
+    timeline = Event(many=True, help_text="The newest 100 events, oldest first; all of them under events/.")
+
+
+class Workspace(Job):
+    """A workspace: a job with a tool that opens in a browser."""
+
+    ready = serializers.BooleanField(help_text="Its server answers: it can be opened.")
+    ready_at = serializers.DateTimeField(allow_null=True)
+    tool = serializers.CharField(allow_blank=True)
+    address = serializers.CharField(help_text="Its own origin, for browsers that were handed over.")
+
+
+class Opening(serializers.Serializer[Any]):
+    """How to get into a workspace."""
+
+    post_to = serializers.CharField(
+        allow_null=True, help_text="A browser posts the form field `ticket` to this address."
+    )
+    ticket = serializers.CharField(allow_null=True, help_text="Single use, 30 s; null when a token asked.")
+    page = serializers.CharField(help_text="The portal's page that hands a signed-in browser over.")
+
+
+class LogPage(serializers.Serializer[Any]):
+    """A piece of a task's log, by byte offsets."""
+
+    text = serializers.CharField(allow_blank=True, help_text="Bytes that are not UTF-8 read as U+FFFD.")
+    offset = serializers.IntegerField()
+    next_offset = serializers.IntegerField()
+    size = serializers.IntegerField(help_text="Bytes mirrored so far.")
+    complete = serializers.BooleanField(help_text="The task has ended and all of its log is here.")
+    attempt = serializers.IntegerField()
+    rank = serializers.IntegerField()
+
+
+def job(row: JobRow) -> dict[str, Any]:
+    """A job as a list shows it; ``row`` comes with ``selectors.jobs.ROW_RELATIONS``."""
+    return {
+        "id": row.public_id,
+        "name": row.name,
+        "kind": row.kind,
+        "state": row.state,
+        "held": row.held,
+        "reason": row.reason,
+        "sentence": row.sentence,
+        "project": named(row.project),
+        "owner": person_name(row.owner),
+        "pool": named(row.pool),
+        "environment": named(row.environment),
+        "tasks": row.tasks,
+        "gpus_per_task": row.gpus_per_task,
+        "milli_per_gpu": row.milli_per_gpu,
+        "total_milli": row.total_milli,
+        "priority": row.priority,
+        "preemptible": row.preemptible,
+        "time_limit_s": row.time_limit_s,
+        "submitted_at": when(row.submitted_at),
+        "started_at": when(row.started_at),
+        "ended_at": when(row.ended_at),
+        "attempts_made": row.attempts_made,
+        "exit_code": row.exit_code,
+        "verdict": short_verdict(standing_of(row)),
+    }
+
+
+def standing_of(row: JobRow) -> Standing | None:
+    """The verdict of a job that waits; the last one of a job that runs says nothing any more."""
+    standing: Standing | None = getattr(row, "standing", None)
+    return standing if row.state == JobState.PENDING.value else None
+
+
+def short_verdict(standing: Standing | None) -> dict[str, Any] | None:
+    """Why it waits, in a list."""
+    if standing is None:
+        return None
+    return {
+        "code": standing.code,
+        "sentence": standing.sentence,
+        "place": standing.place,
+        "since": when(standing.since),
+    }
+
+
+def verdict(standing: Standing | None, seen: Collection[str]) -> dict[str, Any] | None:
+    """Why it waits; of the jobs ahead only those in ``seen`` are named."""
+    if standing is None:
+        return None
+    return {
+        **(short_verdict(standing) or {}),
+        "numbers": standing.numbers,
+        "ahead": [one for one in standing.ahead if one in seen],
+        "ahead_count": len(standing.ahead),
+        "cheapest": standing.cheapest,
+        "decided_at": when(standing.decided_at),
+    }
+
+
+def job_whole(
+    row: JobRow,
+    *,
+    attempts: list[AttemptRow],
+    events: list[JobEvent],
+    seen: Collection[str],
+    with_environ: bool,
+) -> dict[str, Any]:
+    """One job with everything that is known of it."""
+    return {
+        **job(row),
+        "verdict": verdict(standing_of(row), seen),
+        "desired": row.desired,
+        "template": named(row.template),
+        "gpu_model": row.gpu_model,
+        "min_gpu_memory_mib": row.min_gpu_memory_mib,
+        "cpu_milli": row.cpu_milli,
+        "memory_mib": row.memory_mib,
+        "shm_mib": row.shm_mib,
+        "stop_grace_s": row.stop_grace_s,
+        "max_attempts": row.max_attempts,
+        "command": row.command,
+        "environ": row.environ if with_environ else None,
+        "version": row.version,
+        "attempts": [attempt(one) for one in attempts],
+        "timeline": [event(one) for one in events],
+    }
+
+
+def attempt(row: AttemptRow) -> dict[str, Any]:
+    """One try, with its tasks."""
+    return {
+        "number": row.number,
+        "state": row.state,
+        "reason": row.reason,
+        "sentence": row.sentence,
+        "pool": named(row.pool),
+        "created_at": when(row.created_at),
+        "running_at": when(row.running_at),
+        "ready_at": when(row.ready_at),
+        "stop_wanted_at": when(row.stop_wanted_at),
+        "ended_at": when(row.ended_at),
+        "exit_code": row.exit_code,
+        "tasks": [task(one) for one in row.task_rows.all()],
+    }
+
+
+def task(row: TaskRow) -> dict[str, Any]:
+    """One rank, with the GPUs it holds or held."""
+    return {
+        "rank": row.rank,
+        "node": named(row.node),
+        "state": row.state,
+        "problem": row.problem,
+        "running_at": when(row.running_at),
+        "ended_at": when(row.ended_at),
+        "exit_code": row.exit_code,
+        "out_of_memory": row.oom,
+        "peak_memory_mib": row.peak_memory_mib,
+        "gpus": [
+            {
+                "uuid": held.gpu.uuid,
+                "index": held.gpu.index,
+                "model": held.gpu.model,
+                "milli": held.milli,
+                "released_at": when(held.ended_at),
+            }
+            for held in row.allocations.all()
+        ],
+    }
+
+
+def event(row: JobEvent) -> dict[str, Any]:
+    """One event of the timeline."""
+    return {
+        "number": row.pk,
+        "at": when(row.at),
+        "kind": row.kind,
+        "attempt": row.attempt.number if row.attempt else None,
+        "before": row.before,
+        "after": row.after,
+        "reason": row.reason,
+        "sentence": row.sentence,
+        "actor": row.actor,
+        "facts": row.facts,
+    }
+
+
+def workspace(row: JobRow, address: str) -> dict[str, Any]:
+    """A workspace; ``row.ready_since`` comes from ``selectors.jobs.workspaces_for``."""
+    ready_at = getattr(row, "ready_since", None)
+    return {
+        **job(row),
+        "ready": ready_at is not None,
+        "ready_at": when(ready_at),
+        "tool": row.environment.tool,
+        "address": address,
+    }

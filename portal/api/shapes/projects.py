@@ -1,0 +1,140 @@
+"""The shapes of projects, members, quotas and their history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from portal.api.shapes.people import ROLES
+from portal.api.shapes.words import Named, PersonName, named, person_name, when
+from portal.models import Membership, NodePool, Quota, QuotaChange
+from portal.models import Project as ProjectRow
+from portal.selectors.projects import Counts
+from portal.services.projects import quota_numbers
+from portal.words.states import Role
+
+NO_QUOTA: dict[str, Any] = {"guaranteed_milli": 0, "limit_milli": None, "weight": 1.0, "priority": 0}
+"""What a missing row means."""
+
+
+class Project(serializers.Serializer[Any]):
+    """A project as a list shows it."""
+
+    id = serializers.CharField()
+    name = serializers.CharField()
+    title = serializers.CharField(allow_blank=True)
+    parent = Named(allow_null=True)
+    role = serializers.ChoiceField(ROLES, allow_null=True, help_text="My role in effect; null for admins.")
+    created_at = serializers.DateTimeField()
+    archived_at = serializers.DateTimeField(allow_null=True)
+    members = serializers.IntegerField()
+    running_jobs = serializers.IntegerField()
+    pending_jobs = serializers.IntegerField()
+    running_milli = serializers.IntegerField(help_text="GPU milli asked for by running jobs.")
+
+
+class Member(serializers.Serializer[Any]):
+    """A person's direct role in a project."""
+
+    person = PersonName()
+    role = serializers.ChoiceField(ROLES)
+    since = serializers.DateTimeField()
+
+
+class QuotaNumbers(serializers.Serializer[Any]):
+    """The four numbers of a quota; GPUs in thousandths."""
+
+    guaranteed_milli = serializers.IntegerField()
+    limit_milli = serializers.IntegerField(allow_null=True, help_text="null: no limit.")
+    weight = serializers.FloatField()
+    priority = serializers.IntegerField()
+
+
+class QuotaOut(QuotaNumbers):
+    """What a project may use of a pool. ``id`` and ``updated_at`` are null where defaults stand."""
+
+    id = serializers.CharField(allow_null=True)
+    project = Named()
+    pool = Named()
+    version = serializers.IntegerField(help_text="0 where no quota was ever set.")
+    etag = serializers.CharField()
+    updated_at = serializers.DateTimeField(allow_null=True)
+
+
+class QuotaChangeOut(serializers.Serializer[Any]):
+    """One edit of a quota."""
+
+    number = serializers.IntegerField()
+    at = serializers.DateTimeField()
+    actor = PersonName(allow_null=True)
+    before = QuotaNumbers(allow_null=True)
+    after = QuotaNumbers()
+    reason = serializers.CharField(allow_blank=True)
+    undoes = serializers.IntegerField(allow_null=True, help_text="Number of the change this one undid.")
+
+
+def project(row: ProjectRow, role: Role | None, counts: Counts) -> dict[str, Any]:
+    """A project with its counts."""
+    return {
+        "id": row.public_id,
+        "name": row.name,
+        "title": row.title,
+        "parent": named(row.parent),
+        "role": role.value if role else None,
+        "created_at": when(row.created_at),
+        "archived_at": when(row.archived_at),
+        "members": counts.members,
+        "running_jobs": counts.running_jobs,
+        "pending_jobs": counts.pending_jobs,
+        "running_milli": counts.running_milli,
+    }
+
+
+def member(row: Membership) -> dict[str, Any]:
+    """A person's direct role."""
+    return {"person": person_name(row.user), "role": row.role, "since": when(row.created_at)}
+
+
+def quota(row: Quota) -> dict[str, Any]:
+    """A quota that was set."""
+    return {
+        "id": row.public_id,
+        "project": named(row.project),
+        "pool": named(row.pool),
+        **quota_numbers(row),
+        "version": row.version,
+        "etag": row.etag,
+        "updated_at": when(row.updated_at),
+    }
+
+
+def quota_default(project_row: ProjectRow, pool: NodePool) -> dict[str, Any]:
+    """What stands where no quota was set."""
+    return {
+        "id": None,
+        "project": named(project_row),
+        "pool": named(pool),
+        **NO_QUOTA,
+        "version": 0,
+        "etag": unset_etag(project_row, pool),
+        "updated_at": None,
+    }
+
+
+def unset_etag(project_row: ProjectRow, pool: NodePool) -> str:
+    """The entity tag of a quota that was never set."""
+    return f'"{project_row.public_id}.{pool.public_id}.0"'
+
+
+def quota_change(row: QuotaChange) -> dict[str, Any]:
+    """One edit of a quota."""
+    return {
+        "number": row.pk,
+        "at": when(row.at),
+        "actor": person_name(row.actor) if row.actor else None,
+        "before": row.before or None,
+        "after": row.after,
+        "reason": row.reason,
+        "undoes": row.undoes_id,
+    }

@@ -1,0 +1,90 @@
+"""The URL table of REST: ``/api/v1/``, its description, and the health of this process."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import Resolver404, URLPattern, URLResolver, include, path, re_path, resolve
+from django.views.decorators.csrf import csrf_exempt
+
+from portal.access import Policy, policy
+from portal.api import (
+    asking,
+    cluster,
+    description,
+    health,
+    jobs,
+    logs,
+    people,
+    problems,
+    projects,
+    quotas,
+    usage,
+    workspaces,
+)
+
+V1: list[URLPattern | URLResolver] = [
+    path("me/", people.MeRoute.as_view()),
+    path("tokens/", people.TokensRoute.as_view()),
+    path("tokens/<slug:token>/", people.TokenRoute.as_view()),
+    path("projects/", projects.ProjectsRoute.as_view()),
+    path("projects/<slug:project>/", projects.ProjectRoute.as_view()),
+    path("projects/<slug:project>/members/", projects.MembersRoute.as_view()),
+    path("projects/<slug:project>/members/<slug:person>/", projects.MemberRoute.as_view()),
+    path("projects/<slug:project>/quotas/", quotas.ProjectQuotasRoute.as_view()),
+    path("projects/<slug:project>/quotas/<slug:pool>/", quotas.ProjectQuotaRoute.as_view()),
+    path("quotas/", quotas.QuotasRoute.as_view()),
+    path("quotas/<slug:quota>/", quotas.QuotaRoute.as_view()),
+    path("quotas/<slug:quota>/changes/", quotas.QuotaChangesRoute.as_view()),
+    path("quotas/<slug:quota>/undo/", quotas.QuotaUndoRoute.as_view()),
+    path("jobs/", jobs.JobsRoute.as_view()),
+    path("jobs/<slug:job>/", jobs.JobRoute.as_view()),
+    path("jobs/<slug:job>/cancel/", jobs.JobCancelRoute.as_view()),
+    path("jobs/<slug:job>/hold/", jobs.JobHoldRoute.as_view()),
+    path("jobs/<slug:job>/release/", jobs.JobReleaseRoute.as_view()),
+    path("jobs/<slug:job>/start-again/", jobs.JobStartAgainRoute.as_view()),
+    path("jobs/<slug:job>/logs/", logs.JobLogsRoute.as_view()),
+    path("jobs/<slug:job>/logs/download/", logs.JobLogFileRoute.as_view()),
+    path("jobs/<slug:job>/events/", jobs.JobEventsRoute.as_view()),
+    path("workspaces/", workspaces.WorkspacesRoute.as_view()),
+    path("workspaces/<slug:workspace>/", workspaces.WorkspaceRoute.as_view()),
+    path("workspaces/<slug:workspace>/open/", workspaces.WorkspaceOpenRoute.as_view()),
+    path("workspaces/<slug:workspace>/stop/", workspaces.WorkspaceStopRoute.as_view()),
+    path("workspaces/<slug:workspace>/start-again/", workspaces.WorkspaceStartAgainRoute.as_view()),
+    path("ask/", asking.AskRoute.as_view()),
+    path("pools/", cluster.PoolsRoute.as_view()),
+    path("pools/<slug:pool>/", cluster.PoolRoute.as_view()),
+    path("nodes/", cluster.NodesRoute.as_view()),
+    path("nodes/<slug:node>/", cluster.NodeRoute.as_view()),
+    path("gpus/", cluster.GpusRoute.as_view()),
+    path("gpus/<slug:uuid>/", cluster.GpuRoute.as_view()),
+    path("environments/", cluster.EnvironmentsRoute.as_view()),
+    path("environments/<slug:environment>/", cluster.EnvironmentRoute.as_view()),
+    path("templates/", cluster.TemplatesRoute.as_view()),
+    path("templates/<slug:template>/", cluster.TemplateRoute.as_view()),
+    path("usage/", usage.UsageRoute.as_view()),
+]
+
+
+@policy(Policy.PUBLIC)
+@csrf_exempt
+def nothing_here(request: HttpRequest) -> HttpResponse:
+    """Every other address below /api/: a problem, never a page."""
+    sentence = problems.SENTENCES[404]
+    if not request.path.endswith("/"):
+        try:
+            if resolve(request.path + "/").func is not nothing_here:
+                sentence = f"Addresses end with a slash: {request.path}/"
+        except Resolver404:
+            pass
+    return problems.problem(404, problems.CODES[404], sentence)
+
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("healthz", health.healthz, name="healthz"),
+    path("readyz", health.readyz, name="readyz"),
+    path("api/v1/", include(V1)),
+    path("api/schema/", description.SchemaRoute.as_view(), name="api-schema"),
+    path("api/docs/", description.docs, name="api-docs"),
+    path("api/docs/start.js", description.docs_start, name="api-docs-start"),
+    re_path(r"^api(?:/.*)?$", nothing_here),
+]

@@ -1,0 +1,54 @@
+"""`manage.py up`: a whole Fairway on this machine, from an empty folder to one address with a way in."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from portal.bootstrap.frontend import FrontendError
+from portal.errors import FairwayError
+from portal.standalone.errors import StartError
+from portal.standalone.processes import Listening
+from portal.standalone.start import Wishes, run
+
+
+class Command(BaseCommand):
+    help = "Starts every process of Fairway on this machine under one supervisor; Ctrl-C stops all of them."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--port", type=_port, default=8000, help="public port (default 8000)")
+        parser.add_argument("--data-dir", type=Path, help="where everything is kept between starts")
+        parser.add_argument("--bind", default="127.0.0.1", help="elsewhere than loopback needs TLS files")
+        parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
+        parser.add_argument("--tls-key", type=Path, help="private key, PEM")
+        parser.add_argument("--demo", action="store_true", help="adds a small living simulated cluster")
+        parser.add_argument("--no-local-node", action="store_true", help="this machine runs no jobs")
+        parser.add_argument(
+            "--no-simulated-gpus", action="store_true", help="no pretend GPUs where there are none"
+        )
+        parser.add_argument("--quiet", action="store_true", help="do not print the processes' log lines")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        wishes = Wishes(
+            listening=Listening(options["bind"], options["port"], options["tls_cert"], options["tls_key"]),
+            demo=options["demo"],
+            local_node=not options["no_local_node"],
+            simulated_gpus=not options["no_simulated_gpus"],
+            quiet=options["quiet"],
+        )
+        try:
+            run(Path(settings.BASE_DIR), wishes)
+        except (StartError, FrontendError, FairwayError) as trouble:
+            raise CommandError(str(trouble)) from trouble
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 < port < 65_536:
+        raise ValueError(text)
+    return port

@@ -1,0 +1,86 @@
+"""Reads pools, nodes, GPUs and what can run on them, as rows for lists; fixed query counts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TypeVar
+
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.db.models import Count, IntegerField, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum, Value
+from django.db.models.functions import Coalesce
+
+from portal.access import Person, visible_environments, visible_jobs, visible_nodes
+from portal.errors import NotThere
+from portal.models import Allocation, Environment, Gpu, Node, NodePool, Template
+from portal.words.states import NodeState
+
+_Row = TypeVar("_Row", NodePool, Node, Environment, Template)
+
+
+def pools_for(person: Person) -> QuerySet[NodePool]:
+    """All pools by name, each with ``node_count``, ``gpu_count``, ``used_milli`` and ``gpu_models``."""
+    living = ~Q(nodes__state=NodeState.RETIRED.value)
+    present = living & Q(nodes__gpus__present=True)
+    gpus = Gpu.objects.filter(node__pool=OuterRef("pk"), present=True).exclude(
+        node__state=NodeState.RETIRED.value
+    )
+    used = gpus.order_by().values("node__pool").annotate(n=Sum("used_milli")).values("n")
+    visible_nodes(person)  # whoever may see nodes may see pools
+    return NodePool.objects.annotate(
+        node_count=Count("nodes", filter=living, distinct=True),
+        gpu_count=Count("nodes__gpus", filter=present, distinct=True),
+        gpu_models=ArrayAgg("nodes__gpus__model", filter=present, distinct=True, default=Value([])),
+        used_milli=Coalesce(Subquery(used, output_field=IntegerField()), Value(0)),
+    ).order_by("name", "id")
+
+
+def nodes_for(person: Person) -> QuerySet[Node]:
+    """The visible nodes with pool and present GPUs: two queries."""
+    gpus = Gpu.objects.filter(present=True).order_by("index")
+    return visible_nodes(person).select_related("pool").prefetch_related(Prefetch("gpus", queryset=gpus))
+
+
+def gpus_for(person: Person) -> QuerySet[Gpu]:
+    """The present GPUs of visible nodes, with node and pool."""
+    return Gpu.objects.filter(present=True, node__in=visible_nodes(person)).select_related("node__pool")
+
+
+def holders_of(person: Person, gpus: Iterable[Gpu]) -> dict[int, list[str]]:
+    """Visible jobs that hold each of these GPUs now: public ids by GPU row; one query after the rights."""
+    held = Allocation.objects.filter(
+        ended_at__isnull=True,
+        gpu__in=[gpu.pk for gpu in gpus],
+        task__attempt__job__in=visible_jobs(person),
+    )
+    found: dict[int, list[str]] = defaultdict(list)
+    for gpu, job in held.order_by("id").values_list("gpu_id", "task__attempt__job__public_id"):
+        if job not in found[gpu]:
+            found[gpu].append(job)
+    return dict(found)
+
+
+def environments_for(person: Person) -> QuerySet[Environment]:
+    """What the person may launch, each with ``present_nodes`` of ``known_nodes`` that have it."""
+    return (
+        visible_environments(person)
+        .annotate(
+            known_nodes=Count("on_nodes"),
+            present_nodes=Count("on_nodes", filter=Q(on_nodes__state="present")),
+        )
+        .order_by("name", "id")
+    )
+
+
+def templates_for(person: Person) -> QuerySet[Template]:
+    """The offered templates with their environments."""
+    usable = Q(environment__isnull=True) | Q(environment__in=visible_environments(person))
+    return Template.objects.filter(usable, enabled=True).select_related("environment").order_by("name", "id")
+
+
+def one_of(rows: QuerySet[_Row], key: str) -> _Row:
+    """The row by public id or name; NotThere otherwise."""
+    row = rows.filter(Q(public_id=key) | Q(name=key)).first()
+    if row is None:
+        raise NotThere
+    return row

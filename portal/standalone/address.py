@@ -1,0 +1,64 @@
+"""Where people find this Fairway: the address to print, the way in from afar, and whether the port is free."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from portal.standalone.errors import StartError
+from portal.standalone.processes import Listening
+
+
+def check_listening(listening: Listening) -> None:
+    """Refuses what cannot be listened on, in words, before anything else is started."""
+    if not listening.is_loopback and not listening.tls_cert:
+        raise StartError(
+            f"Listening on {listening.bind} sends passwords over the network, so it needs --tls-cert and --tls-key. "
+            f"Without them, leave --bind away and come in through: {ssh_line(listening.port)}"
+        )
+    if bool(listening.tls_cert) != bool(listening.tls_key):
+        raise StartError("--tls-cert and --tls-key belong together.")
+    for file in (listening.tls_cert, listening.tls_key):
+        if file is not None and not _readable(file):
+            raise StartError(f"{file} cannot be read.")
+    family = socket.AF_INET6 if ":" in listening.bind else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((listening.bind, listening.port))
+    except OSError as taken:
+        raise StartError(
+            f"Port {listening.port} on {listening.bind} cannot be used ({taken.strerror}). "
+            f"Choose another with --port."
+        ) from taken
+
+
+def portal_url(listening: Listening, named: str | None) -> str:
+    """FAIRWAY_PORTAL_URL where it is set, else what a browser on this machine types."""
+    if named:
+        return named.rstrip("/")
+    host = "localhost" if listening.is_loopback or listening.bind in {"0.0.0.0", "::"} else listening.bind  # noqa: S104
+    if not listening.is_loopback and host == "localhost":
+        host = socket.getfqdn()
+    default = 443 if listening.scheme == "https" else 80
+    return f"{listening.scheme}://{host}" + ("" if listening.port == default else f":{listening.port}")
+
+
+def apps_domain(url: str) -> str:
+    """The default domain of workspaces: below the portal's own name and port (`*.localhost` resolves itself)."""
+    return urlsplit(url).netloc
+
+
+def ssh_line(port: int) -> str:
+    """What to type on one's own machine to reach a portal that listens on loopback elsewhere."""
+    return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"
+
+
+def _readable(file: Path) -> bool:
+    try:
+        with file.open("rb"):
+            return True
+    except OSError:
+        return False

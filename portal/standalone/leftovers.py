@@ -1,0 +1,106 @@
+"""Processes that outlived a killed supervisor: found by number, start time and session, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+GRACE_S = 12.0
+MARK = "FAIRWAY_SUPERVISED"
+"""In the environment of every child, with the data folder as value."""
+
+
+@dataclass(frozen=True)
+class ChildRecord:
+    """One child as the record file names it; a process number alone may belong to a stranger by now."""
+
+    name: str
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, name: str, pid: int) -> ChildRecord:
+        status = _status(pid)
+        return cls(name, pid, status.start_ticks if status else 0)
+
+
+@dataclass(frozen=True)
+class _Status:
+    session: int
+    start_ticks: int
+    state: str
+
+
+def write_records(path: Path, children: Iterable[ChildRecord]) -> None:
+    """Replaces the record file in one step."""
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps([asdict(child) for child in children]))
+    beside.replace(path)
+
+
+def read_records(path: Path) -> list[ChildRecord]:
+    """The children a supervisor last wrote down; none when the file is missing or torn."""
+    try:
+        rows = json.loads(path.read_text())
+        return [ChildRecord(str(row["name"]), int(row["pid"]), int(row["start_ticks"])) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def end_leftovers(path: Path, mark: str) -> list[str]:
+    """Ends what is alive of the recorded children and of their sessions; gives the names of those found.
+
+    A member of a session counts only with our mark in its environment, so a recycled number harms nobody.
+    """
+    records = read_records(path)
+    found = {record.name for record in records if _alive(record)}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + GRACE_S
+        pids = _pids(records, mark)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        while _pids(records, mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    path.unlink(missing_ok=True)
+    return sorted(found)
+
+
+def _pids(records: list[ChildRecord], mark: str) -> set[int]:
+    sessions = {record.pid for record in records}
+    pids = {record.pid for record in records if _alive(record)}
+    if not sessions:
+        return pids
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            status = _status(int(entry.name))
+            if status and status.state != "Z" and status.session in sessions and _marked(entry, mark):
+                pids.add(int(entry.name))
+    return pids
+
+
+def _alive(record: ChildRecord) -> bool:
+    status = _status(record.pid)
+    return status is not None and status.state != "Z" and status.start_ticks == record.start_ticks
+
+
+def _marked(entry: Path, mark: str) -> bool:
+    try:
+        return f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _status(pid: int) -> _Status | None:
+    """State, session and start time from /proc, counted from the end of the name, which may hold anything."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return _Status(session=int(fields[3]), start_ticks=int(fields[19]), state=fields[0])

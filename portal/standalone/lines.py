@@ -1,0 +1,51 @@
+"""Log lines of many processes on one screen, each with its process's name in its colour."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import IO, TextIO
+
+COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+LONGEST_LINE_BYTES = 16 * 1024
+OURS = "fairway"
+
+
+class LineWriter:
+    """Writes whole lines from several threads; a closed screen silences it but never blocks a process."""
+
+    def __init__(self, out: TextIO, *, colour: bool | None = None, quiet: bool = False) -> None:
+        self._out = out
+        self._colour = out.isatty() and "NO_COLOR" not in os.environ if colour is None else colour
+        self._quiet = quiet
+        self._lock = threading.Lock()
+        self._colour_of: dict[str, int] = {}
+
+    def say(self, sentence: str) -> None:
+        """A line of the supervisor itself."""
+        self._write(OURS, sentence)
+
+    def plain(self, text: str) -> None:
+        """Text without a prefix: what the person at the screen should read."""
+        self._put(text + "\n")
+
+    def carry(self, name: str, source: IO[bytes]) -> None:
+        """Writes each line of a process until it has closed its end."""
+        with source:
+            while line := source.readline(LONGEST_LINE_BYTES):
+                if not self._quiet:
+                    self._write(name, line.decode(errors="replace").rstrip("\r\n"))
+
+    def _write(self, name: str, text: str) -> None:
+        prefix = f"{name:<13} |"
+        if self._colour:
+            with self._lock:
+                number = self._colour_of.setdefault(name, COLOURS[len(self._colour_of) % len(COLOURS)])
+            prefix = f"\x1b[{number}m{prefix}\x1b[0m"
+        self._put(f"{prefix} {text}\n")
+
+    def _put(self, text: str) -> None:
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError, OSError):
+            self._out.write(text)
+            self._out.flush()

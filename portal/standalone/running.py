@@ -1,0 +1,49 @@
+"""Who runs on a data folder: one `up` at a time, and what it answers to."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+
+from portal.standalone.errors import StartError
+
+
+class OnlyOne:
+    """Holds a data folder for this process; the kernel lets go when it dies, however it dies."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / "up.lock"
+
+    def __enter__(self) -> OnlyOne:
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = os.pread(self._handle, 4096, 0)
+            os.close(self._handle)
+            raise StartError(_sentence(said, self._path.parent.parent)) from None
+        self.tell(url="")
+        return self
+
+    def tell(self, *, url: str) -> None:
+        """Writes down who we are, for the sentence that a second `up` prints."""
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.ftruncate(self._handle, 0)
+        os.close(self._handle)
+
+
+def _sentence(said: bytes, data: Path) -> str:
+    try:
+        known = json.loads(said)
+        who = f"process {known['pid']}" + (f", {known['url']}" if known["url"] else "")
+    except (ValueError, KeyError):
+        who = "it is just starting"
+    return f"A Fairway already runs on {data} ({who}). Stop it first, or choose another --data-dir."

@@ -1,0 +1,259 @@
+"""Keeps a table of processes running, prints their lines, and leaves nothing behind.
+
+One thread waits for signals and the ends of children; one thread per child carries its lines to the screen.
+A process that dies is started again after a pause that doubles from half a second to half a minute. The
+record file names every child by process number and start time, so that the next start can end what a killed
+supervisor left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from portal.standalone.launching import launched
+from portal.standalone.leftovers import ChildRecord, write_records
+from portal.standalone.lines import LineWriter
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+STEADY_AFTER_S = 30.0
+"""A process that ran this long has its next pause start small again."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopAsked(BaseException):
+    """Somebody pressed Ctrl-C or sent SIGTERM while we were starting."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One row of the table. Processes of a lower `stage` stop after those of a higher one."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path = Path("/")
+    stage: int = 1
+    account: str | None = None
+    niceness: int = 0
+    stop_signal: signal.Signals = signal.SIGTERM
+    grace_s: float = 10.0
+
+
+@dataclass
+class _Child:
+    process: Process
+    popen: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
+    due_s: float | None = None
+    deaths: int = 0
+    reader: threading.Thread | None = field(default=None, repr=False)
+
+
+class Supervisor:
+    """Runs processes until `stop`, or until a signal asks for it. Use as a context; main thread only."""
+
+    def __init__(self, records: Path, lines: LineWriter) -> None:
+        self._records = records
+        self._lines = lines
+        self._children: dict[str, _Child] = {}
+        self._asked = False
+        self._starting = True
+
+    def __enter__(self) -> Supervisor:
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._old_wakeup = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._old_handlers = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS}
+        self._old_handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._old_handlers)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self.stop()
+        finally:
+            signal.set_wakeup_fd(self._old_wakeup)
+            for number, handler in self._old_handlers.items():
+                signal.signal(number, handler)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def start(self, process: Process) -> None:
+        """Adds a process to the table and starts it."""
+        child = _Child(process)
+        self._children[process.name] = child
+        self._spawn(child)
+
+    def runs(self, name: str) -> bool:
+        """Whether that process is alive at this moment."""
+        popen = self._children[name].popen
+        return popen is not None and popen.poll() is None
+
+    def deaths(self) -> dict[str, int]:
+        """How often each process has ended by itself so far."""
+        return {name: child.deaths for name, child in self._children.items()}
+
+    def watch(self, until: Callable[[], bool] | None = None) -> None:
+        """Starts again what dies, until somebody asks us to stop or `until()` is true."""
+        self._starting = False
+        if until is not None:
+            self._starting = True
+        while not self._asked and not (until and until()):
+            self._start_due()
+            self._wait(self._next_due(0.1 if until else 1.0))
+            for child in self._children.values():
+                if child.popen is not None and _has_ended(child.popen):
+                    self._bury(child)
+
+    def stop(self) -> None:
+        """Ends every process, later stages first; whole process groups, by force after the grace period."""
+        self._starting = False
+        self._asked = False
+        for stage in sorted({child.process.stage for child in self._children.values()}, reverse=True):
+            group = [c for c in self._children.values() if c.process.stage == stage and c.popen is not None]
+            for child in group:
+                if child.popen is not None and not _has_ended(child.popen):
+                    child.popen.send_signal(child.process.stop_signal)
+            self._await_end(group)
+        for child in self._children.values():
+            if child.reader is not None:
+                child.reader.join(timeout=1)
+        self._children.clear()
+        self._records.unlink(missing_ok=True)
+
+    def _await_end(self, group: list[_Child]) -> None:
+        began = time.monotonic()
+        waiting = list(group)
+        while waiting:
+            for child in list(waiting):
+                popen = child.popen
+                if popen is None:
+                    waiting.remove(child)
+                    continue
+                if not _has_ended(popen):
+                    if not self._asked and time.monotonic() - began < child.process.grace_s:
+                        continue
+                    self._lines.say(f"{child.process.name} did not stop in time; ending it by force")
+                _end_group(popen)
+                popen.wait()
+                child.popen = None
+                waiting.remove(child)
+            if waiting:
+                self._wait(0.05)
+
+    def _spawn(self, child: _Child) -> None:
+        process = child.process
+        read, write = os.pipe2(os.O_CLOEXEC)
+        try:
+            child.popen = subprocess.Popen(
+                launched(
+                    process.command,
+                    account=process.account,
+                    niceness=process.niceness,
+                    death_signal=process.stop_signal,
+                ),
+                cwd=process.folder,
+                env=dict(process.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                start_new_session=True,
+            )
+        finally:
+            os.close(write)
+        child.started_s = time.monotonic()
+        child.due_s = None
+        source: IO[bytes] = os.fdopen(read, "rb")
+        child.reader = threading.Thread(target=self._lines.carry, args=(process.name, source), daemon=True)
+        child.reader.start()
+        self._write_records()
+
+    def _bury(self, child: _Child) -> None:
+        """Ends what the dead process left in its group, and sets the time of the next start."""
+        popen = child.popen
+        if popen is None:
+            return
+        _end_group(popen)
+        code = popen.wait()
+        child.popen = None
+        if self._asked:
+            return
+        child.deaths += 1
+        if time.monotonic() - child.started_s >= STEADY_AFTER_S:
+            child.pause_s = FIRST_PAUSE_S
+        child.due_s = time.monotonic() + child.pause_s
+        self._lines.say(f"{child.process.name} {_how(code)}; starting it again in {child.pause_s:g} s")
+        child.pause_s = min(child.pause_s * 2, LONGEST_PAUSE_S)
+        self._write_records()
+
+    def _start_due(self) -> None:
+        for child in self._children.values():
+            if child.due_s is not None and time.monotonic() >= child.due_s:
+                self._spawn(child)
+
+    def _next_due(self, at_most_s: float) -> float:
+        due = [child.due_s for child in self._children.values() if child.due_s is not None]
+        return max(0.0, min([at_most_s, *(moment - time.monotonic() for moment in due)]))
+
+    def _wait(self, limit_s: float) -> None:
+        """Sleeps until a signal arrives (a child's end is one) or the time is over."""
+        select.select([self._wake_read], [], [], limit_s)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        if self._starting:
+            raise StopAsked
+
+    def _write_records(self) -> None:
+        running = [
+            ChildRecord.of(child.process.name, child.popen.pid)
+            for child in self._children.values()
+            if child.popen is not None
+        ]
+        write_records(self._records, running)
+
+
+def _has_ended(popen: subprocess.Popen[bytes]) -> bool:
+    """Whether the process ended, without burying it: its number stays taken while we end its group."""
+    if popen.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _end_group(popen: subprocess.Popen[bytes]) -> None:
+    """Kills all that is left of the process group that this child led."""
+    if popen.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(popen.pid, signal.SIGKILL)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+@contextlib.contextmanager
+def supervising(records: Path, lines: LineWriter) -> Iterator[Supervisor]:
+    """A supervisor whose processes are all gone when the block is left, however it is left."""
+    with Supervisor(records, lines) as supervisor:
+        yield supervisor

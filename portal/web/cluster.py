@@ -1,0 +1,82 @@
+"""The cluster: a map of every GPU with its text twin, and one page for each node."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from portal.access import Policy, policy, signed_in, visible_nodes
+from portal.errors import NotThere
+from portal.models import Node
+from portal.selectors.cluster_map import cluster_map, tasks_on
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def cluster(request: HttpRequest) -> HttpResponse:
+    """The map, or its live part for htmx."""
+    drawn = cluster_map(request.user)
+    search = request.GET.get("q", "").strip().lower()
+    if search:
+        drawn.boxes = [
+            box
+            for box in drawn.boxes
+            if search in box.node.name
+            or search in box.models.lower()
+            or search in box.node.pool.name
+            or any(search in hold.name.lower() for hold in box.holds)
+        ]
+    template = "cluster/live.html" if request.headers.get("HX-Request") else "cluster/page.html"
+    user = signed_in(request.user)
+    return render(request, template, {"map": drawn, "search": search, "may_add": user.is_admin})
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def node(request: HttpRequest, public_id: str) -> HttpResponse:
+    """One node: its GPUs, what runs there, its health, and for admins what can be done with it."""
+    row = visible_nodes(request.user).select_related("pool").filter(public_id=public_id).first()
+    if row is None:
+        raise NotThere
+    box = cluster_map(request.user, only=row).boxes[0]
+    user = signed_in(request.user)
+    context = {
+        "node": row,
+        "box": box,
+        "gpus": row.gpus.order_by("index"),
+        "tasks": tasks_on(user, row),
+        "facts": _facts(row),
+        "below_floor": row.hello.get("below_floor", []),
+        "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
+        "may_change": user.is_admin,
+    }
+    template = "cluster/node_live.html" if request.headers.get("HX-Request") else "cluster/node.html"
+    return render(request, template, context)
+
+
+def _facts(row: Node) -> list[tuple[str, str]]:
+    """What the agent told in its last hello, for people."""
+    hello = row.hello
+    runtimes = ", ".join(
+        f"{r.get('kind')} {r.get('version') or ''}".strip() for r in hello.get("runtimes", [])
+    )
+    facts = [
+        ("Pool", row.pool.name),
+        (
+            "Host",
+            f"{row.cpu_milli // 1000} cores, {row.memory_mib / 1024:.0f} GiB" if row.cpu_milli else "unknown",
+        ),
+        (
+            "Link",
+            f"SSH to {row.host}:{row.port}, key pinned" if row.link == "ssh" else "this machine, by a pipe",
+        ),
+        ("Runtime", runtimes or row.runtime),
+        ("Driver", str(hello.get("driver") or "none")),
+        ("Agent", row.agent_version or "not seen yet"),
+    ]
+    if hello.get("disk_free_mib") is not None:
+        facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))
+    if row.clock_skew_s is not None:
+        facts.append(("Clock", f"{row.clock_skew_s:+.1f} s from ours"))
+    return facts

@@ -1,0 +1,77 @@
+"""My work: workspaces, jobs with the line that explains each, quota, what is free now, and first steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from portal.access import Policy, policy, signed_in
+from portal.models import Environment, User
+from portal.selectors import cluster
+from portal.selectors.jobs import JobFilter, jobs_for
+from portal.selectors.shares import shares_of
+from portal.web.job_row import JobRow, rows_of
+from portal.web.quota_bars import Bar
+from portal.words.states import JobKind
+
+RECENT = 8
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def home(request: HttpRequest) -> HttpResponse:
+    """The page, or its live part for htmx."""
+    user = signed_in(request.user)
+    template = "home/live.html" if request.htmx else "home/page.html"  # type: ignore[attr-defined]
+    return render(request, template, _context(user))
+
+
+def _context(user: User) -> dict[str, Any]:
+    mine = JobFilter(owner=user.username, live=True)
+    live = rows_of(user, jobs_for(user, mine).order_by("-id")[:40])
+    workspaces = [row for row in live if row.is_workspace]
+    live_jobs = [row for row in live if not row.is_workspace]
+    ended = rows_of(user, jobs_for(user, JobFilter(owner=user.username, live=False)).order_by("-id")[:RECENT])
+    jobs = (live_jobs + ended)[: max(RECENT, len(live_jobs))]
+    strips = cluster.free_now(user)
+    shares = shares_of(user)
+    return {
+        "workspaces": workspaces,
+        "jobs": jobs,
+        "strips": strips,
+        "free": sum(strip.free for strip in strips),
+        "total": sum(strip.total for strip in strips),
+        "quotas": _by_project(shares),
+        "away_mine": [row for row in live if row.away],
+        "steps": first_steps(live + ended, user),
+        "has_project": bool(shares) or user.is_admin or user.memberships.exists(),
+    }
+
+
+def _by_project(shares: list[Any]) -> list[tuple[str, list[Bar]]]:
+    found: dict[str, list[Bar]] = {}
+    for share in shares:
+        found.setdefault(share.project.name, []).append(Bar(share, share.pool.name))
+    return list(found.items())
+
+
+def first_steps(rows: list[JobRow], user: User) -> list[tuple[bool, str, str]]:
+    """What a newcomer does first: done or not, the words, and which page does it. Empty once all is done."""
+    opened = any(row.is_workspace for row in rows)
+    ran = any(row.job.kind == JobKind.TRAINING.value for row in rows)
+    offered = Environment.objects.filter(enabled=True).exists()
+    steps = [
+        (user.has_usable_password(), "Set a password", "account"),
+        (
+            opened,
+            "Start a notebook"
+            if offered
+            else "Start a notebook (an administrator adds an environment first)",
+            "launch",
+        ),
+        (ran, "Run a job without a screen", "launch"),
+    ]
+    return [] if all(done for done, _, _ in steps) else steps

@@ -1,0 +1,256 @@
+"""One job: where it stands, why it waits or failed, where it runs, what happened, and what can be done."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from portal.access import Policy, Verb, can, policy, signed_in
+from portal.models import Attempt, Job, Task, User
+from portal.selectors.cluster import Square, square_of
+from portal.selectors.jobs import attempts_of, events_of, job_for, jobs_for
+from portal.services import workspaces
+from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again
+from portal.web.failure import failure_of
+from portal.web.job_row import JobRow, numbers_of, rows_of, standing_of
+from portal.web.words import duration
+from portal.words.states import ATTEMPT_LIVE, AttemptState, JobState
+
+NEWEST_EVENTS = 60
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of the bar: its name, how long it took, and whether it is now, to come, or where it broke."""
+
+    name: str
+    note: str
+    weight: float
+    now: bool = False
+    todo: bool = False
+    bad: bool = False
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def job(request: HttpRequest, public_id: str) -> HttpResponse:
+    """The overview, or its live parts for htmx."""
+    user = signed_in(request.user)
+    row = job_for(user, public_id)
+    template = "job/live.html" if request.htmx else "job/overview.html"  # type: ignore[attr-defined]
+    return render(request, template, overview(user, row) | {"tab": "overview"})
+
+
+def overview(user: User, found: Job) -> dict[str, Any]:
+    """What the overview shows; a fixed number of queries."""
+    context = heading(user, found)
+    attempts: list[Attempt] = context["attempts"]
+    last = attempts[0] if attempts else None
+    row: JobRow = context["row"]
+    standing = standing_of(found)
+    events = list(events_of(found).order_by("-id")[:NEWEST_EVENTS])
+    return context | {
+        "phases": phases_of(row, last),
+        "standing": standing if found.state == JobState.PENDING else None,
+        "numbers": numbers_of(standing) if standing else [],
+        "ahead": _ahead(user, found),
+        "failure": failure_of(found, last),
+        "places": places_of(last),
+        "events": events,
+        "last_task": _telling_task(last),
+    }
+
+
+def heading(user: User, found: Job) -> dict[str, Any]:
+    """What the head of every tab of a job shows."""
+    row = rows_of(user, [found])[0]
+    attempts = attempts_of(found)
+    may_read_logs = can(user, Verb.READ_LOGS, found)
+    return {
+        "job": found,
+        "row": row,
+        "attempts": attempts,
+        "last": attempts[0] if attempts else None,
+        "may_control": row.may_control,
+        "may_enter": row.is_workspace and can(user, Verb.ENTER, found),
+        "may_read_logs": may_read_logs,
+        "tries": len(attempts),
+    }
+
+
+def phases_of(row: JobRow, last: Attempt | None) -> list[Phase]:
+    """How long each stretch of the newest attempt took."""
+    job, now = row.job, timezone.now()
+    waits = row.job.state == JobState.PENDING
+    begun = None if waits else (last.created_at if last else None)
+    queued_from = (
+        job.queued_at if waits or last is None or job.queued_at <= last.created_at else job.submitted_at
+    )
+    queued = _span("Waiting", queued_from, begun or (job.ended_at if row.ended else None), now)
+    if begun is None or last is None:
+        ahead = (
+            [] if row.ended else [Phase("Starting", "then", 1, todo=True), Phase("Running", "", 3, todo=True)]
+        )
+        return [queued, *ahead]
+    ended = last.ended_at
+    bad = AttemptState(last.state) in {
+        AttemptState.FAILED,
+        AttemptState.OUT_OF_MEMORY,
+        AttemptState.NODE_FAIL,
+        AttemptState.TIMEOUT,
+    }
+    starting = _span("Starting", begun, last.running_at or ended, now, bad=bad and last.running_at is None)
+    if last.running_at is None:
+        return [queued, starting] + ([] if ended else [Phase("Running", "", 3, todo=True)])
+    if not row.is_workspace:
+        return [queued, starting, _span("Running", last.running_at, ended, now, bad=bad)]
+    server = _span("Server", last.running_at, last.ready_at or ended, now, bad=bad and last.ready_at is None)
+    if last.ready_at is None:
+        return [queued, starting, server] + ([] if ended else [Phase("Open", "", 3, todo=True)])
+    return [queued, starting, server, _span("Open", last.ready_at, ended, now, bad=bad)]
+
+
+def _span(
+    name: str, start: dt.datetime, end: dt.datetime | None, now: dt.datetime, *, bad: bool = False
+) -> Phase:
+    seconds = max(0.0, ((end or now) - start).total_seconds())
+    weight = min(6.0, 1.0 + seconds**0.25 / 2)
+    return Phase(name, duration(seconds), round(weight, 2), now=end is None, bad=bad)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank: its node, its GPUs as squares, and what its container says."""
+
+    task: Task
+    squares: list[Square]
+    label: str
+
+
+def places_of(attempt: Attempt | None) -> list[Place]:
+    """Where the ranks of an attempt run or ran."""
+    if attempt is None:
+        return []
+    live = AttemptState(attempt.state) in ATTEMPT_LIVE
+    starting = attempt.state == AttemptState.CONFIGURING
+    places = []
+    for task in attempt.task_rows.all():
+        gpus = [allocation.gpu for allocation in task.allocations.all()]
+        squares = [
+            square_of(gpu, task.node, starting=starting)
+            if live
+            else Square(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
+            for gpu in gpus
+        ]
+        label = f"rank {task.rank}: {len(gpus)} of the GPUs of {task.node.name}"
+        places.append(Place(task, squares if live else [], label))
+    return places
+
+
+def _ahead(user: User, found: Job) -> list[JobRow]:
+    standing = standing_of(found)
+    if standing is None or found.state != JobState.PENDING or not standing.ahead:
+        return []
+    visible = {row.public_id: row for row in jobs_for(user).filter(public_id__in=standing.ahead[:10])}
+    return rows_of(user, [visible[name] for name in standing.ahead[:10] if name in visible])
+
+
+def _telling_task(attempt: Attempt | None) -> Task | None:
+    """The rank whose log tells most: the one that failed first, else rank 0."""
+    if attempt is None:
+        return None
+    tasks = list(attempt.task_rows.all())
+    failed = [task for task in tasks if task.exit_code or task.oom]
+    failed.sort(key=lambda task: (task.ended_at or timezone.now(), task.rank))
+    return failed[0] if failed else (tasks[0] if tasks else None)
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def run(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Environment and configuration: everything the job was asked to be, and each attempt."""
+    user = signed_in(request.user)
+    found = job_for(user, public_id)
+    return render(
+        request, "job/run.html", heading(user, found) | {"tab": "run", "request_rows": request_rows(found)}
+    )
+
+
+def request_rows(found: Job) -> list[tuple[str, str]]:
+    """The request, field by field, in the words of the API."""
+    fields = (
+        "tasks",
+        "gpus_per_task",
+        "milli_per_gpu",
+        "gpu_model",
+        "min_gpu_memory_mib",
+        "cpu_milli",
+        "memory_mib",
+        "shm_mib",
+        "priority",
+        "preemptible",
+        "time_limit_s",
+        "stop_grace_s",
+        "max_attempts",
+    )
+    return [
+        (name, "none" if getattr(found, name) in (None, "") else str(getattr(found, name))) for name in fields
+    ]
+
+
+# -- acts --------------------------------------------------------------------------------------------
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Stops it."""
+    user = signed_in(request.user)
+    found = do_cancel_job(user, job_for(user, public_id))
+    ended = found.state == JobState.CANCELLED
+    messages.success(
+        request,
+        f"{found.name} is stopped."
+        if ended
+        else f"{found.name} is stopping; its GPUs are free once its node says so.",
+    )
+    return redirect("job", public_id=public_id)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def hold(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Holds a waiting job back, or lets it go."""
+    user = signed_in(request.user)
+    held = request.POST.get("held") == "1"
+    do_hold_job(user, job_for(user, public_id), held)
+    return redirect("job", public_id=public_id)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def again(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Starts the same request anew."""
+    user = signed_in(request.user)
+    fresh = do_start_again(user, job_for(user, public_id))
+    messages.success(request, f"{fresh.name} is submitted again.")
+    return redirect("job", public_id=fresh.public_id)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def open_workspace(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Answers with a page that posts a single-use ticket to the workspace's own origin."""
+    user = signed_in(request.user)
+    found = job_for(user, public_id)
+    address, ticket = workspaces.do_open_workspace(user, found, request.session.session_key or "")
+    response = render(request, "job/open.html", {"job": found, "address": address, "ticket": ticket})
+    response.headers["Referrer-Policy"] = workspaces.HANDOVER_REFERRER_POLICY
+    return response

@@ -1,0 +1,148 @@
+"""The list of jobs: filters in the URL, search, pages by cursor, and stopping several at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from portal.access import Policy, policy, signed_in, visible_projects
+from portal.errors import FairwayError
+from portal.models import Job
+from portal.selectors.jobs import JobFilter, job_for, jobs_for
+from portal.services.jobs import do_cancel_job
+from portal.web.job_row import rows_of
+from portal.web.words import plural
+from portal.words.states import JobKind, JobState
+
+PAGE = 50
+BULK_MOST = 200
+
+VIEWS: dict[str, tuple[str, tuple[JobState, ...], bool | None]] = {
+    "": ("All", (), None),
+    "live": ("Active", (), True),
+    "running": ("Running", (JobState.RUNNING,), None),
+    "waiting": ("Waiting", (JobState.PENDING,), None),
+    "failed": ("Failed", (JobState.FAILED, JobState.TIMEOUT), None),
+    "ended": ("Ended", (), False),
+}
+KINDS = {"workspace": "Workspaces", "training": "Training", "service": "Services"}
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What the URL asks for; unknown words are ignored."""
+
+    state: str = ""
+    kind: str = ""
+    project: str = ""
+    owner: str = ""
+    search: str = ""
+
+    @classmethod
+    def read(cls, query: QueryDict) -> Filters:
+        """The filters of a query string."""
+        state, kind = query.get("state", ""), query.get("kind", "")
+        return cls(
+            state=state if state in VIEWS else "",
+            kind=kind if kind in KINDS else "",
+            project=query.get("project", "")[:63],
+            owner=query.get("owner", "")[:63],
+            search=query.get("q", "").strip()[:100],
+        )
+
+    def narrow(self) -> JobFilter:
+        """The same for the selector."""
+        _, states, live = VIEWS[self.state]
+        return JobFilter(
+            states=states,
+            kinds=(JobKind(self.kind),) if self.kind else (),
+            project=self.project,
+            owner=self.owner,
+            search=self.search,
+            live=live,
+        )
+
+    def words(self) -> list[str]:
+        """What is filtered, for the empty state: state is failed, project is nlp."""
+        pairs = [
+            ("state", VIEWS[self.state][0].lower() if self.state else ""),
+            ("kind", self.kind),
+            ("project", self.project),
+            ("person", self.owner),
+        ]
+        found = [f"{name} is {value}" for name, value in pairs if value]
+        return found + ([f"name holds “{self.search}”"] if self.search else [])
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def jobs(request: HttpRequest) -> HttpResponse:
+    """The page, or its table for htmx."""
+    user = signed_in(request.user)
+    filters = Filters.read(request.GET)
+    page, older, newer = _page(jobs_for(user, filters.narrow()), request.GET)
+    context: dict[str, Any] = {
+        "rows": rows_of(user, page),
+        "filters": filters,
+        "views": [(key, name) for key, (name, _, _) in VIEWS.items()],
+        "kinds": KINDS.items(),
+        "projects": list(visible_projects(user).order_by("name").values_list("name", flat=True)[:200]),
+        "older": older,
+        "newer": newer,
+    }
+    return render(request, "jobs/list.html" if request.htmx else "jobs/page.html", context)  # type: ignore[attr-defined]
+
+
+def _page(rows: Any, query: QueryDict) -> tuple[list[Job], str, str]:
+    """One page by cursor, newest first, with the queries that lead to the older and the newer page."""
+    after, before = query.get("after", ""), query.get("before", "")
+    edge = (
+        Job.objects.filter(public_id=after or before).values_list("pk", flat=True).first()
+        if after or before
+        else None
+    )
+    if edge is not None and before:
+        found = list(rows.filter(pk__gt=edge).order_by("id")[: PAGE + 1])
+        more_newer, page = len(found) > PAGE, found[:PAGE][::-1]
+        more_older = True
+    else:
+        rows = rows.filter(pk__lt=edge) if edge is not None else rows
+        found = list(rows.order_by("-id")[: PAGE + 1])
+        more_older, page = len(found) > PAGE, found[:PAGE]
+        more_newer = edge is not None
+    if not page:
+        return [], "", ""
+
+    def to(key: str, job: Job) -> str:
+        params = query.copy()
+        for name in ("after", "before"):
+            params.pop(name, None)
+        params[key] = job.public_id
+        return f"?{params.urlencode()}"
+
+    return page, to("after", page[-1]) if more_older else "", to("before", page[0]) if more_newer else ""
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def cancel_many(request: HttpRequest) -> HttpResponse:
+    """Stops the chosen jobs, each under its own rights; says how many, and why not the others."""
+    user = signed_in(request.user)
+    stopped, refused = 0, []
+    for public_id in request.POST.getlist("job")[:BULK_MOST]:
+        try:
+            do_cancel_job(user, job_for(user, public_id))
+            stopped += 1
+        except FairwayError as refusal:
+            refused.append(f"{public_id}: {refusal.sentence}")
+    if stopped:
+        messages.success(request, f"Stopped {plural(stopped, 'job')}.")
+    for sentence in refused[:5]:
+        messages.error(request, sentence)
+    back = request.POST.get("back", "")
+    return redirect(back if back.startswith("/jobs/") and "//" not in back else "jobs")

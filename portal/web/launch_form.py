@@ -1,0 +1,266 @@
+"""The launch form: what people type, read into a JobRequest; and a job or template written back into it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.db.models import QuerySet
+
+from portal.access import project_ids, visible_environments
+from portal.models import Environment, Job, NodePool, Project, Template, User
+from portal.services.jobs import JobRequest
+from portal.web.words import duration
+from portal.words.states import JobKind, Role
+
+SHELL = ["/bin/sh", "-c"]
+_NEEDS_SHELL = re.compile(r"[|&;<>()$`\n*?~#]")
+_SPAN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*$", re.IGNORECASE)
+_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+KINDS = [
+    (JobKind.WORKSPACE.value, "Notebook"),
+    (JobKind.TRAINING.value, "Job"),
+    (JobKind.SERVICE.value, "Service"),
+]
+SHARES = [(1000, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
+
+
+class SpanField(forms.CharField):
+    """A time such as 90 min, 12 h or 2 d; empty is no limit. Gives seconds or None."""
+
+    def clean(self, value: Any) -> Any:
+        """Seconds, or None."""
+        text = super().clean(value)
+        if not text or text.strip().lower() == "none":
+            return None
+        found = _SPAN.match(text)
+        if found is None:
+            raise forms.ValidationError(
+                "Write a time such as 90 min, 12 h or 2 d, or leave it empty for no limit."
+            )
+        return int(float(found[1]) * _SECONDS[(found[2] or "h").lower()])
+
+
+def _text(**attrs: Any) -> forms.TextInput:
+    return forms.TextInput({"class": "form-control", "autocomplete": "off", **attrs})
+
+
+def _number(**attrs: Any) -> forms.NumberInput:
+    return forms.NumberInput({"class": "form-control", **attrs})
+
+
+def _select() -> forms.Select:
+    return forms.Select({"class": "form-select"})
+
+
+if TYPE_CHECKING:
+    _RowChoice = forms.ModelChoiceField[Any]
+else:
+    _RowChoice = forms.ModelChoiceField
+
+
+class ByPublicId(_RowChoice):
+    """A choice whose values are public ids."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, to_field_name="public_id", **kwargs)
+
+    def label_from_instance(self, thing: Any) -> str:
+        """Its title where it has one."""
+        return str(getattr(thing, "title", "") or thing.name)
+
+
+class LaunchForm(forms.Form):
+    """One form for notebooks, jobs and services; fields that do not concern a kind are ignored for it."""
+
+    kind = forms.ChoiceField(choices=KINDS, initial=JobKind.WORKSPACE.value, widget=forms.RadioSelect)
+    name = forms.CharField(max_length=100, widget=_text())
+    project = ByPublicId(queryset=Project.objects.none(), widget=_select())
+    template = ByPublicId(queryset=Template.objects.none(), required=False, widget=forms.HiddenInput)
+    environment = ByPublicId(queryset=Environment.objects.none(), widget=_select())
+    pool = ByPublicId(
+        queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=_select()
+    )
+    gpu_model = forms.CharField(max_length=100, required=False)
+    gpus_per_task = forms.IntegerField(
+        label="GPUs", min_value=0, max_value=64, initial=1, widget=_number(min=0, max=64)
+    )
+    tasks = forms.IntegerField(
+        label="Tasks", min_value=1, max_value=1024, initial=1, widget=_number(min=1, max=1024),
+        help_text="Equal parts that start together; each may sit on another node.",
+    )  # fmt: skip
+    milli_per_gpu = forms.TypedChoiceField(
+        label="Of each GPU",
+        choices=SHARES,
+        coerce=int,
+        initial=1000,
+        widget=_select(),
+        required=False,
+    )
+    cores = forms.FloatField(
+        label="CPU cores for each task", min_value=0.1, initial=1, widget=_number(min=0.1, step="any")
+    )
+    memory_gib = forms.FloatField(
+        label="Memory for each task, GiB", min_value=0.1, initial=2, widget=_number(min=0.1, step="any")
+    )
+    command = forms.CharField(
+        max_length=65536, required=False,
+        widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
+        help_text="With pipes, variables or several lines it is run by /bin/sh -c.",
+    )  # fmt: skip
+    environ = forms.CharField(
+        label="Variables", max_length=65536, required=False,
+        widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
+        help_text="One NAME=value a line.",
+    )  # fmt: skip
+    time_limit_s = SpanField(
+        label="Time limit",
+        required=False,
+        widget=_text(placeholder="no limit"),
+        help_text="Such as 90 min, 12 h, 2 d.",
+    )
+    preemptible = forms.BooleanField(
+        required=False, initial=True, label="May give its GPUs back when others are owed them",
+        widget=forms.CheckboxInput({"class": "form-check-input"}),
+    )  # fmt: skip
+    priority = forms.IntegerField(
+        min_value=-100, max_value=100, initial=0, required=False, widget=_number(min=-100, max=100),
+        help_text="Higher goes first within the project; above 0 needs a manager.",
+    )  # fmt: skip
+    max_attempts = forms.IntegerField(
+        label="Tries", min_value=1, max_value=20, initial=3, required=False, widget=_number(min=1, max=20),
+        help_text="After failures of the cluster's making.",
+    )  # fmt: skip
+
+    def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
+        super().__init__(data, initial=initial, label_suffix="")
+        self.user = user
+        self._choices("project", submit_projects(user))
+        self._choices("environment", visible_environments(user).filter(enabled=True).order_by("title"))
+        self._choices("pool", NodePool.objects.order_by("name"))
+        self._choices("template", Template.objects.filter(enabled=True))
+
+    def _choices(self, name: str, rows: QuerySet[Any]) -> None:
+        field = self.fields[name]
+        assert isinstance(field, ByPublicId)  # noqa: S101
+        field.queryset = rows
+
+    def clean_environ(self) -> dict[str, str]:
+        """NAME=value lines as a dictionary."""
+        found: dict[str, str] = {}
+        for line in self.cleaned_data["environ"].splitlines():
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            name, sign, value = line.partition("=")
+            if not sign:
+                raise forms.ValidationError(f"“{line.strip()[:40]}” is not NAME=value.")
+            found[name.strip()] = value.strip()
+        return found
+
+    def clean_command(self) -> list[str]:
+        """The command as an argument list."""
+        text = self.cleaned_data["command"].replace("\r\n", "\n").strip()
+        if not text:
+            return []
+        if _NEEDS_SHELL.search(text):
+            return [*SHELL, text]
+        try:
+            return shlex.split(text)
+        except ValueError as problem:
+            raise forms.ValidationError("A quotation mark is not closed.") from problem
+
+    def request(self) -> JobRequest:
+        """The valid form as a request."""
+        data = self.cleaned_data
+        workspace = data["kind"] == JobKind.WORKSPACE.value
+        return JobRequest(
+            name=data["name"].strip(),
+            project=data["project"],
+            environment=data["environment"],
+            kind=data["kind"],
+            pool=data["pool"],
+            template=data["template"],
+            tasks=1 if workspace else data["tasks"],
+            gpus_per_task=data["gpus_per_task"],
+            milli_per_gpu=(data["milli_per_gpu"] or 1000) if data["gpus_per_task"] == 1 else 1000,
+            gpu_model=data["gpu_model"],
+            cpu_milli=round(data["cores"] * 1000),
+            memory_mib=round(data["memory_gib"] * 1024),
+            command=[] if workspace else data["command"],
+            environ=data["environ"],
+            priority=data["priority"] or 0,
+            preemptible=data["preemptible"],
+            time_limit_s=data["time_limit_s"],
+            max_attempts=data["max_attempts"] or 3,
+        )
+
+
+def submit_projects(user: User) -> QuerySet[Project]:
+    """The projects a person may launch into."""
+    rows = Project.objects.filter(archived_at__isnull=True).order_by("name")
+    return rows if user.is_admin else rows.filter(pk__in=project_ids(user, Role.MEMBER))
+
+
+def initial_of(job: Job) -> dict[str, Any]:
+    """A job written back into the form."""
+    command = list(job.command)
+    text = command[2] if len(command) == 3 and command[:2] == SHELL else shlex.join(command)
+    return {
+        "kind": job.kind,
+        "name": job.name,
+        "project": job.project.public_id,
+        "environment": job.environment.public_id,
+        "pool": job.pool.public_id if job.pool else "",
+        "gpu_model": job.gpu_model,
+        "gpus_per_task": job.gpus_per_task,
+        "tasks": job.tasks,
+        "milli_per_gpu": job.milli_per_gpu,
+        "cores": f"{job.cpu_milli / 1000:g}",
+        "memory_gib": f"{job.memory_mib / 1024:g}",
+        "command": text,
+        "environ": "\n".join(f"{name}={value}" for name, value in job.environ.items()),
+        "time_limit_s": duration(job.time_limit_s).replace("\u00a0", " ") if job.time_limit_s else "",
+        "preemptible": job.preemptible,
+        "priority": job.priority,
+        "max_attempts": job.max_attempts,
+    }
+
+
+def initial_of_template(template: Template) -> dict[str, Any]:
+    """A template's fields (the API's names) written into the form."""
+    fields = dict(template.fields)
+    start: dict[str, Any] = {"kind": template.kind, "template": template.public_id, "name": template.name}
+    if template.environment is not None:
+        start["environment"] = template.environment.public_id
+    return start | initial_of_fields(fields)
+
+
+def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Request fields by the API's names, in the units of the form; unknown names are left out."""
+    found: dict[str, Any] = {}
+    for name in (
+        "gpu_model",
+        "gpus_per_task",
+        "tasks",
+        "milli_per_gpu",
+        "preemptible",
+        "priority",
+        "max_attempts",
+    ):
+        if name in fields and fields[name] not in (None, ""):
+            found[name] = fields[name]
+    if fields.get("cpu_milli"):
+        found["cores"] = f"{int(fields['cpu_milli']) / 1000:g}"
+    if fields.get("memory_mib"):
+        found["memory_gib"] = f"{int(fields['memory_mib']) / 1024:g}"
+    if fields.get("time_limit_s"):
+        found["time_limit_s"] = duration(int(fields["time_limit_s"])).replace("\u00a0", " ")
+    if isinstance(fields.get("command"), list):
+        found["command"] = shlex.join(fields["command"])
+    if isinstance(fields.get("environ"), dict):
+        found["environ"] = "\n".join(f"{name}={value}" for name, value in fields["environ"].items())
+    if "preemptible" in found and isinstance(found["preemptible"], str):
+        found["preemptible"] = found["preemptible"].lower() in ("true", "1", "on")
+    return found

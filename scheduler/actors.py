@@ -1,0 +1,326 @@
+"""One actor per node: a thread that owns the link to it, every deadline on it, and all work there.
+
+A hint only says "look now"; what there is to do is read from the record each time. A full inbox drops hints,
+a dead link keeps the record as it is, and whatever is forgotten is found by the next comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.db import Error as DatabaseError
+from django.db import close_old_connections, connection
+from django.utils import timezone
+
+from agents.engines.contract import (
+    Engine,
+    EngineEvent,
+    GpuHealthChanged,
+    Refused,
+    TaskExited,
+    TaskKey,
+    Unknown,
+)
+from portal.models import Gpu, Node, Task
+from portal.services import lifecycle, nodes
+from portal.words.reasons import EndReason
+from portal.words.states import AttemptState, GpuHealth, JobKind
+from scheduler import dispatch
+from scheduler.dispatch import After, Door
+from scheduler.images import ImageBringer
+from scheduler.leases import Deposed, Held
+from scheduler.opening import CannotOpen, open_engine
+from scheduler.reconcile import collect_and_remove, reconcile, welcome
+
+log = logging.getLogger(__name__)
+
+INBOX_SIZE = 200
+RECONCILE_EVERY_S = 10.0
+STOP_AGAIN_S = 5.0
+PROBE_EVERY_S = 0.25
+UNREACHABLE_AFTER_S = 15.0
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 30.0
+START_TRIES = 5
+IDLE_S = 1.0
+
+
+@dataclass
+class Retry:
+    """When a task's start is tried again, and how often it was."""
+
+    at_s: float = 0.0
+    tries: int = 0
+
+
+class NodeActor:
+    """The only one who speaks to its node, as long as the lease is ours."""
+
+    def __init__(self, node: Node, lease: Held, opener: Callable[[Node], Engine] = open_engine) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"node-{node.name}", daemon=True)
+        self.node_id = node.pk
+        self.node_name = node.name
+        self.lease = lease
+        self._opener = opener
+        self._inbox: queue.Queue[str | EngineEvent] = queue.Queue(INBOX_SIZE)
+        self._stopping = threading.Event()
+        self._door: Door | None = None
+        self._images = ImageBringer(lambda: self.hint("image"))
+        self._backoff_s = FIRST_BACKOFF_S
+        self._connect_at_s = 0.0
+        self._reconcile_at_s = 0.0
+        self._look_at_s = 0.0
+        self._heard_s: float | None = None
+        self._retries: dict[int, Retry] = {}
+        self._stops: dict[int, float] = {}
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """False once the actor has ended."""
+        return self._thread.is_alive()
+
+    def join(self, within_s: float) -> None:
+        """Waits for the end."""
+        self._thread.join(within_s)
+
+    def hint(self, what: str) -> None:
+        """Asks the actor to look at its work now; dropped when the inbox is full."""
+        with contextlib.suppress(queue.Full):
+            self._inbox.put_nowait(what)
+
+    def end(self) -> None:
+        """Asks the thread to end; the link is closed, no task is touched."""
+        self._stopping.set()
+        self.hint("end")
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Turns until it is told to end or the lease is lost. An error costs the link, never the thread."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._turn()
+                except Deposed as moved:
+                    log.info("%s: %s", self.node_name, moved)
+                    return
+                except Unknown as silence:
+                    self._lose_link(f"{silence}")
+                except Refused as refusal:
+                    log.warning("%s refused: %s", self.node_name, refusal)
+                    self._look_at_s = time.monotonic() + STOP_AGAIN_S
+                except DatabaseError as trouble:
+                    log.warning("%s: the database does not answer: %s", self.node_name, trouble)
+                    connection.close()
+                    self._stopping.wait(random.uniform(0.5, 2.0))  # noqa: S311 - not for secrets
+                except Exception:
+                    log.exception("%s: the turn failed", self.node_name)
+                    self._lose_link("An error on our side; see the log of worker-nodes.")
+                finally:
+                    close_old_connections()
+        finally:
+            if self._door is not None:
+                self._door.engine.close()
+            self._images.end()
+            connection.close()
+
+    def _turn(self) -> None:
+        if self._door is not None and not self._door.engine.is_open:
+            self._lose_link("The node closed the link.")
+        if self._door is None:
+            self._connect()
+        looked = self._take_inbox()
+        if self._door is None:
+            return
+        now_s = time.monotonic()
+        if now_s >= self._reconcile_at_s:
+            reconcile(self._door)
+            self._heard_s = time.monotonic()
+            self._reconcile_at_s = self._heard_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
+            looked = True
+        if looked or now_s >= self._look_at_s:
+            self._look_at_s = time.monotonic() + self._work(self._door)
+
+    def _take_inbox(self) -> bool:
+        """Waits until something comes or something is due; handles events; True when there was a hint."""
+        due_s = self._connect_at_s if self._door is None else min(self._look_at_s, self._reconcile_at_s)
+        wait_s = min(IDLE_S, max(0.0, due_s - time.monotonic()))
+        looked = False
+        try:
+            item = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            while True:
+                if isinstance(item, str):
+                    looked = True
+                else:
+                    self._on_event(item)
+                item = self._inbox.get_nowait()
+        except queue.Empty:
+            return looked
+
+    # -- the link ----------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if time.monotonic() < self._connect_at_s:
+            return
+        node = Node.objects.select_related("pool").get(pk=self.node_id)
+        try:
+            engine = self._opener(node)
+        except CannotOpen as problem:
+            self._note_unreachable(node, str(problem))
+            return
+        try:
+            door = welcome(Door(engine, self.lease, node), time.time())
+            node.refresh_from_db()
+            self.lease = door.lease
+            engine.watch(self._keep_event)
+        except BaseException:
+            engine.close()
+            raise
+        self._door = door
+        self._heard_s = time.monotonic()
+        self._backoff_s, self._reconcile_at_s = FIRST_BACKOFF_S, 0.0
+        log.info("connected to %s", node.name)
+
+    def _keep_event(self, event: EngineEvent) -> None:
+        """Called in the link's reading thread; a lost event is found by the next comparison."""
+        with contextlib.suppress(queue.Full):
+            self._inbox.put_nowait(event)
+
+    def _note_unreachable(self, node: Node, sentence: str) -> None:
+        self._back_off()
+        silent_s = self._silent_for_s(node)
+        if silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
+            nodes.record_unreachable(node.pk, sentence)
+
+    def _silent_for_s(self, node: Node) -> float | None:
+        """How long nobody has heard from the node; None when nobody ever has."""
+        if self._heard_s is not None:
+            return time.monotonic() - self._heard_s
+        if node.last_seen_at is None:
+            return None
+        return (timezone.now() - node.last_seen_at).total_seconds()
+
+    def _lose_link(self, why: str) -> None:
+        log.warning("lost the link to %s: %s", self.node_name, why)
+        if self._door is not None:
+            self._door.engine.close()
+            self._door = None
+            self._connect_at_s = 0.0  # once at once, then with growing pauses
+        else:
+            self._back_off()
+
+    def _back_off(self) -> None:
+        self._connect_at_s = time.monotonic() + self._backoff_s * random.uniform(0.5, 1.5)  # noqa: S311
+        self._backoff_s = min(self._backoff_s * 2, LAST_BACKOFF_S)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _on_event(self, event: EngineEvent) -> None:
+        match event:
+            case TaskExited(container):
+                self._on_exit(container.key, event)
+            case GpuHealthChanged(uuid, health, sentence):
+                gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
+                if gpu is not None:
+                    nodes.record_gpu_health(gpu.pk, GpuHealth(health), sentence)
+
+    def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
+        task = Task.objects.filter(
+            node_id=self.node_id,
+            attempt__job__public_id=key.job,
+            attempt__number=key.attempt,
+            rank=key.task,
+        ).first()
+        if task is None:
+            return
+        dispatch.record_end(task.pk, event.container)
+        if self._door is not None:
+            collect_and_remove(self._door, key.job, key.attempt)
+
+    # -- work --------------------------------------------------------------------------------------
+
+    def _work(self, door: Door) -> float:
+        """Does what the record wants of this node now; gives the seconds until the next look."""
+        next_s = 3600.0
+        held = dispatch.tasks_held(door.node)
+        stopped: set[int] = set()
+        for task in held:
+            if self._stopping.is_set():
+                break
+            attempt = task.attempt
+            if attempt.stop_wanted_at is not None:
+                if attempt.pk not in stopped:
+                    stopped.add(attempt.pk)
+                    next_s = min(next_s, self._stop_attempt(door, task))
+            elif dispatch.is_to_start(task):
+                next_s = min(next_s, self._start_task(door, task))
+            elif _waits_for_its_server(task):
+                next_s = min(next_s, self._probe(door, task))
+        live = {task.pk for task in held}
+        self._retries = {pk: retry for pk, retry in self._retries.items() if pk in live}
+        self._stops = {pk: at_s for pk, at_s in self._stops.items() if pk in stopped}
+        return next_s
+
+    def _stop_attempt(self, door: Door, task: Task) -> float:
+        now_s = time.monotonic()
+        due_s = self._stops.get(task.attempt_id, 0.0)
+        if now_s < due_s:
+            return due_s - now_s
+        if dispatch.stop_attempt(door, task.attempt):
+            collect_and_remove(door, task.attempt.job.public_id, task.attempt.number)
+            return 3600.0
+        self._stops[task.attempt_id] = now_s + STOP_AGAIN_S
+        return STOP_AGAIN_S
+
+    def _start_task(self, door: Door, task: Task) -> float:
+        retry = self._retries.setdefault(task.pk, Retry())
+        now_s = time.monotonic()
+        if self._images.is_bringing(task):
+            return IDLE_S
+        failed = self._images.failure(task)
+        if failed is not None:
+            dispatch.give_up(door.node, task, EndReason.IMAGE_MISSING, failed)
+            return 0.0
+        if now_s < retry.at_s:
+            return retry.at_s - now_s
+        retry.tries += 1
+        match dispatch.start_task(door, task, tries_left=START_TRIES - retry.tries):
+            case After.NOTHING:
+                return PROBE_EVERY_S if task.attempt.job.kind == JobKind.WORKSPACE.value else 0.0
+            case After.BRING_IMAGE:
+                self._images.bring(door.node, task)
+                return IDLE_S
+            case After.LATER:
+                retry.at_s = time.monotonic() + min(2.0 ** (retry.tries - 1), 8.0)
+                self._reconcile_at_s = 0.0  # what it says may be news to the record
+                return IDLE_S
+
+    def _probe(self, door: Door, task: Task) -> float:
+        key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
+        port = task.attempt.job.environment.tool_port
+        if port is None:
+            lifecycle.attempt_ready(task.attempt_id)
+            return 3600.0
+        status = door.engine.probe(key, port, "/")
+        if status is None:
+            return PROBE_EVERY_S
+        lifecycle.attempt_ready(task.attempt_id)
+        return 3600.0
+
+
+def _waits_for_its_server(task: Task) -> bool:
+    attempt = task.attempt
+    return (
+        attempt.state == AttemptState.RUNNING
+        and attempt.ready_at is None
+        and attempt.job.kind == JobKind.WORKSPACE.value
+    )

@@ -1,0 +1,256 @@
+"""What a photograph must satisfy before anybody decides on it, and what every plan must satisfy after."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from scheduler.core.cluster import (
+    WHOLE_MILLI,
+    GpuRow,
+    GpuUuid,
+    NodeId,
+    NodeRow,
+    PendingRow,
+    ProjectId,
+    RunningRow,
+    Snapshot,
+)
+from scheduler.core.plan import Plan, TaskPlacement
+from scheduler.core.tree import INNER, Tree
+
+
+class SnapshotError(ValueError):
+    """A photograph nobody can decide on; ``field`` names the place, as in ``nodes[n1].cpu_milli``."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+def check_snapshot(snapshot: Snapshot) -> None:
+    """Raise ``SnapshotError`` naming the first field that cannot be true."""
+    _finite("now_s", snapshot.now_s)
+    pools = _unique("pools", (pool.id for pool in snapshot.pools))
+    for pool in snapshot.pools:
+        if pool.placement not in (None, "pack", "spread"):
+            raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is no placement")
+    nodes = _unique("nodes", (node.id for node in snapshot.nodes))
+    _unique("gpus", (gpu.uuid for node in snapshot.nodes for gpu in node.gpus))
+    for node in snapshot.nodes:
+        _known(f"nodes[{node.id}].pool", node.pool, pools)
+        _check_node(node)
+    projects = _unique("projects", (project.id for project in snapshot.projects))
+    _check_tree(snapshot, projects)
+    _check_quotas(snapshot, projects, pools)
+    for i, usage in enumerate(snapshot.usage):
+        _known(f"usage[{i}].project", usage.project, projects)
+        _known(f"usage[{i}].pool", usage.pool, pools)
+        _at_least(f"usage[{i}].gpu_seconds", usage.gpu_seconds, 0)
+    _unique("jobs", [row.job for row in snapshot.running] + [row.job for row in snapshot.pending])
+    _check_running(snapshot, projects, pools, nodes)
+    for pending in snapshot.pending:
+        _check_pending(pending, projects, pools)
+
+
+def _check_node(node: NodeRow) -> None:
+    at = f"nodes[{node.id}]"
+    for name in ("cpu_milli", "cpu_used_milli", "memory_mib", "memory_used_mib"):
+        _at_least(f"{at}.{name}", getattr(node, name), 0)
+    for gpu in node.gpus:
+        if not 0 <= gpu.used_milli <= WHOLE_MILLI:
+            raise SnapshotError(f"{at}.gpus[{gpu.uuid}].used_milli", f"{gpu.used_milli} is outside 0 to 1000")
+        if gpu.whole and gpu.used_milli != WHOLE_MILLI:
+            raise SnapshotError(
+                f"{at}.gpus[{gpu.uuid}].whole", f"a whole allocation stands on {gpu.used_milli} milli"
+            )
+        _at_least(f"{at}.gpus[{gpu.uuid}].memory_mib", gpu.memory_mib, 0)
+
+
+def _check_tree(snapshot: Snapshot, projects: frozenset[str]) -> None:
+    parents = {project.id: project.parent for project in snapshot.projects}
+    sound: set[ProjectId] = set()
+    for project in snapshot.projects:
+        at = f"projects[{project.id}]"
+        _finite(f"{at}.created_s", project.created_s)
+        if INNER in project.id:
+            raise SnapshotError(f"{at}.id", "a slash is kept for the engine's own leaves")
+        if project.parent is not None:
+            _known(f"{at}.parent", project.parent, projects)
+        walk: list[ProjectId] = []
+        here: ProjectId | None = project.id
+        while here is not None and here not in sound:
+            if here in walk:
+                raise SnapshotError(f"projects[{here}].parent", "the tree runs in a circle")
+            walk.append(here)
+            here = parents[here]
+        sound.update(walk)
+
+
+def _check_quotas(snapshot: Snapshot, projects: frozenset[str], pools: frozenset[str]) -> None:
+    _unique("quotas", (f"{quota.project},{quota.pool}" for quota in snapshot.quotas))
+    for quota in snapshot.quotas:
+        at = f"quotas[{quota.project},{quota.pool}]"
+        _known(f"{at}.project", quota.project, projects)
+        _known(f"{at}.pool", quota.pool, pools)
+        _at_least(f"{at}.guaranteed_milli", quota.guaranteed_milli, 0)
+        _at_least(f"{at}.weight", quota.weight, 0)
+        if quota.limit_milli is not None:
+            _at_least(f"{at}.limit_milli", quota.limit_milli, 0)
+
+
+def _check_running(
+    snapshot: Snapshot, projects: frozenset[str], pools: frozenset[str], nodes: frozenset[str]
+) -> None:
+    node_of = {gpu.uuid: node.id for node in snapshot.nodes for gpu in node.gpus}
+    used = {gpu.uuid: gpu.used_milli for node in snapshot.nodes for gpu in node.gpus}
+    held: Counter[GpuUuid] = Counter()
+    for row in snapshot.running:
+        at = f"running[{row.job}]"
+        _known(f"{at}.project", row.project, projects)
+        _known(f"{at}.pool", row.pool, pools)
+        _finite(f"{at}.started_s", row.started_s)
+        for rank, task in enumerate(row.tasks):
+            _known(f"{at}.tasks[{rank}].node", task.node, nodes)
+            for gpu in task.gpus:
+                if node_of.get(gpu.uuid) != task.node:
+                    raise SnapshotError(f"{at}.tasks[{rank}].gpus", f"{gpu.uuid} is not on {task.node}")
+                if not 1 <= gpu.milli <= WHOLE_MILLI:
+                    raise SnapshotError(f"{at}.tasks[{rank}].gpus", f"{gpu.milli} is outside 1 to 1000")
+                held[gpu.uuid] += gpu.milli
+    for uuid, milli in held.items():
+        if milli > used[uuid]:
+            raise SnapshotError(
+                f"nodes[{node_of[uuid]}].gpus[{uuid}].used_milli",
+                f"running jobs hold {milli} milli of it, the node says {used[uuid]}",
+            )
+
+
+def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[str]) -> None:
+    at = f"pending[{row.job}]"
+    _known(f"{at}.project", row.project, projects)
+    _finite(f"{at}.submitted_s", row.submitted_s)
+    for pool in _unique(f"{at}.pools", row.pools):
+        _known(f"{at}.pools", pool, pools)
+    _at_least(f"{at}.tasks", row.tasks, 1)
+    _at_least(f"{at}.gpus_per_task", row.gpus_per_task, 0)
+    _at_least(f"{at}.cpu_milli", row.cpu_milli, 0)
+    _at_least(f"{at}.memory_mib", row.memory_mib, 0)
+    if not 1 <= row.milli_per_gpu <= WHOLE_MILLI:
+        raise SnapshotError(f"{at}.milli_per_gpu", f"{row.milli_per_gpu} is outside 1 to 1000")
+    if row.min_gpu_memory_mib is not None:
+        _at_least(f"{at}.min_gpu_memory_mib", row.min_gpu_memory_mib, 0)
+    if row.not_before_s is not None:
+        _finite(f"{at}.not_before_s", row.not_before_s)
+
+
+def _unique(field: str, keys: Iterable[str]) -> frozenset[str]:
+    counts = Counter(keys)
+    for key, count in counts.items():
+        if count > 1:
+            raise SnapshotError(f"{field}[{key}]", f"stands there {count} times")
+    return frozenset(counts)
+
+
+def _known(field: str, key: str, keys: frozenset[str]) -> None:
+    if key not in keys:
+        raise SnapshotError(field, f"{key!r} is not in the photograph")
+
+
+def _finite(field: str, value: float) -> None:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise SnapshotError(field, f"{value!r} is no number")
+
+
+def _at_least(field: str, value: Any, low: int) -> None:
+    _finite(field, value)
+    if value < low:
+        raise SnapshotError(field, f"{value} is below {low}")
+
+
+def held_by(row: RunningRow) -> int:
+    """Thousandths of a GPU a running job holds."""
+    return sum(gpu.milli for task in row.tasks for gpu in task.gpus)
+
+
+class PlanError(ValueError):
+    """A plan that breaks a law: a fault of ours, never of the photograph."""
+
+
+def check_plan(snapshot: Snapshot, plan: Plan) -> None:
+    """Raise ``PlanError`` when ``plan`` breaks a law that holds for every plan (SCHEDULING, section 8)."""
+    pending = {row.job: row for row in snapshot.pending}
+    answered = Counter([start.job for start in plan.starts] + [verdict.job for verdict in plan.verdicts])
+    if answered != Counter(pending.keys()):
+        raise PlanError("every pending job has exactly one start or verdict")
+    nodes = {node.id: node for node in snapshot.nodes}
+    gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes for gpu in node.gpus}
+    used: Counter[str] = Counter({uuid: gpu.used_milli for uuid, (_, gpu) in gpus.items()})
+    cpu: Counter[str] = Counter({node.id: node.cpu_used_milli for node in snapshot.nodes})
+    memory: Counter[str] = Counter({node.id: node.memory_used_mib for node in snapshot.nodes})
+    for start in plan.starts:
+        row = pending[start.job]
+        if start.pool not in row.pools or [task.rank for task in start.tasks] != list(range(row.tasks)):
+            raise PlanError(f"{row.job} starts whole in one of its pools")
+        for task in start.tasks:
+            node = nodes[task.node]
+            if node.pool != start.pool or not (node.schedulable and node.reachable):
+                raise PlanError(f"{row.job} stands on {node.id}, which is not open to it")
+            if node.id in row.avoid_nodes or row.node_affinity not in (None, node.id):
+                raise PlanError(f"{row.job} must not stand on {node.id}")
+            _check_gpus(row, task, gpus)
+            cpu[node.id] += row.cpu_milli
+            memory[node.id] += row.memory_mib
+            used.update({gpu.uuid: gpu.milli for gpu in task.gpus})
+            if row.cpu_milli and cpu[node.id] > node.cpu_milli:
+                raise PlanError(f"{node.id} has no more CPU for {row.job}")
+            if row.memory_mib and memory[node.id] > node.memory_mib:
+                raise PlanError(f"{node.id} has no more memory for {row.job}")
+    for uuid, milli in used.items():
+        if milli > WHOLE_MILLI:
+            raise PlanError(f"{uuid} carries {milli} milli")
+    _check_limits(snapshot, plan)
+
+
+def _check_gpus(row: PendingRow, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]) -> None:
+    if len({gpu.uuid for gpu in task.gpus}) != row.gpus_per_task or len(task.gpus) != row.gpus_per_task:
+        raise PlanError(f"{row.job} needs {row.gpus_per_task} different GPUs a task")
+    for share in task.gpus:
+        node, gpu = gpus[share.uuid]
+        if node != task.node or not gpu.healthy or share.milli != row.milli_per_gpu:
+            raise PlanError(f"{row.job} got {share.uuid} wrongly")
+        if row.gpu_model not in (None, gpu.model) or gpu.memory_mib < (row.min_gpu_memory_mib or 0):
+            raise PlanError(f"{row.job} asked for another kind of GPU than {share.uuid}")
+
+
+def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
+    """No start passes a limit; none of non-preemptible work passes a guarantee."""
+    tree = Tree(snapshot.projects)
+    pending = {row.job: row for row in snapshot.pending}
+    for pool in snapshot.pools:
+        quotas = tree.quotas(snapshot.quotas, pool.id)
+        held: Counter[str] = Counter()
+        firm: Counter[str] = Counter()
+        grown: set[str] = set()
+        grown_firm: set[str] = set()
+        for running in snapshot.running:
+            if running.pool == pool.id:
+                for project in tree.path[tree.leaf_of[running.project]]:
+                    held[project] += held_by(running)
+                    firm[project] += 0 if running.preemptible else held_by(running)
+        for start in plan.starts:
+            row = pending[start.job]
+            if start.pool == pool.id and row.total_milli:
+                for project in tree.path[tree.leaf_of[row.project]]:
+                    held[project] += row.total_milli
+                    grown.add(project)
+                    if not row.preemptible:
+                        firm[project] += row.total_milli
+                        grown_firm.add(project)
+        for project, quota in quotas.items():
+            if quota.limit_milli is not None and project in grown and held[project] > quota.limit_milli:
+                raise PlanError(f"{project} passes its limit in {pool.id}")
+            if project in grown_firm and firm[project] > quota.guaranteed_milli:
+                raise PlanError(f"{project} holds more than its guarantee for good in {pool.id}")

@@ -1,0 +1,348 @@
+"""Why a job waits: one dominant reason with its numbers, who is ahead, and the cheapest way to start now.
+
+The reason is read from the state the plan ends in, so it is true when people read it. The cheapest change
+is found by asking again with another request; equal questions are asked once and all are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from portal.words.reasons import VerdictCode
+from scheduler.core import words
+from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
+from scheduler.core.ledger import Bound
+from scheduler.core.placement import Shape
+from scheduler.core.plan import Change, ChangeKind, Verdict
+from scheduler.core.policy import Policy
+from scheduler.core.scene import PoolScene
+
+Numbers = dict[str, int | float | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A verdict before it is somebody's: jobs that ask the same share it."""
+
+    code: VerdictCode
+    sentence: str
+    numbers: Numbers
+
+
+class Explainer:
+    """Writes the verdicts of one decision."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy, scenes: Mapping[PoolId, PoolScene]) -> None:
+        self._now_s = snapshot.now_s
+        self._policy = policy
+        self._scenes = scenes
+        self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
+        self._reasons: dict[tuple[object, ...], Reason] = {}
+        self._changes: dict[tuple[object, ...], Change | None] = {}
+        self._possible: dict[tuple[object, ...], list[PoolId]] = {}
+        self.steps_used = 0
+
+    # -- jobs that nothing free could help ---------------------------------------------------------------
+
+    def possible_pools(self, job: PendingRow) -> list[PoolId]:
+        """The pools where the job could run if they were empty; none for one that must not start now."""
+        if job.held or (job.not_before_s is not None and job.not_before_s > self._now_s):
+            return []
+        key = (*_question(job), job.pools)
+        if key not in self._possible:
+            self._possible[key] = [] if self._volume(job) else [p for p in job.pools if self._open(job, p)]
+        return self._possible[key]
+
+    def _open(self, job: PendingRow, pool: PoolId) -> bool:
+        scene = self._scenes[pool]
+        return scene.could_ever_fit(job) and self._bounds(job, scene, empty=True) is None
+
+    def set_aside(self, job: PendingRow) -> Verdict:
+        """Why a job without a possible pool waits; the numbers are those after the plan."""
+        if job.held:
+            return self._verdict(job, Reason(VerdictCode.HELD, "Held: it waits until it is released.", {}))
+        if job.not_before_s is not None and job.not_before_s > self._now_s:
+            sentence = f"It was asked to start not before {words.moment(job.not_before_s)}."
+            return self._verdict(
+                job, Reason(VerdictCode.DELAYED_UNTIL, sentence, {"not_before_s": job.not_before_s})
+            )
+        key = (*_question(job), job.pools)
+        reason = self._reasons.get(key)
+        if reason is None:
+            reason = self._reasons[key] = self._volume(job) or self._bounded(job) or self._never(job)
+        if reason.code is VerdictCode.NEVER:
+            return self._verdict(job, reason)
+        return self._verdict(job, reason, cheapest=self._cheapest(job))
+
+    def _bounded(self, job: PendingRow) -> Reason | None:
+        """The number of the first pool that is large enough but closed to the project for so much."""
+        for pool in job.pools:
+            scene = self._scenes[pool]
+            if scene.could_ever_fit(job) and (reason := self._bounds(job, scene)):
+                return reason
+        return None
+
+    def _volume(self, job: PendingRow) -> Reason | None:
+        """The home volume stands on one node: that node must be there and take work."""
+        if job.node_affinity is None:
+            return None
+        node = self._nodes.get(job.node_affinity)
+        numbers: Numbers = {"node": node.name if node else job.node_affinity}
+        if node is None:
+            sentence = "The node that holds its home volume is no longer part of the cluster."
+        elif node.pool not in job.pools:
+            sentence = f"Its home volume is on {node.name}, which is in none of the pools it asks for."
+        elif not node.reachable:
+            sentence = f"Its home volume is on {node.name}, which does not answer."
+        elif not node.schedulable:
+            sentence = f"Its home volume is on {node.name}, which takes no new work."
+        else:
+            return None
+        return Reason(VerdictCode.VOLUME_UNAVAILABLE, sentence, numbers)
+
+    def _never(self, job: PendingRow) -> Reason:
+        """Impossible here, even on an empty cluster: say what the nearest thing is."""
+        shape = Shape.of(job)._replace(avoid_nodes=())
+        floors = [self._scenes[pool].empty_floor for pool in job.pools]
+        most_tasks = sum(int(floor.capacity(shape).sum()) for floor in floors)
+        largest = max((floor.free_gpus(shape)[1] for floor in floors), default=0)
+        total = sum(floor.free_gpus(shape)[0] for floor in floors)
+        need = words.request(job)
+        numbers: Numbers = {
+            "needed_gpus": job.total_milli / WHOLE_MILLI,
+            "largest_node_gpus": largest,
+            "cluster_gpus": total,
+            "tasks_possible": most_tasks,
+        }
+        where = f"the home volume's node {self._nodes[job.node_affinity].name}" if job.node_affinity else ""
+        if job.gpus_per_task and total == 0:
+            kind = job.gpu_model or "suitable"
+            if job.gpu_model and job.min_gpu_memory_mib:
+                kind += f" ({words.gib(job.min_gpu_memory_mib)})"
+            sentence = f"Needs {need}; there is no {kind} GPU in {self._pool_names(job)}."
+        elif job.gpus_per_task > largest:
+            sentence = f"Needs {need}{' on one node' if job.tasks == 1 else ''}; " + (
+                f"{where} has {largest}."
+                if where
+                else f"the largest node of {self._pool_names(job)} has {largest}."
+            )
+        elif most_tasks == 0:
+            sentence = (
+                f"Needs {need} with {words.cpu_and_memory(job)} on one node; no node of "
+                f"{self._pool_names(job)} is that large."
+            )
+        else:
+            sentence = (
+                f"Needs {need} at once; {where or self._pool_names(job)} can hold {most_tasks} "
+                f"of its {job.tasks} tasks."
+            )
+        return Reason(VerdictCode.NEVER, sentence, numbers)
+
+    # -- after everything is placed -------------------------------------------------------------------
+
+    def waits(
+        self, job: PendingRow, possible: list[PoolId], jobs_ahead: int, first: tuple[JobId, ...]
+    ) -> Verdict:
+        """Why a job that could run here did not start, as things stand after the plan."""
+        scene = self._scenes[possible[0]]
+        key = (*_question(job), scene.pool.id)
+        reason = self._reasons.get(key)
+        if reason is None:
+            reason = self._bounds(job, scene) or self._places(job, scene)
+            self._reasons[key] = reason
+        change = self._cheapest(job)
+        if reason.code in (VerdictCode.LIMIT, VerdictCode.GUARANTEED_NEEDED):
+            return self._verdict(job, reason, cheapest=change)
+        reason = replace(reason, numbers={**reason.numbers, "jobs_ahead": jobs_ahead})
+        return self._verdict(job, reason, first, change)
+
+    def not_reached(self, job: PendingRow, steps: int) -> Verdict:
+        """The cycle's budget ended before this job was tried."""
+        sentence = f"This cycle's {steps} steps were used up before its turn; it is tried again."
+        return self._verdict(job, Reason(VerdictCode.NOT_REACHED, sentence, {"steps": steps}))
+
+    def _bounds(self, job: PendingRow, scene: PoolScene, *, empty: bool = False) -> Reason | None:
+        """A limit or a missing guarantee in the way; ``empty``: even if the project held nothing."""
+        leaf = scene.tree.leaf_of[job.project]
+        bound = scene.ledger.limit_in_the_way(leaf, job.total_milli, empty=empty)
+        if bound is not None:
+            held = scene.ledger.held_milli[bound.project]
+            sentence = (
+                f"Needs {words.request(job)}. {self._whose(job, scene, bound)} uses "
+                f"{words.number(held)} of its limit of {words.number(bound.allowed_milli)}"
+            )
+            return self._bound_reason(VerdictCode.LIMIT, sentence, job, scene, bound, held)
+        if job.preemptible:
+            return None
+        bound = scene.ledger.guarantee_in_the_way(leaf, job.total_milli, empty=empty)
+        if bound is None:
+            return None
+        held = scene.ledger.held_firm_milli[bound.project]
+        sentence = (
+            f"Needs {words.request(job)} that nobody may take back, so they must be guaranteed. "
+            f"{self._whose(job, scene, bound)} uses {words.number(held)} of its guaranteed "
+            f"{words.number(bound.allowed_milli)} that way"
+        )
+        return self._bound_reason(VerdictCode.GUARANTEED_NEEDED, sentence, job, scene, bound, held)
+
+    def _bound_reason(
+        self, code: VerdictCode, sentence: str, job: PendingRow, scene: PoolScene, bound: Bound, held: int
+    ) -> Reason:
+        numbers: Numbers = {
+            "needed_gpus": job.total_milli / WHOLE_MILLI,
+            "used_gpus": held / WHOLE_MILLI,
+            "limit_gpus" if code is VerdictCode.LIMIT else "guaranteed_gpus": bound.allowed_milli
+            / WHOLE_MILLI,
+            "project": scene.tree.project_of(bound.project),
+            "pool": scene.pool.id,
+        }
+        return Reason(code, sentence + self._in_pool(scene) + ".", numbers)
+
+    def _places(self, job: PendingRow, scene: PoolScene) -> Reason:
+        """No place for it: too few free GPUs, scattered ones, or the project's share is used up."""
+        shape = Shape.of(job)
+        free, largest = scene.floor.free_gpus(shape)
+        leaf = scene.tree.leaf_of[job.project]
+        held = scene.ledger.held_milli[leaf]
+        share = scene.fair_share_milli[leaf]
+        possible_tasks = int(scene.floor.capacity(shape).sum())
+        numbers: Numbers = {
+            "needed_gpus": job.total_milli / WHOLE_MILLI,
+            "free_gpus": free,
+            "largest_free_gpus": largest,
+            "tasks_possible": possible_tasks,
+            "used_gpus": held / WHOLE_MILLI,
+            "fair_share_gpus": share / WHOLE_MILLI,
+            "pool": scene.pool.id,
+        }
+        for gpus, nodes in scene.floor.histogram(shape).items():
+            numbers[f"nodes_with_{gpus}_free"] = nodes
+        need = f"Needs {words.request(job)}; "
+        if job.gpus_per_task == 0:
+            text = need + f"{self._node_or_no_node(job)} has {words.cpu_and_memory(job)} free now"
+        elif not shape.whole:
+            text = need + (
+                f"no GPU has {words.number(job.milli_per_gpu)} free now"
+                if possible_tasks == 0
+                else f"{possible_tasks} of its {job.tasks} tasks would find room now"
+            )
+        elif largest >= job.gpus_per_task and possible_tasks == 0:
+            text = need + (
+                f"{free} are free now, but {self._node_or_no_node(job)} has them together with "
+                f"{words.cpu_and_memory(job)}"
+            )
+        else:
+            are = "is" if free == 1 else "are"
+            text = need + f"{free} {are} free now, the largest node has {largest} free"
+            if job.tasks > 1 and possible_tasks:
+                text += f": room for {possible_tasks} of its {job.tasks} tasks"
+        sentence = text + self._in_pool(scene) + "."
+        too_few = free * WHOLE_MILLI < job.total_milli
+        others_hold = sum(scene.ledger.held_milli[top] for top in scene.tree.children[None]) > held
+        if too_few and others_hold and held + job.total_milli > share:
+            name = scene.tree.name[leaf]
+            sentence += (
+                f" {name} holds {words.number(held)} of its fair share of {words.number(share)}; "
+                "it starts when GPUs are given back."
+            )
+            return Reason(VerdictCode.SHARE_USED_UP, sentence, numbers)
+        return Reason(VerdictCode.NO_FIT_NOW, sentence, numbers)
+
+    # -- the cheapest change --------------------------------------------------------------------------
+
+    def _cheapest(self, job: PendingRow) -> Change | None:
+        """The first change, cheapest first, with which the job would start now; None when none is known."""
+        key = (*_question(job), job.pools)
+        if key not in self._changes:
+            self._changes[key] = next(self._that_start(job, self._policy.change_budget_steps), None)
+        return self._changes[key]
+
+    def alternatives(self, job: PendingRow) -> tuple[Change, ...]:
+        """Every kind of change with which the job would start now, cheapest first."""
+        found: dict[ChangeKind, Change] = {}
+        for change in self._that_start(job, self.steps_used + self._policy.change_budget_steps):
+            found.setdefault(change.kind, change)
+        return tuple(found.values())
+
+    def _that_start(self, job: PendingRow, budget_steps: int) -> Iterator[Change]:
+        """Ask again with each changed request, cheapest change first."""
+        for change, changed in self._changes_of(job):
+            if self.steps_used >= budget_steps:
+                return
+            self.steps_used += 1
+            if any(self._scenes[pool].fits_now(changed) for pool in changed.pools):
+                yield change
+
+    def _changes_of(self, job: PendingRow) -> Iterator[tuple[Change, PendingRow]]:
+        """Changed requests: another model, another pool, preemptible, fewer tasks, fewer GPUs."""
+        if job.gpu_model is not None:
+            for model in self._models(job):
+                sentence = f"With {model} instead of {job.gpu_model} it would start now."
+                yield (
+                    Change(ChangeKind.OTHER_MODEL, sentence, {"gpu_model": model}),
+                    replace(job, gpu_model=model),
+                )
+        for pool in self._scenes:
+            if pool not in job.pools:
+                sentence = f"In the pool {self._scenes[pool].pool.name} it would start now."
+                yield Change(ChangeKind.OTHER_POOL, sentence, {"pool": pool}), replace(job, pools=(pool,))
+        if not job.preemptible:
+            sentence = "As a job that may be asked to leave (preemptible) it would start now."
+            yield (
+                Change(ChangeKind.PREEMPTIBLE, sentence, {"preemptible": True}),
+                replace(job, preemptible=True),
+            )
+        for tasks in range(job.tasks - 1, 0, -1):
+            noun = "task" if tasks == 1 else "tasks"
+            sentence = f"With {tasks} {noun} instead of {job.tasks} it would start now."
+            yield Change(ChangeKind.FEWER_TASKS, sentence, {"tasks": tasks}), replace(job, tasks=tasks)
+        for count in range(job.gpus_per_task - 1, 0, -1):
+            each = " a task" if job.tasks > 1 else ""
+            sentence = (
+                f"With {words.gpus(count * job.milli_per_gpu)}{each} instead of "
+                f"{words.number(job.task_milli)} it would start now."
+            )
+            yield (
+                Change(ChangeKind.FEWER_GPUS, sentence, {"gpus_per_task": count}),
+                replace(job, gpus_per_task=count),
+            )
+
+    def _models(self, job: PendingRow) -> list[str]:
+        """Other GPU models in the job's pools."""
+        found = {model for pool in job.pools for model in self._scenes[pool].floor.models}
+        return sorted(found - {job.gpu_model})
+
+    # -- words ----------------------------------------------------------------------------------------
+
+    def _verdict(
+        self,
+        job: PendingRow,
+        reason: Reason,
+        ahead: tuple[JobId, ...] = (),
+        cheapest: Change | None = None,
+    ) -> Verdict:
+        return Verdict(job.job, reason.code, reason.sentence, reason.numbers, ahead, cheapest)
+
+    def _whose(self, job: PendingRow, scene: PoolScene, bound: Bound) -> str:
+        name = scene.tree.name[bound.project]
+        if scene.tree.project_of(bound.project) == job.project:
+            return name
+        return f"{name}, above {scene.tree.name[job.project]},"
+
+    def _in_pool(self, scene: PoolScene) -> str:
+        return f" in the pool {scene.pool.name}" if len(self._scenes) > 1 else ""
+
+    def _pool_names(self, job: PendingRow) -> str:
+        if len(self._scenes) == 1 or not job.pools:
+            return "this cluster"
+        names = [self._scenes[pool].pool.name for pool in job.pools]
+        return f"the pool {names[0]}" if len(names) == 1 else f"the pools {', '.join(names)}"
+
+    def _node_or_no_node(self, job: PendingRow) -> str:
+        return f"not {self._nodes[job.node_affinity].name}, which" if job.node_affinity else "no node"
+
+
+def _question(job: PendingRow) -> tuple[object, ...]:
+    """Everything of a job that decides its reason: jobs equal in it get the same answer."""
+    return (Shape.of(job), job.tasks, job.project, job.preemptible)

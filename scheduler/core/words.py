@@ -1,0 +1,53 @@
+"""How amounts read in a sentence."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from scheduler.core.cluster import WHOLE_MILLI, PendingRow
+
+
+def gpus(milli: float, model: str | None = None) -> str:
+    """``8 GPUs``, ``1 GPU``, ``0.5 GPUs``, ``8 A100 GPUs``."""
+    amount = number(milli)
+    return f"{amount} {model + ' ' if model else ''}{'GPU' if amount == '1' else 'GPUs'}"
+
+
+def number(milli: float) -> str:
+    """Thousandths of a GPU as GPUs, without needless digits."""
+    return f"{milli / WHOLE_MILLI:.3f}".rstrip("0").rstrip(".")
+
+
+def request(job: PendingRow) -> str:
+    """What a job needs: ``8 GPUs``, ``4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
+    if job.gpus_per_task == 0:
+        each = cpu_and_memory(job)
+    elif job.milli_per_gpu == WHOLE_MILLI:
+        each = gpus(job.task_milli, job.gpu_model)
+    else:
+        kind = f"{job.gpu_model} " if job.gpu_model else ""
+        share = number(job.milli_per_gpu)
+        each = (
+            f"{share} of a {kind}GPU"
+            if job.gpus_per_task == 1
+            else f"{share} of {job.gpus_per_task} {kind}GPUs"
+        )
+    if job.min_gpu_memory_mib is not None and job.gpus_per_task:
+        each += f" with {gib(job.min_gpu_memory_mib)} or more each"
+    return each if job.tasks == 1 else f"{job.tasks} × {each}"
+
+
+def cpu_and_memory(job: PendingRow) -> str:
+    """``4 CPUs and 8 GiB``."""
+    cpus = number(job.cpu_milli)
+    return f"{cpus} {'CPU' if cpus == '1' else 'CPUs'} and {gib(job.memory_mib)}"
+
+
+def gib(mib: int) -> str:
+    """Memory in GiB with at most one digit."""
+    return f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
+
+
+def moment(at_s: float) -> str:
+    """A time of day in UTC, to the minute."""
+    return datetime.fromtimestamp(at_s, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")

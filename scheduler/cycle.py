@@ -1,0 +1,116 @@
+"""One scheduling cycle: photograph the record, decide purely, write back. One page."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from django.db import transaction
+from django.utils import timezone
+
+from portal.events import announce
+from portal.models import ClusterSettings, Cycle
+from portal.words.reasons import VerdictCode
+from scheduler import leases
+from scheduler.commit import Refusal, commit_eviction, commit_start
+from scheduler.core.cluster import Snapshot
+from scheduler.core.decide import decide
+from scheduler.core.plan import Plan, Start, Verdict
+from scheduler.core.policy import Policy
+from scheduler.leases import Held
+from scheduler.snapshot import Photo, take_photo
+from scheduler.standings import write_standings
+
+log = logging.getLogger(__name__)
+
+Decide = Callable[[Snapshot, Policy], Plan]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a cycle did; ``again`` when the next should follow at once."""
+
+    started: int
+    refused: tuple[Refusal, ...]
+    again: bool
+
+
+def run_cycle(cause: str, holder: str, decide: Decide = decide) -> Outcome | None:
+    """Runs one cycle as leader; None when another scheduler leads. Raises Deposed when replaced meanwhile."""
+    leader = leases.claim(leases.LEADER, holder, leases.LEADER_TTL_S)
+    if leader is None:
+        return None
+    started_at, begin_s = timezone.now(), time.monotonic()
+    settings = ClusterSettings.objects.get_or_create(id=1)[0]
+    try:
+        photo = take_photo(settings)
+        photo_s = time.monotonic()
+        plan = decide(photo.snapshot, photo.policy)
+        decided_s = time.monotonic()
+    except ValueError as wrong:  # a snapshot or a policy that the core refuses: no guess is better than none
+        _alarm(leader, settings, f"The scheduler starts nothing: {wrong}")
+        return Outcome(0, (), again=False)
+    _alarm(leader, settings, "")
+    leases.renew([leader.name], holder, leases.LEADER_TTL_S)
+    refused = _commit(leader, photo, plan)
+    row = Cycle(
+        started_at=started_at,
+        epoch=leader.epoch,
+        woken_by=cause[:40],
+        snapshot_ms=(photo_s - begin_s) * 1000,
+        decide_ms=(decided_s - photo_s) * 1000,
+        commit_ms=(time.monotonic() - decided_s) * 1000,
+        pending=len(photo.snapshot.pending),
+        started_jobs=0 if photo.adopt_only else len(plan.starts) - len(refused),
+        evicted_jobs=0 if photo.adopt_only else len(plan.evictions),
+        refused_commits=len(refused),
+        steps=plan.steps_used,
+        truncated=plan.truncated,
+        receipts=[asdict(receipt) for receipt in plan.receipts],
+    )
+    with transaction.atomic():
+        leases.check(leader)
+        row.save()
+        announce("cluster", {"kind": "cycle", "pending": row.pending, "started": row.started_jobs})
+    return Outcome(row.started_jobs, tuple(refused), again=bool(refused) and row.started_jobs > 0)
+
+
+def _commit(leader: Held, photo: Photo, plan: Plan) -> list[Refusal]:
+    """Evictions first, then starts, then the verdicts of those that wait on."""
+    refused: list[Refusal] = []
+    verdicts = plan.verdicts
+    if photo.adopt_only:
+        verdicts = (*map(_after_restore, plan.starts), *verdicts)
+    else:
+        for eviction in plan.evictions:
+            if refusal := commit_eviction(leader, eviction):
+                log.info("eviction of %s refused: %s", eviction.job, refusal.sentence)
+        for start in plan.starts:
+            if refusal := commit_start(leader, start):
+                log.info("start of %s refused: %s", start.job, refusal.sentence)
+                refused.append(refusal)
+    write_standings(leader, photo, verdicts)
+    return refused
+
+
+def _after_restore(start: Start) -> Verdict:
+    return Verdict(
+        start.job,
+        VerdictCode.DELAYED_UNTIL,
+        "The record was restored from a backup; nothing starts until every node has been compared with it.",
+    )
+
+
+def _alarm(leader: Held, settings: ClusterSettings, sentence: str) -> None:
+    """Raises or clears the alarm that admins see, when it changed."""
+    if settings.alarm == sentence[:1000]:
+        return
+    log.error("%s", sentence) if sentence else log.info("the scheduler works again")
+    with transaction.atomic():
+        leases.check(leader)
+        ClusterSettings.objects.filter(id=1).update(
+            alarm=sentence[:1000], alarm_at=timezone.now() if sentence else None
+        )
+        announce("cluster", {"kind": "alarm", "sentence": sentence})

@@ -1,0 +1,235 @@
+"""Carries one decision to one node: start, stop, the end of a task, its log. Every step may be repeated.
+
+The order is always: write down that it is about to happen, ask the node, write down what it said. A crash
+between any two leaves something that the next pass finds and finishes.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from dataclasses import dataclass
+
+from agents.engines.contract import Container, Engine, Refused, TaskKey
+from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
+from portal.services import lifecycle
+from portal.services.logs import note_log_progress, write_log_bytes
+from portal.services.workspaces import attempt_secret
+from portal.words.reasons import EndReason, end_sentence
+from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
+from scheduler import leases
+from scheduler.killpoints import killpoint
+from scheduler.leases import Held
+from scheduler.start_spec import Part, image_of, start_spec
+
+log = logging.getLogger(__name__)
+
+LOG_PIECES_A_TURN = 16
+"""At most this many pieces (of 256 KiB) of one log are fetched before others have their turn."""
+
+
+class After(enum.Enum):
+    """What a start left to do."""
+
+    NOTHING = "nothing"
+    LATER = "later"  # the same call again, after a while
+    BRING_IMAGE = "bring image"
+
+
+@dataclass(frozen=True)
+class Door:
+    """An open connection to a node, with the right to use it."""
+
+    engine: Engine
+    lease: Held
+    node: Node
+
+    def epoch(self) -> int:
+        """The epoch for the next command. Raises Deposed."""
+        return leases.command_epoch(self.lease)
+
+
+TRIED_AGAIN = frozenset({"over_milli", "engine_error", "port_in_use", "stale_epoch"})
+"""Refusals that may pass by themselves within seconds."""
+
+_ENDS = {
+    "image_missing": EndReason.IMAGE_MISSING,
+    "disk_full": EndReason.DISK_FULL,
+}
+
+
+# -- start -----------------------------------------------------------------------------------------
+
+
+def start_task(door: Door, task: Task, *, tries_left: int) -> After:
+    """Starts one task on its node. Raises Unknown when no answer came, Deposed when the node is not ours."""
+    attempt, job = task.attempt, task.attempt.job
+    spec = _spec(task)
+    killpoint("start.before_mark")
+    if not lifecycle.task_sent(task):
+        return After.NOTHING
+    killpoint("start.marked")
+    try:
+        epoch = door.epoch()
+        killpoint("start.before_send")
+        started = door.engine.start(epoch, spec)
+    except Refused as refusal:
+        killpoint("start.refused")
+        return _start_refused(door.node, task, refusal, tries_left)
+    killpoint("start.answered")
+    if started.state == "exited":
+        return After.LATER  # it has come and gone; the next comparison writes down how
+    lifecycle.task_running(task.pk, container=started.container, ports=started.ports)
+    killpoint("start.recorded")
+    log.info("started %s/%s/%s on %s", job.public_id, attempt.number, task.rank, door.node.name)
+    return After.NOTHING
+
+
+def _spec(task: Task) -> dict[str, object]:
+    attempt, job = task.attempt, task.attempt.job
+    gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
+    home = Volume.objects.filter(owner_id=job.owner_id, kind="home").first()
+    secret = attempt_secret(attempt) if attempt.secret else ""
+    cluster = ClusterSettings.objects.get(id=1).cluster_id
+    part = Part(attempt.number, task.rank, tuple(gpus))
+    return start_spec(cluster, job, part, task.node, home, secret)
+
+
+def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) -> After:
+    log.warning("%s refused to start task %s: %s (%s)", node.name, task.pk, refusal.message, refusal.code)
+    lifecycle.task_problem(task.pk, refusal.message)
+    if refusal.code in TRIED_AGAIN and tries_left > 0:
+        return After.LATER
+    if refusal.code == "image_missing" and tries_left > 0:
+        return After.BRING_IMAGE
+    give_up(node, task, _ENDS.get(refusal.code, EndReason.START_REFUSED), refusal.message)
+    return After.NOTHING
+
+
+def give_up(node: Node, task: Task, reason: EndReason, detail: str) -> None:
+    """Ends the attempt of a task that a node will not start; the job goes elsewhere if there is elsewhere."""
+    job = task.attempt.job
+    avoid(job, node)
+    sentence = end_sentence(
+        reason, node=node.name, detail=detail, image=image_of(job.environment) or "the environment"
+    )
+    lifecycle.want_stop(task.attempt_id, reason, sentence=sentence)
+
+
+def avoid(job: Job, node: Node) -> None:
+    """Keeps the job's next attempt off a node, unless that would leave it none."""
+    others = Node.objects.filter(state=NodeState.READY.value, runtime=node.runtime).exclude(pk=node.pk)
+    if job.pool_id is not None:
+        others = others.filter(pool=job.pool_id)
+    if others.exclude(pk__in=job.avoid_nodes.values("pk")).exists():
+        job.avoid_nodes.add(node)
+
+
+# -- stop ------------------------------------------------------------------------------------------
+
+
+def stop_attempt(door: Door, attempt: Attempt) -> bool:
+    """Asks the node to end an attempt and never to start it again; True when it is gone from there."""
+    job = attempt.job
+    killpoint("stop.before_send")
+    answer = door.engine.stop(door.epoch(), job.public_id, attempt.number, grace_s=job.stop_grace_s)
+    killpoint("stop.answered")
+    if not answer.gone:
+        return False
+    ended = {container.key.task: container for container in answer.ended}
+    for task in attempt.task_rows.filter(node=door.node, gone=False).order_by("rank"):
+        record_end(task.pk, ended.get(task.rank))
+        killpoint("stop.recorded")
+    return True
+
+
+def stop_stranger(door: Door, job: str, attempt: int) -> None:
+    """Ends containers of ours that should not live: their attempt has ended, or was never recorded."""
+    door.engine.stop(door.epoch(), job, attempt, grace_s=5.0)
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def record_end(task_id: int, container: Container | None) -> None:
+    """Writes down that a task is gone from its node, and how it ended as far as the node knows."""
+    killpoint("end.before_record")
+    if container is None:
+        lifecycle.task_ended(task_id, exit_code=None, reason=EndReason.CONTAINER_VANISHED)
+        return
+    lifecycle.task_ended(
+        task_id,
+        exit_code=container.exit_code,
+        reason=end_reason(container),
+        oom=container.oom,
+        peak_memory_mib=container.peak_memory_mib,
+        proof="rebooted" if container.rebooted else "gone",
+    )
+    killpoint("end.recorded")
+
+
+def end_reason(container: Container) -> EndReason:
+    """Why a container ended that nobody had asked to end."""
+    if container.rebooted:
+        return EndReason.NODE_REBOOTED
+    if container.oom:
+        return EndReason.OUT_OF_MEMORY
+    if container.exit_code is None:
+        return EndReason.CONTAINER_VANISHED
+    return EndReason.FINISHED if container.exit_code == 0 else EndReason.EXIT_CODE
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
+    """Mirrors what is left of an ended task's log; True when all of it is here."""
+    if task.log_complete:
+        return True
+    offset = task.log_bytes
+    for _ in range(LOG_PIECES_A_TURN):
+        try:
+            piece = door.engine.logs(key, offset)
+        except Refused:  # the node has no such task any more: what is here is all there will be
+            note_log_progress(task.pk, offset, complete=True)
+            return True
+        end = piece.offset + len(piece.data)
+        offset = write_log_bytes(key.job, key.attempt, key.task, piece.format, piece.offset, piece.data)
+        complete = piece.eof and offset == end  # a lower offset asks for bytes that our copy lacks
+        note_log_progress(task.pk, offset, complete=complete)
+        if complete:
+            return True
+        if not piece.data and offset == end:
+            return False
+    return False
+
+
+def remove_ended(door: Door, job: str, attempt: int) -> None:
+    """Drops what an ended attempt left on the node, once every task of it there has ended."""
+    killpoint("remove.before_send")
+    try:
+        door.engine.remove(door.epoch(), job, attempt)
+    except Refused as refusal:
+        log.info("%s keeps %s/%s for now: %s", door.node.name, job, attempt, refusal.message)
+    killpoint("remove.answered")
+
+
+# -- what there is to do -----------------------------------------------------------------------------
+
+
+def tasks_held(node: Node) -> list[Task]:
+    """Tasks of live attempts that hold GPUs on a node, oldest first, with what their start needs."""
+    return list(
+        Task.objects.filter(node=node, gone=False, attempt__state__in=ATTEMPT_LIVE)
+        .select_related("node", "attempt__job__owner", "attempt__job__environment")
+        .order_by("attempt_id", "rank")
+    )
+
+
+def is_to_start(task: Task) -> bool:
+    """True while a start command may and should go out."""
+    return (
+        task.state == AttemptState.CONFIGURING
+        and task.attempt.state == AttemptState.CONFIGURING
+        and task.attempt.stop_wanted_at is None
+    )

@@ -1,0 +1,152 @@
+"""Brings an environment's image to a node that lacks it, beside the actor, with progress on the page."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from django.db import connection
+
+from agents.engines.contract import Engine, PullProgress, Refused, Unknown
+from portal.models import Environment, EnvironmentOnNode, Node, Task
+from portal.services import lifecycle
+from scheduler.opening import CannotOpen, open_engine
+from scheduler.start_spec import image_of
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 512 * 1024
+TELL_EVERY_PERCENT = 2
+
+
+class ImageBringer:
+    """The image work of one node: each image at most once at a time, each in a thread with its own stream."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+        self._bringing: set[int] = set()
+        self._failures: dict[int, str] = {}
+        self._brought: set[int] = set()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+
+    def is_bringing(self, task: Task) -> bool:
+        """True while the image of this task is on its way."""
+        return task.attempt.job.environment_id in self._bringing
+
+    def failure(self, task: Task) -> str | None:
+        """Why the image could not be brought, told once."""
+        with self._lock:
+            return self._failures.pop(task.attempt.job.environment_id, None)
+
+    def bring(self, node: Node, task: Task) -> None:
+        """Begins to bring the image that a task needs."""
+        environment = task.attempt.job.environment
+        with self._lock:
+            if environment.pk in self._bringing:
+                return
+            self._bringing.add(environment.pk)
+        lifecycle.task_problem(task.pk, f"Bringing the image of {environment.title} to {node.name}.")
+        threading.Thread(
+            target=self._run, args=(node, environment), name=f"image-{node.name}", daemon=True
+        ).start()
+
+    def end(self) -> None:
+        """Asks uploads to end; what has arrived stays, and the next one goes on from there."""
+        self._stopping.set()
+
+    def _run(self, node: Node, environment: Environment) -> None:
+        try:
+            problem = self._bring(node, environment)
+            if problem is not None:
+                note_environment(environment, node, "failed", problem)
+                with self._lock:
+                    self._failures[environment.pk] = problem
+        finally:
+            with self._lock:
+                self._bringing.discard(environment.pk)
+            connection.close()
+            self._done()
+
+    def _bring(self, node: Node, environment: Environment) -> str | None:
+        """Brings it; None on success, else the reason as a sentence."""
+        note_environment(environment, node, "loading", "Waiting for the node.")
+        try:
+            engine = open_engine(node, role="bulk")
+        except CannotOpen as problem:
+            return str(problem)
+        try:
+            if environment.archive:
+                self._load(engine, node, environment)
+            elif environment.image:
+                engine.watch(lambda event: _note_pull(environment, node, event))
+                engine.pull(environment.image)
+            else:
+                return "The environment names no image."
+        except Refused as refusal:
+            return refusal.message
+        except Unknown as silence:
+            return f"The node stopped answering: {silence}"
+        except OSError as problem:
+            return f"The archive cannot be read: {problem}"
+        finally:
+            engine.close()
+        note_environment(environment, node, "present", "")
+        return None
+
+    def _load(self, engine: Engine, node: Node, environment: Environment) -> None:
+        """Sends the archive in pieces, from where an earlier upload ended."""
+        path = Path(environment.archive)
+        size = path.stat().st_size
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            for piece in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(piece)
+            upload = digest.hexdigest()[:32]
+            offset = min(engine.load(upload, 0, b""), size)
+            stream.seek(offset)
+            told = -TELL_EVERY_PERCENT
+            while piece := stream.read(PIECE_BYTES):
+                if self._stopping.is_set():
+                    raise Unknown("This worker is ending.")
+                offset = engine.load(upload, offset, piece)
+                percent = offset * 100 // max(size, 1)
+                if percent >= told + TELL_EVERY_PERCENT:
+                    told = percent
+                    note_environment(environment, node, "loading", "Sending the image.", percent)
+        note_environment(environment, node, "loading", "The node unpacks the image.", 100)
+        engine.load(upload, offset, b"", sha256=digest.hexdigest())
+
+
+def note_environment(
+    environment: Environment, node: Node, state: str, detail: str, percent: int | None = None
+) -> None:
+    """Writes down how far an environment has come on a node, for the pages."""
+    EnvironmentOnNode.objects.update_or_create(
+        environment=environment,
+        node=node,
+        defaults={"state": state, "detail": detail[:500], "progress_percent": percent},
+    )
+
+
+def note_images(node: Node, engine: Engine) -> None:
+    """Writes down which environments a node has, from what it told of its images."""
+    told = {
+        name.removeprefix("sha256:")
+        for row in engine.hello["images"]
+        for name in (row["image_id"], *row["refs"], *row["digests"])
+    }
+    for environment in Environment.objects.filter(enabled=True, runtime__in=["podman", "docker"]):
+        wanted = image_of(environment)
+        present = wanted is not None and wanted.removeprefix("sha256:") in told
+        row = EnvironmentOnNode.objects.filter(environment=environment, node=node).first()
+        if row is None or (row.state == "present") != present:
+            note_environment(environment, node, "present" if present else "missing", "")
+
+
+def _note_pull(environment: Environment, node: Node, event: object) -> None:
+    if isinstance(event, PullProgress):
+        note_environment(environment, node, "loading", event.sentence)

@@ -1,0 +1,133 @@
+"""Rights held for a time as rows with epochs: to schedule (``leader``), or to speak to a node (law 5).
+
+Times are the database's, never the host's. A new holder gets an epoch above every epoch given before, so one
+number fences commits and commands alike: a write or a command that carries a lower one is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db import connection, transaction
+
+LEADER = "leader"
+LEADER_TTL_S = 8.0
+NODE_TTL_S = 15.0
+
+_TURN = 0x_FA1A
+"""Advisory lock that orders take-overs, so that no two leases get the same epoch."""
+
+
+class Deposed(Exception):
+    """Another holder has the lease: this process must not write any more."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lease that was ours when the database last said so."""
+
+    name: str
+    holder: str
+    epoch: int
+
+
+def new_holder() -> str:
+    """A name for this process that no other process has, before or after it."""
+    return f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def node_lease(node: str) -> str:
+    """The lease name of the right to speak to a node (public id)."""
+    return f"node:{node}"
+
+
+def claim(name: str, holder: str, ttl_s: float) -> Held | None:
+    """Takes or renews a lease; None while another holder has it."""
+    kept = renew([name], holder, ttl_s)
+    if kept:
+        return kept[0]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_TURN])
+        cursor.execute(
+            """
+            INSERT INTO portal_lease AS lease (name, holder, epoch, expires_at)
+            VALUES (%(name)s, %(holder)s, (SELECT coalesce(max(epoch), 0) + 1 FROM portal_lease),
+                    clock_timestamp() + make_interval(secs => %(ttl)s))
+            ON CONFLICT (name) DO UPDATE
+               SET holder = excluded.holder, epoch = excluded.epoch, expires_at = excluded.expires_at
+             WHERE lease.expires_at < clock_timestamp()
+            RETURNING epoch
+            """,
+            {"name": name, "holder": holder, "ttl": ttl_s},
+        )
+        row = cursor.fetchone()
+    return Held(name, holder, row[0]) if row else None
+
+
+def renew(names: Sequence[str], holder: str, ttl_s: float) -> list[Held]:
+    """Prolongs those of the leases that are still ours, and gives them.
+
+    One that ran out but was taken by nobody is still ours: nobody else has acted under its name.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE portal_lease SET expires_at = clock_timestamp() + make_interval(secs => %s)"
+            " WHERE name = ANY(%s) AND holder = %s RETURNING name, epoch",
+            [ttl_s, list(names), holder],
+        )
+        return [Held(name, holder, epoch) for name, epoch in cursor.fetchall()]
+
+
+def let_go(names: Sequence[str], holder: str) -> None:
+    """Ends leases of ours at once, so that the next holder need not wait. The epochs stay."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE portal_lease SET expires_at = to_timestamp(0) WHERE name = ANY(%s) AND holder = %s",
+            [list(names), holder],
+        )
+
+
+def check(held: Held) -> None:
+    """Raises Deposed unless the lease is still ours; nobody can take it before this transaction ends (I8)."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT holder, epoch FROM portal_lease WHERE name = %s FOR SHARE", [held.name])
+        row = cursor.fetchone()
+    if row != (held.holder, held.epoch):
+        raise Deposed(f"The lease {held.name} has moved on to {row[0] if row else 'nobody'}.")
+
+
+def command_epoch(held: Held) -> int:
+    """The epoch for a command to the node of this lease: the newest of the leader's and its own.
+
+    Raises Deposed when the lease is not ours any more.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT name, holder, epoch FROM portal_lease WHERE name = ANY(%s)", [[LEADER, held.name]]
+        )
+        rows = {name: (holder, epoch) for name, holder, epoch in cursor.fetchall()}
+    if rows.get(held.name) != (held.holder, held.epoch):
+        raise Deposed(f"The lease {held.name} is another worker's now.")
+    return max(int(epoch) for _, epoch in rows.values())
+
+
+def lift(held: Held, above: int) -> Held:
+    """A lease of ours with an epoch above ``above``: after a restore nodes have heard higher ones than we know.
+
+    Raises Deposed when the lease is not ours any more.
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_TURN])
+        cursor.execute(
+            "UPDATE portal_lease SET epoch = 1 + greatest(%s, (SELECT max(epoch) FROM portal_lease))"
+            " WHERE name = %s AND holder = %s AND epoch = %s RETURNING epoch",
+            [above, held.name, held.holder, held.epoch],
+        )
+        row = cursor.fetchone()
+    if row is None:
+        raise Deposed(f"The lease {held.name} is another worker's now.")
+    return Held(held.name, held.holder, row[0])

@@ -1,0 +1,150 @@
+"""Nodes -> record: writes down what a node tells, adopts and finishes, and stops what must not live."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from django.utils import timezone
+
+from agents.engines.contract import Container, TaskKey
+from portal.models import ClusterSettings, Node, Task
+from portal.services import lifecycle, nodes
+from portal.words.states import ATTEMPT_LIVE, AttemptState
+from scheduler import leases
+from scheduler.compare import Differences, RecordedTask, compare
+from scheduler.dispatch import (
+    Door,
+    collect_log,
+    record_end,
+    remove_ended,
+    stop_attempt,
+    stop_stranger,
+    tasks_held,
+)
+from scheduler.killpoints import killpoint
+
+log = logging.getLogger(__name__)
+
+MISSED_TWICE_S = 1.0
+"""A container that is missing is asked for again after this time, before its task is said to have vanished."""
+
+
+def welcome(door: Door, received_s: float) -> Door:
+    """Writes down a hello, and gives a door whose epoch the node will accept."""
+    hello = door.engine.hello
+    if hello["highest_epoch"] > door.epoch():
+        log.warning(
+            "%s has heard epoch %s, above ours: the record is older than the node",
+            door.node.name,
+            hello["highest_epoch"],
+        )
+        door = Door(door.engine, leases.lift(door.lease, hello["highest_epoch"]), door.node)
+    if nodes.record_hello(door.node.pk, hello, received_s=received_s):
+        log.warning("%s restarted since it was last heard", door.node.name)
+    killpoint("hello.recorded")
+    return door
+
+
+def reconcile(door: Door) -> Differences:
+    """Compares record and node once and sets right what differs. Raises Unknown, Refused or Deposed."""
+    held = tasks_held(door.node)
+    recorded = {_key(task): _as_recorded(task) for task in held}
+    seen = door.engine.poll()
+    if seen.boot_id != door.node.boot_id and door.node.boot_id:
+        # it restarted under our open link: the hello of a new one says what that means
+        door.engine.close()
+        return Differences()
+    recorded |= _ended_ones(door.node, [c.key for c in seen.containers if c.key not in recorded])
+    found = compare(recorded, seen.containers)
+    _apply(door, found, {_key(task): task for task in held})
+    nodes.record_seen(door.node.pk)
+    nodes.record_reconciled(door.node.pk, timezone.now())
+    killpoint("reconcile.done")
+    return found
+
+
+def _apply(door: Door, found: Differences, held: dict[TaskKey, Task]) -> None:
+    for recorded, container in found.adopt:
+        log.info("adopting %s on %s", container.name, door.node.name)
+        lifecycle.task_running(recorded.id, container=container.name, ports=container.ports)
+        killpoint("reconcile.adopted")
+    for recorded, container in found.finish:
+        record_end(recorded.id, container)
+    if found.vanished:
+        _declare_vanished(door, found.vanished)
+    for job, attempt in sorted(found.stop):
+        _stop(door, job, attempt, held)
+    for container in found.unknown:
+        _stop_unknown(door, container)
+    attempts = {(c.key.job, c.key.attempt) for _, c in (*found.collect, *found.finish)}
+    for job, attempt in sorted(attempts):
+        collect_and_remove(door, job, attempt)
+
+
+def _stop(door: Door, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:
+    for key, task in held.items():
+        if (key.job, key.attempt) == (job, attempt):
+            stop_attempt(door, task.attempt)
+            return
+    stop_stranger(door, job, attempt)
+
+
+def _stop_unknown(door: Door, container: Container) -> None:
+    """Ends a container of ours that the record never heard of; after a restore it is kept for the admin."""
+    if ClusterSettings.objects.get(id=1).adopt_only:
+        log.warning(
+            "%s on %s is not in the restored record; it is left alone", container.name, door.node.name
+        )
+        return
+    log.warning("stopping %s on %s: the record does not know it", container.name, door.node.name)
+    stop_stranger(door, container.key.job, container.key.attempt)
+
+
+def _declare_vanished(door: Door, missing: list[RecordedTask]) -> None:
+    """Ends tasks whose containers are gone without a trace, once a second look says the same."""
+    time.sleep(MISSED_TWICE_S)
+    there = {container.key for container in door.engine.poll().containers}
+    for recorded in missing:
+        if recorded.key not in there:
+            log.warning("the container of %s vanished from %s", recorded.key, door.node.name)
+            record_end(recorded.id, None)
+
+
+def collect_and_remove(door: Door, job: str, attempt: int) -> bool:
+    """Fetches what is left of an ended attempt's logs, then drops it from the node; True when done."""
+    rows = list(
+        Task.objects.filter(node=door.node, attempt__job__public_id=job, attempt__number=attempt).order_by(
+            "rank"
+        )
+    )
+    if any(not task.gone for task in rows):
+        return False
+    if not all(collect_log(door, task, TaskKey(job, attempt, task.rank)) for task in rows):
+        return False
+    remove_ended(door, job, attempt)
+    return True
+
+
+def _key(task: Task) -> TaskKey:
+    return TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
+
+
+def _as_recorded(task: Task) -> RecordedTask:
+    return RecordedTask(
+        id=task.pk,
+        key=_key(task),
+        state=AttemptState(task.state),
+        gone=task.gone or task.attempt.state not in ATTEMPT_LIVE,
+        sent=task.attempt.sent_at is not None,
+        stop_wanted=task.attempt.stop_wanted_at is not None,
+    )
+
+
+def _ended_ones(node: Node, keys: list[TaskKey]) -> dict[TaskKey, RecordedTask]:
+    """Those of the keys that the record knows as tasks of this node."""
+    if not keys:
+        return {}
+    rows = Task.objects.filter(node=node, attempt__job__public_id__in={key.job for key in keys})
+    known = {_key(task): _as_recorded(task) for task in rows.select_related("attempt__job")}
+    return {key: known[key] for key in keys if key in known}

@@ -1,0 +1,105 @@
+"""What a node is asked to start, as a pure function of the record: argument lists, never a shell string."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from portal.models import Environment, Job, Node, Volume
+from portal.services.environments import SECRET_FILE
+from portal.words.states import JobKind, RuntimeKind
+
+SECRET_NAME = SECRET_FILE
+PIDS = 8192
+PLACE_OF_SECRETS = "{secrets}"
+"""The node fills in the folder of a task's secret files, as it does ``{port}`` and ``{address}``."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank as it was placed: its number, its attempt's number, and (GPU uuid, milli) pairs."""
+
+    attempt: int
+    rank: int
+    gpus: tuple[tuple[str, int], ...]
+
+
+def start_spec(
+    cluster: str, job: Job, part: Part, node: Node, home: Volume | None, secret: str
+) -> dict[str, Any]:
+    """The spec of one task, with a digest over all of it, so that an equal name with other content is seen."""
+    environment = job.environment
+    person = job.owner
+    user = person.username[:32]
+    mounts, workdir = _home(job, home, node)
+    spec: dict[str, Any] = {
+        "cluster": cluster,
+        "job": job.public_id,
+        "attempt": part.attempt,
+        "task": part.rank,
+        "runtime": node.runtime,
+        "image": image_of(environment),
+        "command": _command(job, environment, node),
+        "workdir": workdir,
+        "env": dict(job.environ),
+        "secret_files": {SECRET_NAME: secret} if secret else {},
+        "uid": person.uid,
+        "gid": person.gid,
+        "user": user,
+        "gpus": [{"uuid": uuid, "milli": milli} for uuid, milli in part.gpus],
+        "cpu_milli": job.cpu_milli,
+        "memory_mib": job.memory_mib,
+        "shm_mib": job.shm_mib,
+        "pids": PIDS,
+        "ports": [environment.tool_port]
+        if job.kind == JobKind.WORKSPACE.value and environment.tool_port
+        else [],
+        "mounts": mounts,
+        "stop_grace_s": job.stop_grace_s,
+    }
+    spec = {key: value for key, value in spec.items() if value is not None}
+    return spec | {"digest": digest_of(spec)}
+
+
+def digest_of(spec: dict[str, Any]) -> str:
+    """A digest of a spec; the secret counts by its own digest, so that the label tells nothing of it."""
+    plain = dict(spec)
+    plain["secret_files"] = {
+        name: hashlib.sha256(content.encode()).hexdigest() for name, content in spec["secret_files"].items()
+    }
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def image_of(environment: Environment) -> str | None:
+    """The approved identity of an environment's image: its config digest when one was noted, else its name."""
+    if environment.runtime == RuntimeKind.PROCESS.value:
+        return None
+    return environment.image_digest or environment.image or None
+
+
+def _command(job: Job, environment: Environment, node: Node) -> list[str]:
+    if job.kind != JobKind.WORKSPACE.value:
+        return [str(word) for word in job.command]
+    folder = PLACE_OF_SECRETS if node.runtime == RuntimeKind.PROCESS.value else "/run/fairway"
+    words = {"{base_url}": "/", "{secret_file}": f"{folder}/{SECRET_NAME}", "{prefix}": environment.prefix}
+    filled = []
+    for word in environment.tool_command:
+        for token, value in words.items():
+            word = word.replace(token, value)
+        filled.append(word)
+    return filled
+
+
+def _home(job: Job, home: Volume | None, node: Node) -> tuple[list[dict[str, Any]], str | None]:
+    """The person's home as a mount, and where the task begins."""
+    target = f"/home/{job.owner.username[:32]}"
+    if home is not None and home.reach == "shared" and home.path:
+        source = f"{home.path.rstrip('/')}/{job.owner.username}"
+        return [{"kind": "path", "source": source, "target": target, "read_only": False}], target
+    mount = {"kind": "home", "source": job.owner.username, "target": target, "read_only": False}
+    # a process has no mounts of its own: its home is where the node keeps it
+    workdir = None if node.runtime == RuntimeKind.PROCESS.value else target
+    return [mount], workdir

@@ -1,0 +1,108 @@
+"""Every operation of the API: how to call it in the world, and who may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.api.world import ACTORS
+
+EVERYBODY = frozenset(ACTORS)
+INSIDE = EVERYBODY - {"stranger"}
+WORKERS = frozenset({"member", "colleague", "manager", "admin"})
+CONTROLLERS = frozenset({"member", "manager", "admin"})
+MANAGERS = frozenset({"manager", "admin"})
+ADMIN = frozenset({"admin"})
+OWNER = frozenset({"member"})
+
+JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
+LAB = {"name": "more", "project": "vision", "environment": "lab"}
+NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation. ``denied`` is what an insider without the right gets, ``hidden`` what a stranger gets."""
+
+    name: str
+    method: str
+    path: str
+    allowed: frozenset[str]
+    body: Any = None
+    status: int = 200
+    denied: int = 403
+    hidden: int = 404
+    if_match: bool = False
+    differs: dict[str, int] = field(default_factory=dict)
+
+    def expected(self, actor: str) -> int:
+        """The status the actor gets."""
+        if actor == "anonymous":
+            return 401
+        if actor in self.differs:
+            return self.differs[actor]
+        if actor in self.allowed:
+            return self.status
+        return self.hidden if actor == "stranger" else self.denied
+
+
+ROWS = [
+    Row("me", "get", "me/", EVERYBODY),
+    Row("tokens_list", "get", "tokens/", EVERYBODY),
+    Row("tokens_create", "post", "tokens/", EVERYBODY, {"name": "new", "scopes": ["tokens"]}, 201),
+    Row("tokens_revoke", "delete", "tokens/{token}/", OWNER, status=204, denied=404),
+    Row("projects_list", "get", "projects/", EVERYBODY),
+    Row("projects_create", "post", "projects/", ADMIN, {"name": "brand-new"}, 201, hidden=403),
+    Row("projects_get", "get", "projects/{project}/", INSIDE),
+    Row("projects_change", "patch", "projects/{project}/", MANAGERS, {"title": "Seeing"}),
+    Row("members_list", "get", "projects/{project}/members/", INSIDE),
+    Row("members_put", "put", "projects/{project}/members/{newcomer}/", MANAGERS, {"role": "viewer"}),
+    Row("members_delete", "delete", "projects/{project}/members/{colleague}/", MANAGERS, status=204),
+    Row("project_quotas_list", "get", "projects/{project}/quotas/", INSIDE),
+    Row("project_quota_get", "get", "projects/{project}/quotas/{pool}/", INSIDE),
+    Row("project_quota_put", "put", "projects/{project}/quotas/{pool}/", ADMIN, NUMBERS, if_match=True),
+    Row(
+        "project_quota_patch",
+        "patch",
+        "projects/{project}/quotas/{pool}/",
+        ADMIN,
+        {"weight": 3},
+        if_match=True,
+    ),
+    Row("quotas_list", "get", "quotas/", EVERYBODY),
+    Row("quotas_get", "get", "quotas/{quota}/", INSIDE),
+    Row("quotas_put", "put", "quotas/{quota}/", ADMIN, NUMBERS, if_match=True),
+    Row("quotas_patch", "patch", "quotas/{quota}/", ADMIN, {"weight": 3}, if_match=True),
+    Row("quota_changes", "get", "quotas/{quota}/changes/", INSIDE),
+    Row("quota_undo", "post", "quotas/{quota}/undo/", ADMIN, {}, if_match=True),
+    Row("jobs_list", "get", "jobs/", EVERYBODY),
+    Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=400),
+    Row("jobs_get", "get", "jobs/{running}/", INSIDE),
+    Row("jobs_cancel", "post", "jobs/{job}/cancel/", CONTROLLERS, {}),
+    Row("jobs_hold", "post", "jobs/{job}/hold/", CONTROLLERS, {}),
+    Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}),
+    Row("jobs_start_again", "post", "jobs/{ended}/start-again/", CONTROLLERS, {}, 201),
+    Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
+    Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
+    Row("jobs_log_file", "get", "jobs/{running}/logs/download/?rank=1", INSIDE),
+    Row("workspaces_list", "get", "workspaces/", EVERYBODY),
+    Row("workspaces_launch", "post", "workspaces/", WORKERS, LAB, 201, hidden=400),
+    Row("workspaces_get", "get", "workspaces/{workspace}/", INSIDE),
+    # nobody may enter another person's workspace, not even an admin; the owner's is not ready yet
+    Row("workspaces_open", "post", "workspaces/{workspace}/open/", OWNER, {}, 409),
+    Row("workspaces_stop", "post", "workspaces/{workspace}/stop/", CONTROLLERS, {}),
+    Row("workspaces_start_again", "post", "workspaces/{ended_workspace}/start-again/", OWNER, {}, 201),
+    Row("ask", "post", "ask/", WORKERS, JOB, hidden=400),
+    Row("pools_list", "get", "pools/", EVERYBODY),
+    Row("pools_get", "get", "pools/{pool}/", EVERYBODY),
+    Row("nodes_list", "get", "nodes/", EVERYBODY),
+    Row("nodes_get", "get", "nodes/{node}/", EVERYBODY),
+    Row("gpus_list", "get", "gpus/", EVERYBODY),
+    Row("gpus_get", "get", "gpus/{gpu}/", EVERYBODY),
+    Row("environments_list", "get", "environments/", EVERYBODY),
+    Row("environments_get", "get", "environments/{lab}/", EVERYBODY),
+    Row("templates_list", "get", "templates/", EVERYBODY),
+    Row("templates_get", "get", "templates/{template}/", EVERYBODY),
+    Row("usage", "get", "usage/", EVERYBODY),
+    Row("schema", "get", "../schema/", EVERYBODY),
+]

@@ -1,0 +1,203 @@
+"""Bad input and bad days: each ends in a problem with a stable code, never in a trace, HTML or a hang."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import OperationalError
+from django.test import Client
+from redis.exceptions import ConnectionError as RedisAway
+
+from portal import throttle
+from portal.api import jobs as job_routes
+from portal.api.bodies import MAX_BODY_BYTES
+from tests.api.table import JOB
+
+JOBS = "/api/v1/jobs/"
+
+
+def post(client: Client, body, content_type: str = "application/json", path: str = JOBS, **headers: str):
+    data = body if isinstance(body, str | bytes) else json.dumps(body)
+    return client.post(path, data, content_type=content_type, headers=headers)
+
+
+def is_problem(answer, status: int, code: str) -> dict:
+    assert answer.status_code == status, answer.content
+    assert answer["Content-Type"] == "application/problem+json"
+    body = answer.json()
+    assert body["code"] == code
+    assert body["status"] == status
+    assert body["detail"]
+    return body
+
+
+@pytest.fixture
+def client(world):
+    return world.client("member")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"colour": "red"}, "colour"),
+        ({"state": "RUNNING"}, "state"),
+        ({"owner": "somebody"}, "owner"),
+        ({"tasks": 0}, "tasks"),
+        ({"tasks": "1"}, "tasks"),
+        ({"tasks": True}, "tasks"),
+        ({"tasks": 10**40}, "tasks"),
+        ({"gpus_per_task": -1}, "gpus_per_task"),
+        ({"milli_per_gpu": 1001}, "milli_per_gpu"),
+        ({"name": 7}, "name"),
+        ({"name": "../../etc"}, "name"),
+        ({"command": "rm -rf /"}, "command"),
+        ({"command": [1]}, "command.0"),
+        ({"command": []}, "command"),
+        ({"environ": {"LD_PRELOAD": "x"}}, "environ"),
+        ({"environ": {"A": 1}}, "environ.A"),
+        ({"project": "nowhere"}, "project"),
+        ({"environment": "nowhere"}, "environment"),
+        ({"pool": "nowhere"}, "pool"),
+        ({"template": "nowhere"}, "template"),
+        ({"kind": "workspace"}, "kind"),
+        ({"preemptible": "yes"}, "preemptible"),
+        ({"time_limit_s": 10**9}, "time_limit_s"),
+    ],
+)
+def test_wrong_fields_are_named(client, change, field):
+    body = is_problem(post(client, {**JOB, **change}), 400, "invalid")
+    assert any(error["field"].startswith(field.split(".")[0]) for error in body["errors"]), body
+
+
+def test_the_impossible_comes_with_the_nearest_request(client):
+    body = is_problem(post(client, {**JOB, "gpus_per_task": 9}), 422, "never")
+    assert body["facts"]["nearest"] == {"tasks": 1, "gpus_per_task": 4}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b"\xff\xfe",
+        b'{"name": NaN}',
+        b'{"name": "a", "name": "b"}',
+        b'{"name": "a\\u0000b"}',
+        b'{"name": "\\ud800"}',
+        b'{"a\\u0000": 1}',
+        b"[" * 100_000,
+        b'{"a":' * 20 + b"1" + b"}" * 20,
+        b'{"tasks": ' + b"9" * 5000 + b"}",
+        b'{"tasks": 1e999}',
+    ],
+)
+def test_broken_json_is_400(client, raw):
+    answer = post(client, raw)
+    assert answer.status_code == 400
+    assert answer["Content-Type"] == "application/problem+json"
+
+
+def test_too_large_is_413(client):
+    is_problem(post(client, b'{"name": "' + b"x" * MAX_BODY_BYTES + b'"}'), 413, "too_large")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/xml", "x"])
+def test_another_content_type_is_415(client, kind):
+    is_problem(post(client, json.dumps(JOB), kind), 415, "unsupported_media_type")
+
+
+def test_other_methods_are_405_with_allow(client):
+    for method in ("put", "patch", "delete", "options", "trace"):
+        answer = getattr(client, method)(JOBS)
+        is_problem(answer, 405, "method_not_allowed")
+        assert set(answer["Allow"].split(", ")) == {"GET", "HEAD", "POST"}
+
+
+def test_unknown_parameters_and_orders_are_refused(client):
+    for query in (
+        "colour=red",
+        "order=owner__password",
+        "state=ODD",
+        "limit=0",
+        "limit=201",
+        "limit=x",
+        "project=a&project=b",
+        "cursor=abc",
+        "owner__is_admin=true",
+        "search=%00",
+    ):
+        assert client.get(f"{JOBS}?{query}").status_code == 400, query
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/", "/api", "/api/v1/", "/api/v1/nothing/", "/api/v2/jobs/", "/api/v1/jobs/%00/"]
+)
+def test_unknown_addresses_are_problems(client, path):
+    is_problem(client.get(path), 404, "not_found")
+
+
+def test_a_missing_slash_is_pointed_out(client):
+    assert "/api/v1/jobs/" in is_problem(client.post("/api/v1/jobs", {}), 404, "not_found")["detail"]
+
+
+def test_a_wrong_host_is_a_problem(client):
+    answer = client.get(JOBS, headers={"Host": "evil.example"})
+    assert answer.status_code == 400
+    assert answer["Content-Type"] == "application/problem+json"
+
+
+def test_a_session_needs_the_csrf_token(world):
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(world.people["member"])
+    is_problem(post(client, JOB), 403, "csrf_failed")
+    assert client.get(JOBS).status_code == 200
+
+
+def test_unforeseen_failures_leave_no_trace(client, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(job_routes, "jobs_for", broken)
+    body = is_problem(client.get(JOBS), 500, "internal")
+    assert "secret" not in json.dumps(body)
+
+
+@pytest.mark.parametrize("failure", [OperationalError("gone"), RedisAway("gone")])
+def test_a_missing_dependency_is_503(client, monkeypatch, failure):
+    def away(*_):
+        raise failure
+
+    monkeypatch.setattr(job_routes, "jobs_for", away)
+    answer = client.get(JOBS)
+    is_problem(answer, 503, "unavailable")
+    assert int(answer["Retry-After"]) > 0
+
+
+def test_too_many_requests_are_429(client, monkeypatch):
+    monkeypatch.setattr(throttle, "ANYTHING", throttle.Rate("anything", 3, 3600))
+    answers = [client.get("/api/v1/me/") for _ in range(4)]
+    body = is_problem(answers[-1], 429, "too_many_requests")
+    assert answers[-1]["Retry-After"] in body["detail"]
+    assert answers[2].status_code == 200
+
+
+def test_rates_hold_without_redis(monkeypatch):
+    class Away:
+        def pipeline(self, **_):
+            raise RedisAway("gone")
+
+    monkeypatch.setattr(throttle, "_client", Away)
+    monkeypatch.setattr(throttle._Local, "avoid_until_s", 0.0)
+    rate = throttle.Rate("tight", 2, 3600)
+    assert [throttle.take(rate, "somebody") > 0 for _ in range(3)] == [False, False, True]
+    monkeypatch.setattr(throttle._Local, "avoid_until_s", 0.0)
+
+
+def test_html_is_never_served(client):
+    answer = client.get(JOBS, headers={"Accept": "text/html"})
+    assert answer.status_code == 200
+    assert answer["Content-Type"] == "application/json"

@@ -1,0 +1,156 @@
+"""Every operation x everybody: who gets in, what a stranger learns, and that answers are as described."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.http import HttpResponse
+from django.urls import URLPattern, URLResolver
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
+
+from portal.api import urls
+from portal.api.description import document
+from portal.api.route import Route
+from portal.services.tokens import Scope
+from tests.api import table
+from tests.api import world as worlds
+from tests.api.table import ROWS, Row
+from tests.api.world import ACTORS, World
+
+ROOT = "/api/v1/"
+
+
+def call(world: World, row: Row, actor: str, headers: dict[str, str] | None = None) -> HttpResponse:
+    """The answer to one request."""
+    path = "/api/schema/" if row.name == "schema" else ROOT + row.path.format(**world.names)
+    sent = dict(headers or {})
+    if row.if_match:
+        sent["If-Match"] = worlds.etag(world)
+    client = world.client("anonymous" if headers else actor)
+    body = {} if row.body is None else {"data": json.dumps(row.body), "content_type": "application/json"}
+    return getattr(client, row.method)(path, headers=sent, **body)
+
+
+def described(path_of: str, method: str, status: int) -> dict[str, Any] | None:
+    """The schema of an answer in the document."""
+    paths = document()["paths"]
+    operation = paths[path_of][method]
+    content = operation["responses"][str(status)].get("content", {})
+    return next((kind["schema"] for kind in content.values()), None)
+
+
+REGISTRY: Registry[Any] = Registry().with_resource(
+    "urn:openapi", Resource(contents=document(), specification=DRAFT202012)
+)
+
+
+def check_described(row: Row, answer: HttpResponse) -> None:
+    """Fails unless the answer has exactly the described shape."""
+    path = next(
+        path
+        for path, operations in document()["paths"].items()
+        if operations.get(row.method, {}).get("operationId") == row.name
+    )
+    schema = described(path, row.method, answer.status_code)
+    if schema is None:
+        return
+    text = json.dumps(schema).replace('"#/', '"urn:openapi#/')
+    if answer.streaming:
+        assert b"".join(answer.streaming_content)
+        return
+    body = json.loads(answer.content)
+    Draft202012Validator(json.loads(text), registry=REGISTRY).validate(body)
+    if answer.status_code < 300 and "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[1]
+        assert set(body) == set(document()["components"]["schemas"][name]["properties"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_who_may(row: Row, world: World) -> None:
+    for actor in ("anonymous", *ACTORS):
+        with transaction.atomic():
+            answer = call(world, row, actor)
+            assert answer.status_code == row.expected(actor), (actor, answer)
+            if answer.status_code >= 400:
+                assert answer["Content-Type"] == "application/problem+json"
+            check_described(row, answer)
+            transaction.set_rollback(True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_tokens_need_the_scope_and_lend_no_right(row: Row, world: World) -> None:
+    wanted = scope_of(row.name)
+    best = "member" if "member" in row.allowed else next(a for a in ACTORS if a in row.allowed)
+    status = 200 if row.name == "workspaces_open" else row.status  # a token gets the page's address
+    for scopes, expected in (
+        ([wanted], status),
+        ([Scope.ADMIN], status),
+        ([scope for scope in Scope if scope not in {wanted, Scope.ADMIN}], 403),
+    ):
+        with transaction.atomic():
+            answer = call(world, row, best, world.bearer(best, *scopes))
+            assert answer.status_code == expected, (scopes, answer)
+            if expected == 403:
+                assert json.loads(answer.content)["code"] == "scope_missing"
+            transaction.set_rollback(True)
+    for actor in sorted(set(ACTORS) - row.allowed):
+        with transaction.atomic():
+            answer = call(world, row, actor, world.bearer(actor, Scope.ADMIN))
+            assert answer.status_code == row.expected(actor), (actor, answer.content)
+            transaction.set_rollback(True)
+
+
+def scope_of(name: str) -> Scope:
+    """The scope an operation declares."""
+    for operations_of in document()["paths"].values():
+        for operation in operations_of.values():
+            if operation["operationId"] == name:
+                word = operation["description"].rsplit("`", 2)[1]
+                return Scope(word)
+    raise AssertionError(f"{name} is not described")
+
+
+def test_the_table_names_every_operation() -> None:
+    named = {
+        operation["operationId"]
+        for operations_of in document()["paths"].values()
+        for operation in operations_of.values()
+    }
+    assert named == {row.name for row in ROWS}
+
+
+def test_every_method_of_every_view_is_declared() -> None:
+    def walk(patterns: list[URLPattern | URLResolver]) -> None:
+        for pattern in patterns:
+            if isinstance(pattern, URLResolver):
+                walk(pattern.url_patterns)
+                continue
+            view = getattr(pattern.callback, "cls", None)
+            if view is None:
+                continue
+            assert issubclass(view, Route), pattern
+            for method in ("get", "post", "put", "patch", "delete"):
+                handler = getattr(view, method, None)
+                assert handler is None or hasattr(handler, "operation"), (view, method)
+
+    walk(urls.urlpatterns)
+
+
+def test_lists_hold_only_what_one_may_see(world: World) -> None:
+    for path in ("projects/", "jobs/", "workspaces/", "quotas/"):
+        seen = {actor: world.client(actor).get(ROOT + path).json()["items"] for actor in ACTORS}
+        foreign = [item for item in seen["stranger"] if item.get("name") != "elsewhere"]
+        assert foreign == []
+        assert seen["viewer"] and seen["admin"]
+
+
+def test_environ_is_for_those_who_control_the_job(world: World) -> None:
+    path = ROOT + f"jobs/{world.names['job']}/"
+    for actor in table.INSIDE:
+        environ = world.client(actor).get(path).json()["environ"]
+        assert environ == ({"WORD": "hidden"} if actor in table.CONTROLLERS else None), actor

@@ -1,0 +1,163 @@
+"""Idempotency-Key: one effect however often a request comes, also when fifty come at once (I12)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test import Client
+
+from portal.errors import Conflict, Impossible, Invalid
+from portal.models import IdempotencyKey, Job
+from portal.services import idempotency
+from portal.services.tokens import Scope, do_create_token
+from tests import record
+from tests.api import world as worlds
+from tests.api.table import JOB
+
+JOBS = "/api/v1/jobs/"
+
+
+def submit(client: Client, key: str | None, body: dict, headers: dict[str, str] | None = None):
+    sent = {**(headers or {}), **({"Idempotency-Key": key} if key else {})}
+    return client.post(JOBS, json.dumps(body), content_type="application/json", headers=sent)
+
+
+def test_the_same_key_gives_the_same_answer_to_the_byte(world):
+    client = world.client("member")
+    before = Job.objects.count()
+    first, second = submit(client, "k-1", JOB), submit(client, "k-1", JOB)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.content == second.content
+    assert second["Idempotency-Replayed"] == "true"
+    assert Job.objects.count() == before + 1
+    again = submit(client, "k-1", dict(reversed(JOB.items())))
+    assert again.content == first.content  # the order of fields means nothing in JSON
+
+
+def test_another_body_or_route_is_refused(world):
+    client = world.client("member")
+    submit(client, "k-1", JOB)
+    other = submit(client, "k-1", {**JOB, "name": "other"})
+    assert other.status_code == 422
+    assert other.json()["code"] == "idempotency_key_reused"
+    path = f"/api/v1/jobs/{world.names['ended']}/start-again/"
+    answer = client.post(path, "{}", content_type="application/json", headers={"Idempotency-Key": "k-1"})
+    assert answer.status_code == 422
+
+
+def test_keys_of_two_people_are_two_keys(world):
+    a, b = submit(world.client("member"), "k", JOB), submit(world.client("colleague"), "k", JOB)
+    assert a.json()["id"] != b.json()["id"]
+
+
+def test_a_refusal_is_not_kept(world):
+    client = world.client("member")
+    assert submit(client, "k", {**JOB, "gpus_per_task": 9}).status_code == 422
+    assert submit(client, "k", {**JOB, "name": ""}).status_code == 400
+    assert submit(client, "k", JOB).status_code == 201
+
+
+def test_a_key_must_be_one(world):
+    client = world.client("member")
+    for key in ("", "a b", "é", "x" * 256):
+        answer = submit(client, "k", JOB, {"Idempotency-Key": key}) if not key else submit(client, key, JOB)
+        assert answer.status_code in {400, 201} if not key else answer.status_code == 400, key
+
+
+def test_where_it_is_not_offered_it_is_refused(world):
+    answer = world.client("member").post(
+        "/api/v1/tokens/",
+        {"name": "t", "scopes": ["read"]},
+        content_type="application/json",
+        headers={"Idempotency-Key": "k"},
+    )
+    assert answer.json()["code"] == "idempotency_not_offered"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_in_flight_is_a_conflict():
+    person = record.person("ada")
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow() -> tuple[int, dict[str, int]]:
+        inside.set()
+        assert leave.wait(10)
+        return 201, {"n": 1}
+
+    def first() -> idempotency.Answer:
+        try:
+            return idempotency.once(person, "k", "/r", {}, slow)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(first)
+        assert inside.wait(10)
+        with pytest.raises(Conflict) as busy:
+            idempotency.once(person, "k", "/r", {}, lambda: (201, {"n": 2}))
+        leave.set()
+        assert running.result(10).body == {"n": 1}
+    assert busy.value.code == "idempotency_in_flight"
+    assert idempotency.once(person, "k", "/r", {}, lambda: (201, {"n": 3})).body == {"n": 1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_crash_leaves_both_or_neither():
+    person = record.person("ada")
+
+    def crash() -> tuple[int, dict[str, int]]:
+        record.project("half-made")
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        idempotency.once(person, "k", "/r", {}, crash)
+    row = IdempotencyKey.objects.get()
+    assert row.status is None
+    assert not record.Project.objects.filter(name="half-made").exists()
+    assert idempotency.once(person, "k", "/r", {}, lambda: (201, {"n": 1})).again is False
+
+
+@pytest.mark.django_db(transaction=True)
+def test_fifty_at_once_make_one_job():
+    world = worlds.make()
+    _, text = do_create_token(world.people["member"], name="t", scopes=[Scope.JOBS])
+    headers = {"Authorization": f"Bearer {text}"}
+    before = Job.objects.count()
+    start = threading.Barrier(50)
+
+    def one(_: int) -> tuple[int, bytes]:
+        try:
+            start.wait(30)
+            answer = submit(Client(), "race", JOB, headers)
+            return answer.status_code, answer.content
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(one, range(50)))
+    assert {status for status, _ in answers} <= {201, 409}
+    assert len({content for status, content in answers if status == 201}) == 1
+    assert Job.objects.count() == before + 1
+    assert submit(Client(), "race", JOB, headers).status_code == 201
+
+
+def test_old_keys_are_forgotten(world):
+    submit(world.client("member"), "k", JOB)
+    assert idempotency.forget_old_keys() == 0
+    with transaction.atomic():
+        IdempotencyKey.objects.update(created_at="2020-01-01T00:00:00Z")
+    assert idempotency.forget_old_keys() == 1
+
+
+@pytest.mark.django_db
+def test_the_service_says_what_is_wrong():
+    person = record.person("ada")
+    with pytest.raises(Invalid):
+        idempotency.once(person, "a b", "/r", {}, lambda: (201, {}))
+    idempotency.once(person, "k", "/r", {"a": 1}, lambda: (201, {}))
+    with pytest.raises(Impossible):
+        idempotency.once(person, "k", "/r", {"a": 2}, lambda: (201, {}))

@@ -1,0 +1,139 @@
+"""Tokens: shown once, kept as a hash, bounded in time and strength, and gone at once when revoked."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from portal import throttle
+from portal.errors import Conflict, NotAllowed
+from portal.models import ApiToken, AuditEntry
+from portal.services import tokens
+from portal.services.tokens import SHAPE, Scope, do_create_token, text_of
+from tests import record
+
+pytestmark = pytest.mark.django_db
+ME = "/api/v1/me/"
+
+
+def ask(text: str, path: str = ME):
+    return Client().get(path, headers={"Authorization": f"Bearer {text}"})
+
+
+@pytest.fixture
+def owner():
+    return record.person("ada")
+
+
+def test_the_secret_is_shown_once_and_kept_nowhere(owner):
+    client = Client()
+    client.force_login(owner)
+    body = {"name": "laptop", "scopes": ["read", "jobs"]}
+    made = client.post("/api/v1/tokens/", body, content_type="application/json")
+    assert made.status_code == 201
+    text = made.json()["token"]
+    assert SHAPE.fullmatch(text)
+    assert "token" not in client.get("/api/v1/tokens/").json()["items"][0]
+    row = ApiToken.objects.get()
+    secret = text.split("_")[2]
+    assert len(secret) * 4 == 256
+    assert secret not in str(ApiToken.objects.values()) + str(list(AuditEntry.objects.values()))
+    assert (row.expires_at - row.created_at).days in {89, 90}
+    me = ask(text).json()
+    assert me["username"] == "ada"
+    assert me["scopes"] == ["jobs", "read"]
+
+
+def test_expiry_is_at_most_a_year(owner):
+    client = Client()
+    client.force_login(owner)
+    for days in (0, 366, -1, "90", 1.5, True):
+        body = {"name": "x", "scopes": ["read"], "days": days}
+        assert client.post("/api/v1/tokens/", body, content_type="application/json").status_code == 400, days
+
+
+def test_what_does_not_work(owner):
+    row, text = do_create_token(owner, name="t", scopes=[Scope.READ])
+    assert ask(text).status_code == 200
+    other_secret = text_of(row.public_id, "0" * 64)
+    for wrong in (
+        "",
+        "fw_",
+        text[:-1],
+        text[:-1] + ("0" if text[-1] != "0" else "1"),
+        other_secret,
+        text + "x",
+    ):
+        answer = ask(wrong)
+        assert answer.status_code == 401
+        assert answer.json()["code"] == "bad_token"
+        assert answer["WWW-Authenticate"].startswith("Bearer")
+    ApiToken.objects.update(expires_at=timezone.now())
+    assert ask(text).json()["code"] == "token_expired"
+    ApiToken.objects.update(expires_at=timezone.now() + dt.timedelta(days=1))
+    owner.is_active = False
+    owner.save()
+    assert ask(text).json()["code"] == "account_closed"
+
+
+def test_a_revoked_token_stops_at_once(owner):
+    row, text = do_create_token(owner, name="t", scopes=[Scope.READ, Scope.TOKENS])
+    path = f"/api/v1/tokens/{row.public_id}/"
+    headers = {"Authorization": f"Bearer {text}"}
+    assert Client().delete(path, headers=headers).status_code == 204
+    assert ask(text).json()["code"] == "token_revoked"
+    assert AuditEntry.objects.filter(act="token.revoke").count() == 1
+
+
+def test_a_wrong_token_is_not_helped_by_a_session(owner):
+    client = Client()
+    client.force_login(owner)
+    assert client.get(ME).status_code == 200
+    assert client.get(ME, headers={"Authorization": "Bearer nonsense"}).status_code == 401
+    assert client.get(ME, headers={"Authorization": "Basic YTpi"}).status_code == 401
+
+
+def test_a_token_makes_none_that_is_stronger_or_lives_longer(owner):
+    by, _ = do_create_token(owner, name="by", scopes=[Scope.TOKENS, Scope.READ], days=3)
+    with pytest.raises(NotAllowed) as refused:
+        do_create_token(owner, name="x", scopes=[Scope.ADMIN], by=by)
+    assert refused.value.code == "scope_too_strong"
+    child, _ = do_create_token(owner, name="x", scopes=[Scope.READ], days=300, by=by)
+    assert child.expires_at == by.expires_at
+
+
+def test_rights_are_the_owners_at_the_time_of_use(owner):
+    project = record.project("nlp", manager=owner)
+    _, text = do_create_token(owner, name="t", scopes=[Scope.ADMIN])
+    path = f"/api/v1/projects/{project.public_id}/"
+    assert ask(text, path).status_code == 200
+    project.memberships.all().delete()
+    assert ask(text, path).status_code == 404
+
+
+def test_there_is_an_end_to_tokens(owner, monkeypatch):
+    monkeypatch.setattr(tokens, "MAX_LIVE_TOKENS", 1)
+    do_create_token(owner, name="a", scopes=[Scope.READ])
+    with pytest.raises(Conflict):
+        do_create_token(owner, name="b", scopes=[Scope.READ])
+
+
+def test_the_last_use_is_written_at_most_once_a_minute(owner, django_assert_num_queries):
+    _, text = do_create_token(owner, name="t", scopes=[Scope.READ])
+    tokens.get_token(text)
+    used = ApiToken.objects.get().last_used_at
+    assert used is not None
+    with django_assert_num_queries(1):
+        tokens.get_token(text)
+    assert ApiToken.objects.get().last_used_at == used
+
+
+def test_guessing_is_slowed(monkeypatch):
+    monkeypatch.setattr(throttle, "BAD_TOKENS", throttle.Rate("bad_tokens", 2, 60))
+    answers = [ask("fw_no") for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [401, 401, 429, 429]
+    assert re.fullmatch(r"\d+", answers[-1]["Retry-After"])

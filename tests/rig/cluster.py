@@ -1,0 +1,62 @@
+"""A cluster's keys and signed agent, and how they make rig nodes into nodes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from agents.enrol import EnrolmentChoices, PublicKeys, SignedAgent, enrolment_script
+from agents.keys import PURPOSES, Purpose, make_keys, public_line, sign_agent
+from agents.link import Link
+from agents.ssh import Role, SshStream, SshTarget, open_ssh, open_stream
+from tests.rig.node import BOOT_ID_PATH, GPUS_PATH, RigNode
+
+RIG_DISK_FLOOR_MIB = 64
+# A machine in a virtual machine may lack CAP_SYS_RESOURCE, and then runc cannot raise limits to podman's defaults.
+RIG_CREATE_FLAGS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+
+
+class RigCluster:
+    """Keys in a folder, and an agent that carries their signature."""
+
+    def __init__(self, folder: Path, agent: bytes, cluster: str = "rig") -> None:
+        self.id = cluster
+        self.keys: dict[Purpose, Path] = make_keys(folder, cluster)
+        self.public_keys = PublicKeys(**{purpose: public_line(self.keys[purpose]) for purpose in PURPOSES})
+        self.agent = SignedAgent(agent, sign_agent(agent, self.keys["signing"]))
+
+    def script(self, choices: EnrolmentChoices | None = None) -> str:
+        """Gives the enrolment script, with what is special about a rig node in the agent's settings."""
+        chosen = choices or EnrolmentChoices(engine="rootful")
+        return enrolment_script(self.id, self.public_keys, self.agent, with_rig_settings(chosen))
+
+    def enrol(self, node: RigNode, choices: EnrolmentChoices | None = None) -> str:
+        """Runs the real enrolment script in a root shell of the node and gives what it printed."""
+        return node.execute("sh", "-s", text_in=self.script(choices)).stdout
+
+    def target(self, node: RigNode) -> SshTarget:
+        return SshTarget(node.address, "fairway", node.host_key(), node.port)
+
+    def open(self, node: RigNode, role: Role = "control") -> Link:
+        """Opens a link to the node's agent."""
+        return open_ssh(self.target(node), self.key_for(role), role, cluster=self.id)
+
+    def open_bare(self, node: RigNode, role: Role = "control") -> SshStream:
+        """Opens the stream under a link, before any word was said."""
+        return open_stream(self.target(node), self.key_for(role), role)
+
+    def key_for(self, role: Role) -> Path:
+        return self.keys["watch" if role == "watch" else "control"]
+
+
+def with_rig_settings(choices: EnrolmentChoices) -> EnrolmentChoices:
+    """Adds what a rig node's agent must know: its own boot id, its pretend GPUs, its small disk."""
+    rig: Mapping[str, object] = {
+        "boot_id_path": BOOT_ID_PATH,
+        "gpus": f"file:{GPUS_PATH}",
+        "disk_floor_mib": RIG_DISK_FLOOR_MIB,
+    }
+    if choices.runtime == "podman":
+        rig = {**rig, "runtimes": [{"kind": "podman", "create_flags": list(RIG_CREATE_FLAGS)}]}
+    return replace(choices, settings={**rig, **choices.settings})

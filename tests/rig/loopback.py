@@ -1,0 +1,110 @@
+"""An sshd of our own on the loopback address: needs no root, and serves the tests of links alone."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.rig.needs import find_tool
+
+
+@dataclass(frozen=True)
+class LoopbackSshd:
+    """A running sshd: where it listens, as whom to come, and its pinned key."""
+
+    host: str
+    port: int
+    account: str
+    host_key: str
+    folder: Path
+    pid: int
+
+    def freeze(self) -> None:
+        """Stops listener and sessions in their tracks: the kernel still takes packets, nobody answers."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def kill_sessions(self) -> None:
+        """Kills the processes of all sessions; the listener lives."""
+        for pid in _descendants(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for pid in (self.pid, *_descendants(self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def loopback_sshd(folder: Path, agent: bytes, public_keys: Mapping[str, str]) -> Iterator[LoopbackSshd]:
+    """Runs an sshd for the present account, whose keys may run the agent (control, watch) or tunnel."""
+    program = folder / "agent.pyz"
+    program.write_bytes(agent)
+    settings = folder / "node.json"
+    settings.write_text("{}")
+    lines = []
+    for role in ("control", "watch"):
+        command = f"{sys.executable} -I {program} {role} --settings {settings}"
+        lines.append(f'restrict,command="{command}" {public_keys[role]}')
+    lines.append(
+        f'restrict,port-forwarding,permitopen="127.77.0.1:*",command="/bin/false" {public_keys["tunnel"]}'
+    )
+    (folder / "authorized_keys").write_text("\n".join(lines) + "\n")
+    key = folder / "host_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=10)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    port = _free_port()
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {key}\nAuthorizedKeysFile {folder}/authorized_keys\n"
+        f"PidFile {folder}/sshd.pid\nStrictModes no\nPasswordAuthentication no\nUsePAM no\n"
+        "PermitRootLogin prohibit-password\nMaxStartups 100\n"
+    )
+    process = subprocess.Popen(
+        [str(find_tool("sshd")), "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]
+    )
+    try:
+        _wait_for("127.0.0.1", port)
+        host_key = " ".join(key.with_name("host_key.pub").read_text().split()[:2])
+        yield LoopbackSshd("127.0.0.1", port, getpass.getuser(), host_key, folder, process.pid)
+    finally:
+        for pid in _descendants(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait(10)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+    return [found for child in children for found in (child, *_descendants(child))]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(host: str, port: int) -> None:
+    deadline_s = time.monotonic() + 5
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=0.5):
+            return
+        time.sleep(0.02)
+    raise RuntimeError(f"sshd does not listen on {host}:{port}")
