@@ -8,6 +8,7 @@ import time
 from django.utils import timezone
 
 from agents.engines.contract import Container, TaskKey
+from portal.killpoints import killpoint
 from portal.models import ClusterSettings, Node, Task
 from portal.services import lifecycle, nodes
 from portal.words.states import ATTEMPT_LIVE, AttemptState
@@ -22,7 +23,6 @@ from scheduler.dispatch import (
     stop_stranger,
     tasks_held,
 )
-from scheduler.killpoints import killpoint
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import os
 import signal
 
-_AT = os.environ.get("FAIRWAY_KILL_AT", "")
-
 
 def killpoint(name: str) -> None:
     """Ends the process as ``kill -9`` would, when this is the point it is to die at."""
-    if name == _AT:
+    if name == os.environ.get("FAIRWAY_KILL_AT"):
         os.kill(os.getpid(), signal.SIGKILL)
