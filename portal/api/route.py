@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
 from rest_framework.authentication import BaseAuthentication
@@ -31,8 +32,8 @@ from portal.throttle import Rate
 
 log = logging.getLogger(__name__)
 
-Described = type[serializers.BaseSerializer[Any]] | serializers.BaseSerializer[Any] | None
-_Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
+Described = type[serializers.Field[Any, Any, Any, Any]] | None
+_Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
 _Row = TypeVar("_Row", bound=Model)
 
 

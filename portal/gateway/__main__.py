@@ -6,7 +6,7 @@ import argparse
 
 import uvicorn
 
-from portal.gateway.sockets import MAX_MESSAGE_BYTES
+from portal.gateway.wire import MAX_MESSAGE_BYTES
 
 
 def main() -> None:

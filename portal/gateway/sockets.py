@@ -8,10 +8,9 @@ import contextlib
 import aiohttp
 
 from portal.gateway.forward import Journey, NoAnswer, text
-from portal.gateway.wire import Receive, Scope, Send
+from portal.gateway.wire import MAX_MESSAGE_BYTES, Receive, Scope, Send
 
 HEARTBEAT_S = 30.0
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CONNECT_WITHIN_S = 9.0
 RIGHT_ENDED = 1008
 UPSTREAM_BROKE = 1014

@@ -182,7 +182,7 @@ def _answers(listening: Listening, host: str) -> bool:
 
 
 def _welcome(url: str, code: str | None, listening: Listening, took_s: float) -> str:
-    link = f"{url}/sign-in/#{code}" if code else f"{url}/"
+    link = f"{url}/sign-in/link/#{code}" if code else f"{url}/"
     purpose = "Sign in once, with this link" if code else "Open"
     text = ["", f"  Fairway answers after {took_s:.1f} s. {purpose}:", "", f"      {link}", ""]
     if listening.is_loopback:

@@ -334,7 +334,7 @@ class Explainer:
         return f" in the pool {scene.pool.name}" if len(self._scenes) > 1 else ""
 
     def _pool_names(self, job: PendingRow) -> str:
-        if len(self._scenes) == 1:
+        if len(self._scenes) == 1 or not job.pools:
             return "this cluster"
         names = [self._scenes[pool].pool.name for pool in job.pools]
         return f"the pool {names[0]}" if len(names) == 1 else f"the pools {', '.join(names)}"

@@ -11,6 +11,7 @@ from django.test import Client
 from portal.models import Job, Node, Quota, Template, User
 from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
+from portal.services.logs import write_log_bytes
 from portal.services.projects import QuotaNumbers, do_change_quota
 from portal.services.tokens import Scope, do_create_token
 from tests import record
@@ -38,6 +39,14 @@ class World:
         """Headers with a fresh token of the actor."""
         _, text = do_create_token(self.people[actor], name="t", scopes=scopes)
         return {"Authorization": f"Bearer {text}"}
+
+
+LOG = (
+    b"2026-11-21T07:00:00.000001Z stdout F one\n"
+    b"2026-11-21T07:00:00.000002Z stderr P tw\n"
+    b"2026-11-21T07:00:00.000003Z stderr F o\xff\n"
+)
+"""What rank 1 of the running job has written, in the format k8s."""
 
 
 def make() -> World:
@@ -93,6 +102,7 @@ def running(job: Job, node: Node) -> Job:
         locked = Job.objects.select_for_update().get(pk=job.pk)
         seats = [Seat(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
         begin_attempt(locked, node.pool, seats, epoch=1)
+    write_log_bytes(job.public_id, 1, 1, "k8s", 0, LOG)
     return Job.objects.get(pk=job.pk)
 
 
