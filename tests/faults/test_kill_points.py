@@ -16,16 +16,12 @@ from pathlib import Path
 import pytest
 from django.db import connection, connections
 
-from portal.models import Attempt, Gpu, Job, Node, Outbox, UsageLedger
+from portal.models import Attempt, Job, UsageLedger
 from portal.services import lifecycle
 from portal.words.reasons import EndReason
 from portal.words.states import JOB_ENDS, JobState
-from scheduler import sweep
-from scheduler.cycle import run_cycle
-from scheduler.leases import new_holder
-from scheduler.roster import Roster
 from tests import record
-from tests.engine_room import EngineRoom, containers_alive, engine_room, held_milli
+from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -69,22 +65,11 @@ def room(folder_and_room, settings, request):
 def scene(room: EngineRoom, request):
     owner = record.person("ada")
     return {
-        "node": known(room.node(name=f"n{abs(hash(request.node.name)) % 10**9}")),
+        "node": room.known(room.node(name=f"n{abs(hash(request.node.name)) % 10**9}")),
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
     }
-
-
-def known(node: Node) -> Node:
-    """The node as an earlier connection has left it."""
-    Node.objects.filter(pk=node.pk).update(state="ready", cpu_milli=8000, memory_mib=8000, boot_id="boot-1")
-    for index in range(4):
-        Gpu.objects.create(
-            node=node, uuid=f"SIM-{node.name}-{index}", index=index, model="Test 80", memory_mib=81_920
-        )
-    node.refresh_from_db()
-    return node
 
 
 def submit(scene, seconds: float) -> Job:
@@ -97,34 +82,6 @@ def submit(scene, seconds: float) -> Job:
         memory_mib=64,
         stop_grace_s=1,
     )
-
-
-class Engine:
-    """The whole engine in this process, without Celery: cycles, sweeps and actors until a condition holds."""
-
-    def __init__(self) -> None:
-        self.roster = Roster()
-        self.holder = new_holder()
-
-    def run_until(self, done: Callable[[], bool], within_s: float) -> bool:
-        self.roster.start()
-        deadline_s = time.monotonic() + within_s
-        try:
-            while not done():
-                if time.monotonic() > deadline_s:
-                    return False
-                run_cycle("test", self.holder)
-                sweep.sweep()
-                Outbox.objects.update(created_at="2000-01-01T00:00Z")
-                self.roster.hint(_only_node(), "work")
-                time.sleep(0.05)
-            return True
-        finally:
-            self.roster.stop()
-
-
-def _only_node() -> str:
-    return Node.objects.get().public_id
 
 
 def dies_at(point: str, act: Callable[[], object]) -> bool:
