@@ -9,7 +9,7 @@ whatever order its rows came in, and work is bounded by counted steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from scheduler.core.check import check_snapshot
@@ -22,6 +22,9 @@ from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker, Tenant
 from scheduler.core.scene import PoolScene
 from scheduler.core.tree import Tree
+
+Gang = tuple[Shape, int]
+"""What of a job decides where it could stand: jobs equal in it need to be tried only once."""
 
 
 def decide(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -59,6 +62,7 @@ class _Decision:
         self.possible: dict[JobId, list[PoolId]] = {}
         self.starts: dict[JobId, Start] = {}
         self.verdicts: dict[JobId, Verdict] = {}
+        self.gangs: dict[JobId, Gang] = {job.job: (Shape.of(job), job.tasks) for job in self.pending}
         self.kept: dict[JobId, Kept] = {}
         self.evictions: list[Eviction] = []
         self.rooms = {pool: RoomMaker(scene, policy, snapshot.now_s) for pool, scene in self.scenes.items()}
@@ -131,18 +135,32 @@ class _Decision:
         it has no further pool to try, which is when it has ``keep_last`` of them.
         """
         scene = self.scenes[pool]
-        queue = self._queue(scene, jobs)
-        full_now: set[tuple[Shape, int]] = set()
-        full_later: set[tuple[Shape, int]] = set()
+        full_now: set[Gang] = set()
+        full_later: set[Gang] = set()
+        for gang in {self.gangs[job.job] for job in jobs}:
+            if not scene.fits_places_now(*gang):
+                full_now.add(gang)
+            if not scene.fits_places_later(*gang):
+                full_later.add(gang)
+
+        def no_place(job: PendingRow) -> bool:
+            return self.gangs[job.job] in full_now and self.gangs[job.job] in full_later
+
+        queue = self._queue(scene, jobs, no_place)
         while (job := queue.pop()) is not None:
             may_keep = keep or len(self.possible[job.job]) == keep_last
             if self._start(scene, job, full_now) or (may_keep and self._keep(scene, job, full_later)):
                 self.not_reached.discard(job.job)
                 queue.started(job)
 
-    def _queue(self, scene: PoolScene, jobs: list[PendingRow]) -> PoolQueue:
+    def _queue(
+        self,
+        scene: PoolScene,
+        jobs: list[PendingRow],
+        skip: Callable[[PendingRow], bool] = lambda job: False,
+    ) -> PoolQueue:
         queue = PoolQueue(
-            self.tree, scene.ledger, scene.fair_share_milli, scene.capacity_milli, scene.people_of
+            self.tree, scene.ledger, scene.fair_share_milli, scene.capacity_milli, scene.people_of, skip
         )
         queue.fill(jobs)
         return queue
@@ -151,9 +169,9 @@ class _Decision:
         """Jobs that neither start in this plan nor keep a place."""
         return [job for job in ready if job.job not in self.starts and job.job not in self.kept]
 
-    def _start(self, scene: PoolScene, job: PendingRow, full_now: set[tuple[Shape, int]]) -> bool:
+    def _start(self, scene: PoolScene, job: PendingRow, full_now: set[Gang]) -> bool:
         """Place the whole gang and count it, or change nothing; equal gangs are not tried twice."""
-        gang = (Shape.of(job), job.tasks)
+        gang = self.gangs[job.job]
         leaf = self.tree.leaf_of[job.project]
         if gang in full_now or scene.ledger.closed_to(leaf, job.total_milli, job.preemptible):
             return False
@@ -167,9 +185,9 @@ class _Decision:
         self.rooms[scene.pool.id].add(Tenant.starting(job, held, scene, self.snapshot.now_s))
         return True
 
-    def _keep(self, scene: PoolScene, job: PendingRow, full_later: set[tuple[Shape, int]]) -> bool:
+    def _keep(self, scene: PoolScene, job: PendingRow, full_later: set[Gang]) -> bool:
         """Keep a place for the whole gang where others are leaving, or change nothing."""
-        gang = (Shape.of(job), job.tasks)
+        gang = self.gangs[job.job]
         if not scene.somebody_leaves or gang in full_later or not self._step(job):
             return False
         if not scene.fits_later(job):
@@ -193,9 +211,12 @@ class _Decision:
         """Ask running jobs to leave for those who are entitled; True when anything changed."""
         changed = False
         for pool, scene in self.scenes.items():
-            queue = self._queue(scene, [j for j in self._unseated(ready) if self.possible[j.job][0] == pool])
+            rooms = self.rooms[pool]
+            rooms.new_pass()
+            mine = [j for j in self._unseated(ready) if self.possible[j.job][0] == pool]
+            queue = self._queue(scene, mine, rooms.hopeless)
             while (job := queue.pop()) is not None:
-                if self._seat_by_room(scene, self.rooms[pool], job):
+                if self._seat_by_room(scene, rooms, job):
                     changed = True
                     queue.started(job)
         return changed

@@ -93,6 +93,8 @@ class RoomMaker:
         self._tenants: dict[ProjectId, dict[JobId, Tenant]] = {}
         self._cleared: dict[tuple[JobId, ...], tuple[Floor, Ints]] = {}
         self._hopeless: set[tuple[object, ...]] = set()
+        self._questions: dict[JobId, tuple[object, ...]] = {}
+        self._lowest: dict[ProjectId, int | None] = {}
         self.steps_used = 0
         for row in scene.running:
             if row.preemptible and not row.stopping and not self._protected(row):
@@ -105,16 +107,35 @@ class RoomMaker:
         """From now on ``tenant`` may be asked to leave."""
         if tenant.preemptible:
             self._tenants.setdefault(tenant.leaf, {})[tenant.job] = tenant
-            self._forget()
+            self._cleared.clear()
 
-    def _forget(self) -> None:
-        """The scene changed: what was hopeless may be so no more."""
+    def new_pass(self) -> None:
+        """The scene changed since the last pass over the queue: what was hopeless may be so no more."""
         self._hopeless.clear()
         self._cleared.clear()
+        self._lowest.clear()
+
+    def hopeless(self, job: PendingRow) -> bool:
+        """True when an equal job found no room in this pass, or the rules let ``job`` take from nobody."""
+        if self._question(job) in self._hopeless:
+            return True
+        leaf = self._scene.tree.leaf_of[job.project]
+        if self._within(self._scene.fair_share_milli, leaf, job.total_milli):
+            return False
+        if leaf not in self._lowest:
+            self._lowest[leaf] = min((t.priority for t in self._tenants.get(leaf, {}).values()), default=None)
+        lowest = self._lowest[leaf]
+        return lowest is None or lowest >= job.priority
+
+    def _question(self, job: PendingRow) -> tuple[object, ...]:
+        if job.job not in self._questions:
+            gang = (Shape.of(job), job.tasks)
+            self._questions[job.job] = (*gang, job.project, job.preemptible, job.priority)
+        return self._questions[job.job]
 
     def make_room(self, job: PendingRow, budget_steps: int) -> Room | None:
         """A set of victims that seats ``job``, already gone from the scene; None when there is none."""
-        question = (Shape.of(job), job.tasks, job.project, job.preemptible, job.priority)
+        question = self._question(job)
         if question in self._hopeless:
             return None
         room = self._preempt(job, budget_steps) or self._reclaim(job, budget_steps)
@@ -123,7 +144,7 @@ class RoomMaker:
             return None
         for victim in room.victims:
             del self._tenants[victim.leaf][victim.job]
-        self._forget()
+        self._cleared.clear()
         return room
 
     # -- inside a project -----------------------------------------------------------------------------
