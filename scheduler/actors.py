@@ -34,7 +34,7 @@ from portal.words.reasons import EndReason
 from portal.words.states import AttemptState, GpuHealth, JobKind
 from scheduler import dispatch
 from scheduler.dispatch import After, Door
-from scheduler.images import ImageBringer
+from scheduler.images import ImageBringer, note_images
 from scheduler.leases import Deposed, Held
 from scheduler.opening import CannotOpen, open_engine
 from scheduler.reconcile import collect_and_remove, reconcile, welcome
@@ -181,6 +181,7 @@ class NodeActor:
             door = welcome(Door(engine, self.lease, node), time.time())
             node.refresh_from_db()
             self.lease = door.lease
+            note_images(node, engine)
             engine.watch(self._keep_event)
         except BaseException:
             engine.close()

@@ -107,10 +107,10 @@ def portal_processes(
         gateway += ["--tls-cert", str(listening.tls_cert), "--tls-key", str(listening.tls_key)]
     doors = [row("web", *python, *_uvicorn(web_socket(folder))), row("gateway", *gateway, key="tunnel")]
     workers = [
-        worker("worker-cycle", "cycle", "--concurrency", "1"),
+        worker("worker-cycle", "cycle", "-P", "solo"),
         worker("worker-nodes", "nodes", "-P", "threads", "--concurrency", "4", key="control"),
         row("collector", *python, "manage.py", "collect", key="watch"),
-        worker("worker-ask", "ask", "--concurrency", "1"),
+        worker("worker-ask", "ask", "-P", "solo"),
         worker("worker-replay", "replay", "--concurrency", "1", niceness=10),
         row("beat", *celery, "beat", "--loglevel", "INFO", "-s", str(folder.run / "beat"), "--pidfile", ""),
     ]

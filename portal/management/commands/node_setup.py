@@ -1,0 +1,44 @@
+"""`manage.py node-setup`: prints the script that makes a machine a node, to be run there in a root shell."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from portal.config import places
+from portal.errors import FairwayError
+from portal.services.enrolment import get_script
+from portal.standalone.account import service_account
+from portal.standalone.borrowed import borrowed_database
+from portal.standalone.errors import StartError
+from portal.standalone.folder import DataFolder
+
+
+class Command(BaseCommand):
+    help = "Prints the enrolment script of this cluster: the same text that the page 'Add a node' shows."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--engine", default="rootless", help="how the node reaches its container engine")
+        parser.add_argument("--runtime", default="podman", help="what runs containers there")
+        parser.add_argument("--account", default="fairway", help="the account that the script makes")
+        parser.add_argument("--data-dir", help="the data folder of this Fairway")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        folder = DataFolder(places.data_dir(), service_account())
+        choices = {name: options[name] for name in ("engine", "runtime", "account")}
+        try:
+            with borrowed_database(folder, alone=False):
+                script = get_script(**choices)
+        except FairwayError as trouble:
+            raise CommandError(trouble.sentence) from trouble
+        except StartError as trouble:
+            raise CommandError(str(trouble)) from trouble
+        except FileNotFoundError as missing:
+            raise CommandError(
+                f"{missing.filename} is missing: start Fairway once on this data folder (manage.py up), so that "
+                f"it has keys and a signed agent."
+            ) from missing
+        self.stdout.write(script)
