@@ -21,13 +21,27 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--engine", default="rootless", help="how the node reaches its container engine")
-        parser.add_argument("--runtime", default="podman", help="what runs containers there")
+        parser.add_argument(
+            "--engine",
+            default="rootless",
+            choices=["rootless", "rootful"],
+            help="how the node reaches its container engine",
+        )
+        parser.add_argument(
+            "--runtime",
+            default="podman",
+            choices=["podman", "docker", "process"],
+            help="what runs containers there",
+        )
         parser.add_argument("--account", default="fairway", help="the account that the script makes")
         parser.add_argument("--data-dir", help="the data folder of this Fairway")
 
     def handle(self, *args: Any, **options: Any) -> None:
         folder = DataFolder(places.data_dir(), service_account())
+        if not (folder.root / "agent" / "agent.pyz").exists():
+            raise CommandError(
+                f"No Fairway was started on {folder.root} yet: `manage.py up` makes its keys and its agent."
+            )
         choices = {name: options[name] for name in ("engine", "runtime", "account")}
         try:
             with borrowed_database(folder, alone=False):
@@ -36,9 +50,4 @@ class Command(BaseCommand):
             raise CommandError(trouble.sentence) from trouble
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble
-        except FileNotFoundError as missing:
-            raise CommandError(
-                f"{missing.filename} is missing: start Fairway once on this data folder (manage.py up), so that "
-                f"it has keys and a signed agent."
-            ) from missing
         self.stdout.write(script)
