@@ -55,6 +55,8 @@ def common_environment(folder: DataFolder, given: Mapping[str, str]) -> dict[str
     environment["FAIRWAY_DATA_DIR"] = str(folder.root)
     environment["FAIRWAY_WEB_SOCKET"] = str(web_socket(folder))
     environment["PYTHONUNBUFFERED"] = "1"
+    # Celery warns of root; whoever runs `up` as root has read what that means in docs/operations.md.
+    environment["PYTHONWARNINGS"] = "ignore:You're running the worker with superuser privileges"
     environment[MARK] = str(folder.root)
     return environment
 
@@ -118,7 +120,7 @@ def portal_processes(
 def _uvicorn(socket: Path) -> tuple[str, ...]:
     """Only the gateway can reach the socket, so only its proxy headers arrive there."""
     return (
-        *("-m", "uvicorn", "portal.config.asgi:application", "--uds", str(socket)),
+        *("-m", "uvicorn", "portal.asgi:application", "--uds", str(socket)),
         *("--proxy-headers", "--forwarded-allow-ips", "*", "--no-server-header", "--no-access-log"),
         *("--lifespan", "off", "--timeout-graceful-shutdown", "3", "--ws-max-size", "1048576"),
     )

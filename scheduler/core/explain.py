@@ -229,7 +229,8 @@ class Explainer:
             )
         elif largest >= job.gpus_per_task and possible_tasks == 0:
             text = need + (
-                f"{free} are free now, but {self._node_or_no_node(job)} has them together with "
+                f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "
+                f"has {'it' if free == 1 else 'them'} together with "
                 f"{words.cpu_and_memory(job)}"
             )
         else:

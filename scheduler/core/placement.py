@@ -8,12 +8,13 @@ id sort first, so the same photograph gives the same places whatever order its r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.cluster import WHOLE_MILLI, GpuShare, NodeId, NodeRow, PendingRow
+from scheduler.core.cluster import WHOLE_MILLI, GpuShare, NodeId, NodeRow, PendingRow, RunningTask
 from scheduler.core.plan import TaskPlacement
 
 Ints = NDArray[np.int64]
@@ -250,6 +251,38 @@ class Floor:
         self.cpu_free[held.node] += sign * held.cpu_milli
         self.memory_free[held.node] += sign * held.memory_mib
         self._changed.append(held.node)
+
+    def copy(self) -> Floor:
+        """The same floor, to change on its own; what never changes is shared."""
+        other = copy(self)
+        other.free_milli = self.free_milli.copy()
+        other.cpu_free = self.cpu_free.copy()
+        other.memory_free = self.memory_free.copy()
+        other._scores = {}
+        other._changed = []
+        return other
+
+    def clamp(self, to: Floor, nodes: Iterable[int]) -> None:
+        """Leave no more free on ``nodes`` than another floor of the same nodes has."""
+        for node in set(nodes):
+            self.free_milli[node] = np.minimum(self.free_milli[node], to.free_milli[node])
+            self.cpu_free[node] = min(self.cpu_free[node], to.cpu_free[node])
+            self.memory_free[node] = min(self.memory_free[node], to.memory_free[node])
+            self._changed.append(node)
+
+    def held_by(self, tasks: Iterable[RunningTask]) -> list[Held]:
+        """What running tasks would give back; a GPU that is not healthy gives nothing."""
+        held = []
+        for task in tasks:
+            if task.node not in self.index_of:
+                continue
+            node = self.index_of[task.node]
+            held.append(Held(node, (), 0, task.cpu_milli, task.memory_mib))
+            for gpu in task.gpus:
+                slot = self._slot_of[gpu.uuid][1]
+                if self.gpus[node][slot].healthy:
+                    held.append(Held(node, (slot,), gpu.milli, 0, 0))
+        return held
 
     def give_back(self, held: Sequence[Held]) -> None:
         """Undo a gang's places."""
