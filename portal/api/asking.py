@@ -12,7 +12,7 @@ from portal import throttle
 from portal.access import Policy, policy
 from portal.api.job_bodies import AskBody, job_request
 from portal.api.route import Route, operation
-from portal.services.jobs import check_job
+from portal.services.jobs import check_job, would_start
 from portal.services.tokens import Scope
 
 
@@ -45,4 +45,7 @@ class AskRoute(Route):
         """The scheduler's answer, or null when it takes longer than a second."""
         wanted = job_request(self.person, self.given, AskBody)
         check_job(self.person, wanted)
-        return self.answer({"possible": True, "starts_now": None, "verdict": None})
+        told = would_start(self.person, wanted)
+        if told is None:
+            return self.answer({"possible": True, "starts_now": None, "verdict": None})
+        return self.answer({"possible": True, "starts_now": told["starts_now"], "verdict": told["verdict"]})
