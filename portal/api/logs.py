@@ -163,7 +163,7 @@ class JobLogFileRoute(Route):
         tag="jobs",
         scope=Scope.READ,
         query=TaskQuery,
-        answer=serializers.CharField,
+        answer=str,
         media_type="text/plain",
         refusals=[404],
     )

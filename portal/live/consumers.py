@@ -88,9 +88,8 @@ class LiveConsumer:
         telling = asyncio.create_task(self._tell())
         rechecker().add(self)
         try:
-            done, _ = await asyncio.wait(
-                [listening, telling, self._ended], return_when=asyncio.FIRST_COMPLETED
-            )
+            waiting: list[asyncio.Future[Any]] = [listening, telling, self._ended]
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             code = _code(done)
         finally:
             rechecker().remove(self)

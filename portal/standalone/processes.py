@@ -55,6 +55,8 @@ def common_environment(folder: DataFolder, given: Mapping[str, str]) -> dict[str
     environment["FAIRWAY_DATA_DIR"] = str(folder.root)
     environment["FAIRWAY_WEB_SOCKET"] = str(web_socket(folder))
     environment["PYTHONUNBUFFERED"] = "1"
+    # Celery warns of root; whoever runs `up` as root has read what that means in docs/operations.md.
+    environment["PYTHONWARNINGS"] = "ignore:You're running the worker with superuser privileges"
     environment[MARK] = str(folder.root)
     return environment
 
@@ -106,10 +108,10 @@ def portal_processes(
     return [
         row("web", *python, *_uvicorn(web_socket(folder))),
         row("gateway", *gateway, key="tunnel"),
-        worker("worker-cycle", "cycle", "--concurrency", "1"),
+        worker("worker-cycle", "cycle", "-P", "solo"),
         worker("worker-nodes", "nodes", "-P", "threads", "--concurrency", "4", key="control"),
         row("collector", *python, "manage.py", "collect", key="watch"),
-        worker("worker-ask", "ask", "--concurrency", "1"),
+        worker("worker-ask", "ask", "-P", "solo"),
         worker("worker-replay", "replay", "--concurrency", "1", niceness=10),
         row("beat", *celery, "beat", "--loglevel", "INFO", "-s", str(folder.run / "beat"), "--pidfile", ""),
     ]

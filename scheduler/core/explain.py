@@ -229,7 +229,8 @@ class Explainer:
             )
         elif largest >= job.gpus_per_task and possible_tasks == 0:
             text = need + (
-                f"{free} are free now, but {self._node_or_no_node(job)} has them together with "
+                f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "
+                f"has {'it' if free == 1 else 'them'} together with "
                 f"{words.cpu_and_memory(job)}"
             )
         else:
@@ -334,7 +335,7 @@ class Explainer:
         return f" in the pool {scene.pool.name}" if len(self._scenes) > 1 else ""
 
     def _pool_names(self, job: PendingRow) -> str:
-        if len(self._scenes) == 1:
+        if len(self._scenes) == 1 or not job.pools:
             return "this cluster"
         names = [self._scenes[pool].pool.name for pool in job.pools]
         return f"the pool {names[0]}" if len(names) == 1 else f"the pools {', '.join(names)}"

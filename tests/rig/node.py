@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,13 @@ BOOT_ID_PATH = "/run/rig/boot_id"
 GPUS_PATH = "/etc/fairway-rig/gpus.json"
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SSH_PORT = 22
+HIDDEN = (
+    "/etc/fairway",
+    "/etc/sudoers.d/fairway",
+    "/usr/local/lib/fairway",
+    "/var/lib/fairway",
+    "/var/lib/fairway-homes",
+)
 
 
 @dataclass
@@ -65,6 +73,7 @@ class RigNode(NodeFaults):
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
         (etc / "resolv.conf").write_text("")  # nobody to ask: a name that is unknown is so at once
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
+        self._forget_fairway()
         self._configure_engine()
         self.write_gpus()
 
@@ -160,7 +169,8 @@ class RigNode(NodeFaults):
 
     def stop_sshd(self) -> None:
         """Stops the listening sshd; open sessions live on, as they do when the service is restarted."""
-        self.execute("sh", "-c", 'kill "$(cat /run/sshd.pid)"; rm -f /run/sshd.pid')
+        pid = self.execute("cat", "/run/sshd.pid").stdout.strip()
+        self.execute("sh", "-c", f"kill {pid}; while kill -0 {pid}; do sleep 0.01; done 2> /dev/null; true")
 
     def change_host_key(self) -> None:
         """Gives the node another host key, as a machine that someone put in its place would have."""
@@ -220,6 +230,22 @@ class RigNode(NodeFaults):
     def _note_pids(self, pids: list[int]) -> None:
         self.record.pids = [(pid, records.process_start(pid) or "") for pid in pids]
         self.run.save()
+
+    def _forget_fairway(self) -> None:
+        """Hides what this machine has of Fairway, since it may itself be a portal or a node."""
+        etc = self.folder / "upper/etc"
+        for name in ("passwd", "group", "shadow", "gshadow", "subuid", "subgid"):
+            source = Path("/etc") / name
+            if source.exists():
+                lines = source.read_text().splitlines(keepends=True)
+                (etc / name).write_text("".join(line for line in lines if not line.startswith("fairway")))
+                (etc / name).chmod(source.stat().st_mode & 0o777)
+                os.chown(etc / name, source.stat().st_uid, source.stat().st_gid)
+        for hidden in HIDDEN:
+            if Path(hidden).exists():
+                whiteout = self.folder / "upper" / hidden.lstrip("/")
+                whiteout.parent.mkdir(parents=True, exist_ok=True)
+                os.mknod(whiteout, stat.S_IFCHR, os.makedev(0, 0))  # as overlayfs marks what was deleted
 
     def _configure_engine(self) -> None:
         """Writes what an administrator sets for podman on a machine like this (see the record on the rig)."""

@@ -50,7 +50,9 @@ def state_of(job: Job) -> str:
 
 
 def test_jobs_run_and_end_as_their_commands_say(room: EngineRoom, scene) -> None:
-    good = submit(scene, "sh", "-c", "echo hello from $FAIRWAY_JOB; echo $CUDA_VISIBLE_DEVICES", gpus_per_task=2)
+    good = submit(
+        scene, "sh", "-c", "echo hello from $FAIRWAY_JOB; echo $CUDA_VISIBLE_DEVICES", gpus_per_task=2
+    )
     wait_for("the job completes", lambda: state_of(good) == JobState.COMPLETED)
     assert good.exit_code == 0
     gpus = set(scene["node"].gpus.values_list("uuid", flat=True))

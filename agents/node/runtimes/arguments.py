@@ -140,5 +140,10 @@ def listing(cluster: str) -> List[str]:
     ]
 
 
+def remove(engine: Engine, name: str) -> List[str]:
+    """The words that end and remove a container at once; its patience was given before, by a signal."""
+    return ["rm", "--force", "--volumes", *(["--time", "0"] if engine.kind == "podman" else []), name]
+
+
 def inspect(names: Sequence[str]) -> List[str]:
     return ["container", "inspect", *names]

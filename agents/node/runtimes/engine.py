@@ -187,7 +187,7 @@ class EngineRuntime(Runtime):
     def remove(self, name: str) -> None:
         if self._ours(name) is None:
             return
-        answer = self.call(["rm", "--force", "--volumes", name])
+        answer = self.call(arguments.remove(self.engine, name))
         if answer.code != 0 and not answer.says(_NOT_THERE):
             raise self.refusal("rm", answer)
 

@@ -141,19 +141,22 @@ def test_words_of_a_person_are_left_alone() -> None:
     assert arguments.create(PODMAN, order(spec), "I", [])[-2:] == ["-c", "print(f'{port}')"]
 
 
+GOLDEN_NETWORK = """
+network create --driver bridge --subnet 10.197.0.0/26
+--label fairway.cluster=lab --label fairway.job=jobabc --disable-dns --opt isolate=true fw-lab-jobabc
+"""
+
+
 def test_networks_are_isolated_and_labelled() -> None:
-    assert (
-        arguments.create_network(PODMAN, "lab", "jobabc", "10.197.0.0/26")
-        == ["network", "create", "--driver", "bridge", "--subnet", "10.197.0.0/26", "--label", "fairway.cluster=lab", "--label", "fairway.job=jobabc", "--disable-dns", "--opt", "isolate=true", "fw-lab-jobabc"]
-    )
+    assert arguments.create_network(PODMAN, "lab", "jobabc", "10.197.0.0/26") == GOLDEN_NETWORK.split()
 
 
 def test_firewall_rules() -> None:
     text = rules("lab", "10.197.0.0/16", ["192.0.2.10/32", "2001:db8::/32"])
-    assert text.startswith("*filter\n:FAIRWAY-FORWARD-")
+    assert text.startswith("*mangle\n:FAIRWAY-FORWARD-")
     assert text.endswith("COMMIT\n")
-    assert "-s 10.197.0.0/16 -d 169.254.0.0/16 -p tcp -j REJECT --reject-with tcp-reset" in text
-    assert "-d 192.0.2.10/32 -j REJECT" in text
+    assert "-s 10.197.0.0/16 -d 169.254.0.0/16 -j DROP" in text
+    assert "-d 192.0.2.10/32 -j DROP" in text
     assert "2001:db8" not in text
 
 

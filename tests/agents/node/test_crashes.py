@@ -61,6 +61,8 @@ def sweep_start(node: LoneNode, runtime: str, stride: int) -> int:
         job = f"js{at}"
         spec = marking(node, job, runtime)
         if not crash(node, "start", at, spec=spec):
+            with node.open() as link:
+                end(link, job)
             break
         points += 1
         with node.open() as link:
@@ -80,13 +82,14 @@ def sweep_abandoned_start(node: LoneNode, runtime: str, stride: int) -> None:
     for at in range(1, MOST_STEPS, stride):
         job = f"ja{at}"
         spec = marking(node, job, runtime)
-        if not crash(node, "start", at, spec=spec):
-            break
+        crashed = crash(node, "start", at, spec=spec)
         with node.open() as link:
             end(link, job)
             after = marking(node, f"jb{at}", runtime)
             assert link.ask("start", timeout_s=30, epoch=1, spec=after)["state"] == "running"
             end(link, f"jb{at}")
+        if not crashed:
+            break
 
 
 def sweep_stop(node: LoneNode, runtime: str, stride: int) -> int:
@@ -105,31 +108,41 @@ def sweep_stop(node: LoneNode, runtime: str, stride: int) -> int:
     return points
 
 
-@pytest.mark.rig
-def test_every_step_of_a_process_start(node: LoneNode) -> None:
-    assert sweep_start(node, "process", 1) >= 12
+every_third = pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.long)])
+every_sixth = pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.long)])
 
 
 @pytest.mark.rig
-def test_every_step_of_an_abandoned_process_start(node: LoneNode) -> None:
-    sweep_abandoned_start(node, "process", 2)
+@every_third
+def test_steps_of_a_process_start(node: LoneNode, stride: int) -> None:
+    assert sweep_start(node, "process", stride) * stride >= 12
 
 
 @pytest.mark.rig
-def test_every_step_of_a_process_stop(node: LoneNode) -> None:
-    assert sweep_stop(node, "process", 1) >= 6
+@every_sixth
+def test_steps_of_an_abandoned_process_start(node: LoneNode, stride: int) -> None:
+    sweep_abandoned_start(node, "process", stride)
 
 
 @pytest.mark.rig
-def test_every_step_of_a_podman_start(podman_node: LoneNode) -> None:
-    assert sweep_start(podman_node, "podman", 1) >= 15
-    left = podman_node.podman("ps", "--all", "--quiet").stdout  # type: ignore[attr-defined]
-    assert left == ""
+@every_third
+def test_steps_of_a_process_stop(node: LoneNode, stride: int) -> None:
+    assert sweep_stop(node, "process", stride) * stride >= 6
 
 
 @pytest.mark.rig
-def test_steps_of_an_abandoned_podman_start_and_stop(podman_node: LoneNode) -> None:
-    sweep_abandoned_start(podman_node, "podman", 3)
-    sweep_stop(podman_node, "podman", 3)
+@pytest.mark.timeout(600)
+@every_sixth
+def test_steps_of_a_podman_start(podman_node: LoneNode, stride: int) -> None:
+    assert sweep_start(podman_node, "podman", stride) * stride >= 15
+    assert podman_node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
+
+
+@pytest.mark.rig
+@pytest.mark.timeout(600)
+@every_sixth
+def test_steps_of_an_abandoned_podman_start_and_of_a_stop(podman_node: LoneNode, stride: int) -> None:
+    sweep_abandoned_start(podman_node, "podman", stride)
+    sweep_stop(podman_node, "podman", stride)
     networks = podman_node.podman("network", "ls", "--format", "{{.Name}}").stdout  # type: ignore[attr-defined]
     assert "fw-t1" not in networks
