@@ -120,7 +120,7 @@ def portal_processes(
 def _uvicorn(socket: Path) -> tuple[str, ...]:
     """Only the gateway can reach the socket, so only its proxy headers arrive there."""
     return (
-        *("-m", "uvicorn", "portal.config.asgi:application", "--uds", str(socket)),
+        *("-m", "uvicorn", "portal.asgi:application", "--uds", str(socket)),
         *("--proxy-headers", "--forwarded-allow-ips", "*", "--no-server-header", "--no-access-log"),
         *("--lifespan", "off", "--timeout-graceful-shutdown", "3", "--ws-max-size", "1048576"),
     )
