@@ -93,7 +93,6 @@ class RoomMaker:
         self._tenants: dict[ProjectId, dict[JobId, Tenant]] = {}
         self._cleared: dict[tuple[JobId, ...], tuple[Floor, Ints]] = {}
         self._hopeless: set[tuple[object, ...]] = set()
-        self._questions: dict[JobId, tuple[object, ...]] = {}
         self._lowest: dict[ProjectId, int | None] = {}
         self.steps_used = 0
         for row in scene.running:
@@ -117,7 +116,7 @@ class RoomMaker:
 
     def hopeless(self, job: PendingRow) -> bool:
         """True when an equal job found no room in this pass, or the rules let ``job`` take from nobody."""
-        if self._question(job) in self._hopeless:
+        if question_of(job) in self._hopeless:
             return True
         leaf = self._scene.tree.leaf_of[job.project]
         if self._within(self._scene.fair_share_milli, leaf, job.total_milli):
@@ -127,15 +126,9 @@ class RoomMaker:
         lowest = self._lowest[leaf]
         return lowest is None or lowest >= job.priority
 
-    def _question(self, job: PendingRow) -> tuple[object, ...]:
-        if job.job not in self._questions:
-            gang = (Shape.of(job), job.tasks)
-            self._questions[job.job] = (*gang, job.project, job.preemptible, job.priority)
-        return self._questions[job.job]
-
     def make_room(self, job: PendingRow, budget_steps: int) -> Room | None:
         """A set of victims that seats ``job``, already gone from the scene; None when there is none."""
-        question = self._question(job)
+        question = question_of(job)
         if question in self._hopeless:
             return None
         room = self._preempt(job, budget_steps) or self._reclaim(job, budget_steps)
@@ -286,3 +279,8 @@ class RoomMaker:
             self._scene.ledger.add(tenant.leaf, -sign * tenant.milli, tenant.preemptible)
         else:
             self._scene.ledger.leave(tenant.leaf, sign * tenant.milli, tenant.preemptible)
+
+
+def question_of(job: PendingRow) -> tuple[object, ...]:
+    """Everything of a waiting job that decides whether room can be made for it."""
+    return (Shape.of(job), job.tasks, job.project, job.preemptible, job.priority)
