@@ -94,6 +94,9 @@ class RoomMaker:
         self._cleared: dict[tuple[JobId, ...], tuple[Floor, Ints]] = {}
         self._hopeless: set[tuple[object, ...]] = set()
         self._lowest: dict[ProjectId, int | None] = {}
+        self._sides_of: dict[
+            tuple[ProjectId, ProjectId], tuple[tuple[ProjectId, ...], tuple[ProjectId, ...]]
+        ] = {}
         self.steps_used = 0
         for row in scene.running:
             if row.preemptible and not row.stopping and not self._protected(row):
@@ -166,21 +169,31 @@ class RoomMaker:
     def _may_take(self, job: PendingRow, giver_leaf: ProjectId) -> bool:
         """The rules above, as the scene stands just before one more tenant of ``giver_leaf`` leaves."""
         scene = self._scene
-        ledger, shares, quotas = scene.ledger, scene.fair_share_milli, scene.quotas
-        taker = scene.tree.path[scene.tree.leaf_of[job.project]]
-        giver = scene.tree.path[giver_leaf]
-        common = len(set(taker) & set(giver))
-        takers, givers = taker[: len(taker) - common], giver[: len(giver) - common]
+        held, shares, quotas = scene.ledger.held_milli, scene.fair_share_milli, scene.quotas
+        takers, givers = self._sides(scene.tree.leaf_of[job.project], giver_leaf)
         if not takers or not givers:
             return False
-        if not all(self._within(shares, level, job.total_milli) for level in takers):
-            return False
-        if not all(ledger.held_milli[level] > quotas[level].guaranteed_milli for level in givers):
-            return False
+        for level in givers:
+            if held[level] <= quotas[level].guaranteed_milli:
+                return False
+        milli = job.total_milli
         top, other = takers[-1], givers[-1]
-        if ledger.held_milli[other] > shares[other] + ROUNDING_MILLI:
-            return True
-        return ledger.held_milli[top] + job.total_milli <= quotas[top].guaranteed_milli
+        over_share = held[other] > shares[other] + ROUNDING_MILLI
+        if not over_share and held[top] + milli > quotas[top].guaranteed_milli:
+            return False
+        return all(self._within(shares, level, milli) for level in takers)
+
+    def _sides(
+        self, taker: ProjectId, giver: ProjectId
+    ) -> tuple[tuple[ProjectId, ...], tuple[ProjectId, ...]]:
+        """The paths of two leaves up to, and without, their common ancestor."""
+        sides = self._sides_of.get((taker, giver))
+        if sides is None:
+            mine, theirs = self._scene.tree.path[taker], self._scene.tree.path[giver]
+            common = len(set(mine) & set(theirs))
+            sides = mine[: len(mine) - common], theirs[: len(theirs) - common]
+            self._sides_of[taker, giver] = sides
+        return sides
 
     # -- on paper -------------------------------------------------------------------------------------
 
