@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agents.link import Link, Refused
-from tests.agents.node.conftest import GPUS, LoneNode, log_with, wait_for
+from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_with, wait_for
 from tests.rig.images import RigImage
 
 pytestmark = pytest.mark.rig
@@ -116,6 +116,8 @@ def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
     start(link, node, "jquick", "sh", "-c", "exit 7")
     event = wait_for(link, "exited", job="jquick")
     assert (event["exit_code"], event["oom"]) == (7, False)
+    link.ask("remove", timeout_s=30, epoch=1, job="jquick", attempt=1)  # waits for what is being cleaned up
+    link.ask("remove", timeout_s=30, epoch=1, job="joom", attempt=1)
     assert node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
     assert node.podman("network", "ls", "--quiet").stdout.split("\n")[1:] == [""]  # type: ignore[attr-defined]
 
@@ -133,7 +135,7 @@ def test_strangers_are_never_touched(podman_node: LoneNode) -> None:
         "nproc=1024:1024",
     ]
     image = node.image  # type: ignore[attr-defined]
-    for name, label in (("fw-t1-jname-1-0", []), ("other", ["--label", "fairway.cluster=t2"])):
+    for name, label in ((f"fw-{CLUSTER}-jname-1-0", []), ("other", ["--label", "fairway.cluster=t2"])):
         made = node.podman("run", "--detach", "--name", name, *plain, *label, image, "sleep", "600")  # type: ignore[attr-defined]
         assert made.returncode == 0, made.stderr
     node.open().close()
