@@ -300,6 +300,10 @@ class SshStream:
         line: bytes = self._reader.readline(limit_bytes)
         return line
 
+    def read_line(self, limit_bytes: int) -> bytes:
+        """The same under the name that reads as a sentence."""
+        return self.readline(limit_bytes)
+
     def write(self, data: bytes, /) -> None:
         """Sends all of it, or raises OSError; the watchdog cuts a connection that takes nothing."""
         with WATCHDOG.limit(self.connection, SILENCE_LIMIT_S, "sending a request"):

@@ -6,10 +6,10 @@ import json
 import random
 import resource
 import time
-from dataclasses import replace
 
 from bench.calibration import calibration_ms
 from scheduler.core import cluster as c
+from scheduler.core.carry import after_commit
 from scheduler.core.decide import decide
 from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
@@ -61,47 +61,12 @@ def _job(draw: random.Random, i: int, project: c.ProjectRow, pool: c.PoolId) -> 
     )  # fmt: skip
 
 
-def after(photo: c.Snapshot, plan: Plan) -> c.Snapshot:
-    """The photograph once ``plan`` is carried out: what started runs, everything else waits."""
-    rows = {row.job: row for row in photo.pending}
-    used: dict[str, int] = {}
-    cpu: dict[str, int] = {}
-    memory: dict[str, int] = {}
-    running = list(photo.running)
-    for start in plan.starts:
-        row = rows.pop(start.job)
-        tasks = tuple(
-            c.RunningTask(task.node, task.gpus, row.cpu_milli, row.memory_mib) for task in start.tasks
-        )
-        for task in tasks:
-            cpu[task.node] = cpu.get(task.node, 0) + task.cpu_milli
-            memory[task.node] = memory.get(task.node, 0) + task.memory_mib
-            for gpu in task.gpus:
-                used[gpu.uuid] = used.get(gpu.uuid, 0) + gpu.milli
-        running.append(
-            c.RunningRow(
-                row.job, row.project, row.user, start.pool, row.priority, row.preemptible,
-                photo.now_s, row.time_limit_s, tasks, name=row.name,
-            )
-        )  # fmt: skip
-    nodes = tuple(
-        replace(
-            node,
-            cpu_used_milli=node.cpu_used_milli + cpu.get(node.id, 0),
-            memory_used_mib=node.memory_used_mib + memory.get(node.id, 0),
-            gpus=tuple(replace(g, used_milli=g.used_milli + used.get(g.uuid, 0)) for g in node.gpus),
-        )
-        for node in photo.nodes
-    )
-    return replace(photo, nodes=nodes, running=tuple(running), pending=tuple(rows.values()))
-
-
 def main(arguments: list[str]) -> None:
     """Print the figures."""
     photo = snapshot()
     calibration = calibration_ms()
     plan = _measure("decide, empty cluster, 10,000 pending", photo, calibration)
-    _measure("decide, full cluster, the rest pending", after(photo, plan), calibration)
+    _measure("decide, full cluster, the rest pending", after_commit(photo, plan), calibration)
 
 
 def _measure(name: str, photo: c.Snapshot, calibration: float) -> Plan:

@@ -34,7 +34,7 @@ from portal.words.reasons import EndReason
 from portal.words.states import AttemptState, GpuHealth, JobKind
 from scheduler import dispatch
 from scheduler.dispatch import After, Door
-from scheduler.images import ImageBringer
+from scheduler.images import ImageBringer, note_images
 from scheduler.leases import Deposed, Held
 from scheduler.opening import CannotOpen, open_engine
 from scheduler.reconcile import collect_and_remove, reconcile, welcome
@@ -59,11 +59,11 @@ class Retry:
     tries: int = 0
 
 
-class NodeActor(threading.Thread):
+class NodeActor:
     """The only one who speaks to its node, as long as the lease is ours."""
 
     def __init__(self, node: Node, lease: Held, opener: Callable[[Node], Engine] = open_engine) -> None:
-        super().__init__(name=f"node-{node.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"node-{node.name}", daemon=True)
         self.node_id = node.pk
         self.node_name = node.name
         self.lease = lease
@@ -80,6 +80,18 @@ class NodeActor(threading.Thread):
         self._retries: dict[int, Retry] = {}
         self._stops: dict[int, float] = {}
 
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """False once the actor has ended."""
+        return self._thread.is_alive()
+
+    def join(self, within_s: float) -> None:
+        """Waits for the end."""
+        self._thread.join(within_s)
+
     def hint(self, what: str) -> None:
         """Asks the actor to look at its work now; dropped when the inbox is full."""
         with contextlib.suppress(queue.Full):
@@ -92,7 +104,7 @@ class NodeActor(threading.Thread):
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Turns until it is told to end or the lease is lost. An error costs the link, never the thread."""
         try:
             while not self._stopping.is_set():
@@ -169,6 +181,7 @@ class NodeActor(threading.Thread):
             door = welcome(Door(engine, self.lease, node), time.time())
             node.refresh_from_db()
             self.lease = door.lease
+            note_images(node, engine)
             engine.watch(self._keep_event)
         except BaseException:
             engine.close()
@@ -248,9 +261,9 @@ class NodeActor(threading.Thread):
             if attempt.stop_wanted_at is not None:
                 if attempt.pk not in stopped:
                     stopped.add(attempt.pk)
-                    next_s = min(next_s, self._stop(door, task))
+                    next_s = min(next_s, self._stop_attempt(door, task))
             elif dispatch.is_to_start(task):
-                next_s = min(next_s, self._start(door, task))
+                next_s = min(next_s, self._start_task(door, task))
             elif _waits_for_its_server(task):
                 next_s = min(next_s, self._probe(door, task))
         live = {task.pk for task in held}
@@ -258,7 +271,7 @@ class NodeActor(threading.Thread):
         self._stops = {pk: at_s for pk, at_s in self._stops.items() if pk in stopped}
         return next_s
 
-    def _stop(self, door: Door, task: Task) -> float:
+    def _stop_attempt(self, door: Door, task: Task) -> float:
         now_s = time.monotonic()
         due_s = self._stops.get(task.attempt_id, 0.0)
         if now_s < due_s:
@@ -269,7 +282,7 @@ class NodeActor(threading.Thread):
         self._stops[task.attempt_id] = now_s + STOP_AGAIN_S
         return STOP_AGAIN_S
 
-    def _start(self, door: Door, task: Task) -> float:
+    def _start_task(self, door: Door, task: Task) -> float:
         retry = self._retries.setdefault(task.pk, Retry())
         now_s = time.monotonic()
         if self._images.is_bringing(task):

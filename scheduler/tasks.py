@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 from celery import current_task
 from django.db import Error as DatabaseError
-from django.db import connection
+from django.db import close_old_connections, connection
 
 from portal.config.celery import app
 from scheduler import leases, sweep
@@ -28,10 +29,18 @@ _Door = TypeVar("_Door", bound=Callable[..., None])
 
 
 def _door(name: str) -> Callable[[_Door], _Door]:
-    """Makes a function the Celery task of this name."""
+    """Makes a function the Celery task of this name; database connections that broke are dropped around it."""
 
     def register(function: _Door) -> _Door:
-        task: _Door = app.task(name=name)(function)
+        @functools.wraps(function)
+        def opened(*arguments: Any, **named: Any) -> None:
+            close_old_connections()
+            try:
+                function(*arguments, **named)
+            finally:
+                close_old_connections()
+
+        task: _Door = app.task(name=name)(opened)
         return task
 
     return register

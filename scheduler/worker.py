@@ -5,6 +5,7 @@ worker-cycle runs with ``-P solo``, worker-ask with ``-P threads`` or prefork, w
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import django
@@ -55,3 +56,6 @@ class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 app.steps["worker"].add(NodesStep)
+
+for chatty in ("celery.app.trace", "celery.worker.strategy", "celery.beat"):
+    logging.getLogger(chatty).setLevel(logging.WARNING)  # two lines for each hint tell nobody anything

@@ -32,10 +32,10 @@ TIMELINE = 100
 ORDERS = {
     "-submitted": NEWEST,
     "submitted": OLDEST,
-    "name": Order("name"),
-    "-name": Order("name", descending=True),
-    "priority": Order("priority"),
-    "-priority": Order("priority", descending=True),
+    "name": Order("name", narrow=True),
+    "-name": Order("name", descending=True, narrow=True),
+    "priority": Order("priority", narrow=True),
+    "-priority": Order("priority", descending=True, narrow=True),
 }
 
 

@@ -54,7 +54,8 @@ class PasswordForm(forms.Form):
         widget=forms.PasswordInput({"class": "form-control", "autocomplete": "current-password"}),
     )  # fmt: skip
     password = forms.CharField(
-        label="New password", max_length=1024, strip=False, help_text="At least 12 characters; a short sentence is best.",
+        label="New password", max_length=1024, strip=False,
+        help_text="At least 12 characters; a short sentence is best.",
         widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
     )  # fmt: skip
 

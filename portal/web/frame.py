@@ -38,7 +38,15 @@ PLACES: dict[str, tuple[Place, ...]] = {
     "Work": (
         Place("Home", "home", "home", "h", tab=True),
         Place("Launch", "launch", "launch", "l", tab=True),
-        Place("Jobs", "jobs", "jobs", "j", count="jobs", here=("job",), tab=True),
+        Place(
+            "Jobs",
+            "jobs",
+            "jobs",
+            "j",
+            count="jobs",
+            here=("job", "job-logs", "job-metrics", "job-run"),
+            tab=True,
+        ),
     ),
     "Cluster": (
         Place(
@@ -88,7 +96,8 @@ class Figures:
 
 def frame(request: HttpRequest) -> dict[str, Any]:
     """Context of every template; the queries run only where the frame is drawn."""
-    user = request.user if isinstance(getattr(request, "user", None), User) else None
+    person = getattr(request, "user", None)
+    user = person if isinstance(person, User) else None
     return {"frame": SimpleLazyObject(lambda: _frame(request, user))}
 
 

@@ -144,8 +144,5 @@ def cancel_many(request: HttpRequest) -> HttpResponse:
         messages.success(request, f"Stopped {plural(stopped, 'job')}.")
     for sentence in refused[:5]:
         messages.error(request, sentence)
-    return redirect(request.POST.get("back") if _ours(request.POST.get("back", "")) else "jobs")
-
-
-def _ours(back: str) -> bool:
-    return back.startswith("/jobs/") and "//" not in back
+    back = request.POST.get("back", "")
+    return redirect(back if back.startswith("/jobs/") and "//" not in back else "jobs")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import Count, Q
+from django.db.models import Count, F, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -19,7 +19,7 @@ from portal.models import Environment, Node, Project, Template, User
 from portal.selectors import cluster
 from portal.selectors.cluster import ModelStrip
 from portal.selectors.jobs import job_for
-from portal.selectors.shares import shares_in
+from portal.selectors.shares import Share, shares_in
 from portal.services.jobs import JobRequest, do_submit_job
 from portal.web.launch_form import (
     LaunchForm,
@@ -113,13 +113,16 @@ def _initial(request: HttpRequest, user: User) -> dict[str, Any]:
         first = submit_projects(user).first()
         start["project"] = first.public_id if first else ""
     if not start.get("environment"):
-        offered = _fitting(Environment.objects.filter(enabled=True), start["kind"]).order_by("id").first()
+        offered = _fitting(Environment.objects.filter(enabled=True), start["kind"]).first()
         start["environment"] = offered.public_id if offered else ""
     return start
 
 
 def _fitting(rows: Any, kind: str) -> Any:
-    return rows.filter(tool_port__isnull=False) if kind == JobKind.WORKSPACE.value else rows
+    """The environments that suit a kind: those with a tool for workspaces, those without one first for runs."""
+    if kind == JobKind.WORKSPACE.value:
+        return rows.filter(tool_port__isnull=False).order_by("id")
+    return rows.order_by(F("tool_port").asc(nulls_first=True), "id")
 
 
 def _context(user: User, form: LaunchForm) -> dict[str, Any]:
@@ -186,7 +189,7 @@ def _rail(user: User, form: LaunchForm) -> dict[str, Any]:
         "after": [
             Bar(share, f"Quota after, {share.pool.name}", asked)
             for share in shares
-            if _concerns(share, request)
+            if _concerns(share, request, strips)
         ],
         "as_rest": rest_text(request) if request else "",
         "as_yaml": yaml_text(request) if request else "",
@@ -197,17 +200,18 @@ def _value_of(form: LaunchForm) -> Any:
     return lambda name: form[name].value()
 
 
-def _concerns(share: Any, request: JobRequest | None) -> bool:
-    return request is not None and (request.pool is None or request.pool.pk == share.pool.pk)
+def _concerns(share: Share, request: JobRequest | None, strips: list[ModelStrip]) -> bool:
+    if request is None or (request.pool is not None and request.pool.pk != share.pool.pk):
+        return False
+    models = [strip for strip in strips if strip.model == request.gpu_model]
+    return not request.gpu_model or any(share.pool.pk in strip.pools for strip in models)
 
 
 def ladder(strips: list[ModelStrip], model: str, count: str, project: Project | None) -> list[Rung]:
     """The usual counts on one node: which fit now, which wait, and which this cluster or quota never allows."""
     fitting = [strip for strip in strips if model in ("", strip.model)]
     free = max((strip.largest_free for strip in fitting), default=0)
-    largest = max((len(node.squares) for strip in fitting for node in strip.nodes), default=0)
-    if largest == 0:
-        largest = max((strip.total for strip in fitting), default=0)
+    largest = max((strip.largest_node for strip in fitting), default=0)
     limits = (
         [share.limit_milli for share in shares_in([project]) if share.limit_milli is not None]
         if project
@@ -253,7 +257,8 @@ def body_of(request: JobRequest) -> dict[str, Any]:
 def rest_text(request: JobRequest) -> str:
     """The request as an HTTP call."""
     body = json.dumps(body_of(request), indent=1, ensure_ascii=False)
-    return f"POST /api/v1/jobs\nAuthorization: Bearer $FAIRWAY_TOKEN\nContent-Type: application/json\nIdempotency-Key: <a new uuid>\n\n{body}"
+    headers = ("POST /api/v1/jobs", "Authorization: Bearer $FAIRWAY_TOKEN", "Idempotency-Key: <a new uuid>")
+    return "\n".join([*headers, "Content-Type: application/json", "", body])
 
 
 def yaml_text(request: JobRequest) -> str:

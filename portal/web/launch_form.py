@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.db.models import QuerySet
@@ -55,7 +55,13 @@ def _select() -> forms.Select:
     return forms.Select({"class": "form-select"})
 
 
-class ByPublicId(forms.ModelChoiceField):
+if TYPE_CHECKING:
+    _RowChoice = forms.ModelChoiceField[Any]
+else:
+    _RowChoice = forms.ModelChoiceField
+
+
+class ByPublicId(_RowChoice):
     """A choice whose values are public ids."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -92,7 +98,6 @@ class LaunchForm(forms.Form):
         initial=1000,
         widget=_select(),
         required=False,
-        empty_value=1000,
     )
     cores = forms.FloatField(
         label="CPU cores for each task", min_value=0.1, initial=1, widget=_number(min=0.1, step="any")
@@ -101,12 +106,13 @@ class LaunchForm(forms.Form):
         label="Memory for each task, GiB", min_value=0.1, initial=2, widget=_number(min=0.1, step="any")
     )
     command = forms.CharField(
-        max_length=65536, required=False, widget=forms.Textarea({"class": "form-control", "spellcheck": "false"}),
+        max_length=65536, required=False,
+        widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
         help_text="With pipes, variables or several lines it is run by /bin/sh -c.",
     )  # fmt: skip
     environ = forms.CharField(
         label="Variables", max_length=65536, required=False,
-        widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "placeholder": "NAME=value"}),
+        widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
         help_text="One NAME=value a line.",
     )  # fmt: skip
     time_limit_s = SpanField(
@@ -128,8 +134,8 @@ class LaunchForm(forms.Form):
         help_text="After failures of the cluster's making.",
     )  # fmt: skip
 
-    def __init__(self, user: User, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, label_suffix="", **kwargs)
+    def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
+        super().__init__(data, initial=initial, label_suffix="")
         self.user = user
         self._choices("project", submit_projects(user))
         self._choices("environment", visible_environments(user).filter(enabled=True).order_by("title"))

@@ -11,12 +11,12 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from portal.access import Policy, policy, signed_in
-from portal.models import Attempt, Job, UsageMinute
-from portal.selectors.jobs import attempts_of, job_for
+from portal.models import Gpu, Job, Node
+from portal.selectors.jobs import job_for
+from portal.selectors.minutes import Series, job_minutes
 from portal.web.job import heading
 
 SPANS = {"1h": 3600, "6h": 6 * 3600, "1d": 86400}
-MOST_MINUTES = 1440
 
 
 @policy(Policy.SIGNED_IN)
@@ -37,45 +37,30 @@ def series(request: HttpRequest, public_id: str) -> JsonResponse:
     user = signed_in(request.user)
     found = job_for(user, public_id)
     span_s = SPANS.get(request.GET.get("span", "1h"), 3600)
-    attempts = attempts_of(found)
-    return JsonResponse(
-        series_of(found, attempts[0], span_s) if attempts else {"at": [], "lines": {}, "gpus": {}}
+    until = found.ended_at or timezone.now()
+    return JsonResponse(as_lines(found, job_minutes(user, found, until - dt.timedelta(seconds=span_s))))
+
+
+def as_lines(job: Job, minutes: Series) -> dict[str, Any]:
+    """The series as named lines for the charts; ``gpus`` names each GPU by UUID for the live samples."""
+    nodes = dict(
+        Node.objects.filter(public_id__in={gpu.node for gpu in minutes.gpus}).values_list("public_id", "name")
     )
-
-
-def series_of(job: Job, attempt: Attempt, span_s: int) -> dict[str, Any]:
-    """One query: the minutes of the attempt's nodes, cut to its own GPUs and ranks."""
-    end = attempt.ended_at or timezone.now()
-    start = max(attempt.created_at - dt.timedelta(minutes=1), end - dt.timedelta(seconds=span_s))
-    gpus: dict[str, str] = {}
-    limits: dict[str, float] = {}
-    nodes = set()
-    for task in attempt.task_rows.all():
-        nodes.add(task.node_id)
-        for allocation in task.allocations.all():
-            gpus[allocation.gpu.uuid] = f"{task.node.name} GPU {allocation.gpu.index}"
-            limits["gpu_memory"] = max(limits.get("gpu_memory", 0), allocation.gpu.memory_mib)
-    rows = UsageMinute.objects.filter(node__in=nodes, minute__gte=start, minute__lte=end).order_by("minute")
-    kept = list(rows[: MOST_MINUTES * max(1, len(nodes))])
-    at = sorted({row.minute for row in kept})
-    place = {minute: index for index, minute in enumerate(at)}
-    lines: dict[str, dict[str, list[float | None]]] = {
-        name: {} for name in ("gpu", "gpu_memory", "power", "cpu", "memory")
+    names = {gpu.uuid: f"{nodes.get(gpu.node, gpu.node)} GPU {gpu.index}" for gpu in minutes.gpus}
+    memory = Gpu.objects.filter(uuid__in=names).values_list("memory_mib", flat=True)
+    return {
+        "at": minutes.minutes_s,
+        "gpus": names,
+        "lines": {
+            "gpu": {names[gpu.uuid]: gpu.utilisation_percent for gpu in minutes.gpus},
+            "gpu_memory": {names[gpu.uuid]: gpu.memory_used_mib for gpu in minutes.gpus},
+            "power": {names[gpu.uuid]: gpu.power_watts for gpu in minutes.gpus},
+            "cpu": {f"rank {task.rank}": task.cpu_percent for task in minutes.tasks},
+            "memory": {f"rank {task.rank}": task.memory_mib for task in minutes.tasks},
+        },
+        "limits": {
+            "gpu_memory": max(memory, default=0),
+            "memory": job.memory_mib,
+            "cpu": job.cpu_milli / 10,  # percent of one core
+        },
     }
-
-    def put(kind: str, name: str, minute: dt.datetime, value: float | None) -> None:
-        lines[kind].setdefault(name, [None] * len(at))[place[minute]] = value
-
-    for row in kept:
-        for index, uuid in enumerate(row.gpu_uuids):
-            if uuid in gpus:
-                put("gpu", gpus[uuid], row.minute, row.utilisation_percent[index])
-                put("gpu_memory", gpus[uuid], row.minute, row.memory_used_mib[index])
-                put("power", gpus[uuid], row.minute, row.power_watts[index])
-        for entry in row.tasks:
-            if entry.get("job") == job.public_id:
-                name = f"rank {entry.get('rank', 0)}"
-                put("cpu", name, row.minute, entry.get("cpu_percent"))
-                put("memory", name, row.minute, entry.get("memory_mib"))
-    limits["memory"] = job.memory_mib
-    return {"at": [minute.timestamp() for minute in at], "lines": lines, "gpus": gpus, "limits": limits}

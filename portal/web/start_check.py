@@ -1,16 +1,20 @@
-"""Would this start now? The engine's answer within its second, else the plain bounds; never a guess shown as a fact."""
+"""Would this start now? The engine's answer within its second, else the plain bounds; no guess shown as a fact."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from portal.ask import ask_would_start
 from portal.errors import FairwayError, Impossible, Invalid
 from portal.models import User
 from portal.selectors.cluster import ModelStrip
 from portal.services.jobs import JobRequest, check_job
 from portal.web.words import gpus as gpu_words
 from portal.web.words import short_gpu
+
+WAIT_S = 0.8
+"""How long a keystroke waits for the engine before the plain bounds answer."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,37 @@ def check_start(user: User, request: JobRequest, strips: list[ModelStrip]) -> St
         return StartCheck("wrong", "Not ready yet", wrong.sentence, wrong=wrong.fields)
     except FairwayError as refusal:
         return StartCheck("wrong", "Not allowed", refusal.sentence)
-    return _by_counting(request, strips)
+    answer = ask_would_start(_body(user, request), wait_s=WAIT_S)
+    if answer is None or "error" in answer:
+        return _by_counting(request, strips)
+    return _from_answer(answer)
+
+
+def _body(user: User, request: JobRequest) -> dict[str, Any]:
+    """The request for the engine: columns of a Job by name, rows by public id."""
+    plain = ("name", "kind", "tasks", "gpus_per_task", "milli_per_gpu", "gpu_model", "min_gpu_memory_mib")
+    more = ("cpu_milli", "memory_mib", "priority", "preemptible", "time_limit_s")
+    body: dict[str, Any] = {name: getattr(request, name) for name in plain + more}
+    body["project"] = request.project.public_id
+    body["environment"] = request.environment.public_id
+    body["pool"] = request.pool.public_id if request.pool else None
+    body["user"] = user.public_id
+    return body
+
+
+def _from_answer(answer: dict[str, Any]) -> StartCheck:
+    """The engine's answer in the words of the rail."""
+    ways = [
+        Way(str(way["sentence"]), dict(way.get("fields") or {})) for way in answer.get("alternatives", [])
+    ]
+    verdict = answer.get("verdict") or {}
+    sentence = str(verdict.get("sentence", ""))
+    if answer.get("starts_now"):
+        where = ", ".join(answer.get("where", []))
+        return StartCheck("now", "It starts now", f"There is a place for it on {where}." if where else "")
+    if answer.get("never"):
+        return StartCheck("never", "This can never start here", sentence, ways)
+    return StartCheck("waits", "It would wait", sentence, ways)
 
 
 def nearest_ways(facts: dict[str, Any]) -> list[Way]:

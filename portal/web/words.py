@@ -53,7 +53,7 @@ def gpu_amount(milli: int) -> str:
 def short_gpu(model: str) -> str:
     """The model without maker and form factor: NVIDIA H100-SXM5-80GB reads H100."""
     name = _FORM.sub("", _MAKER.sub("", model.strip()))
-    return name.removesuffix(" GPU") or model
+    return name.removesuffix(" GPU").removesuffix(" Generation") or model
 
 
 def cores(milli: int) -> str:

@@ -132,8 +132,6 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
     at = f"pending[{row.job}]"
     _known(f"{at}.project", row.project, projects)
     _finite(f"{at}.submitted_s", row.submitted_s)
-    if not row.pools:
-        raise SnapshotError(f"{at}.pools", "a job names at least one pool")
     for pool in _unique(f"{at}.pools", row.pools):
         _known(f"{at}.pools", pool, pools)
     _at_least(f"{at}.tasks", row.tasks, 1)
@@ -185,7 +183,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise ``PlanError`` when ``plan`` breaks a law that holds for every plan (SCHEDULING, section 8)."""
     pending = {row.job: row for row in snapshot.pending}
     answered = Counter([start.job for start in plan.starts] + [verdict.job for verdict in plan.verdicts])
-    if answered != Counter(pending):
+    if answered != Counter(pending.keys()):
         raise PlanError("every pending job has exactly one start or verdict")
     nodes = {node.id: node for node in snapshot.nodes}
     gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes for gpu in node.gpus}

@@ -117,7 +117,10 @@ class RunningTask:
 
 @dataclass(frozen=True, slots=True)
 class RunningRow:
-    """A job that holds resources. ``stopping`` means its end is already ordered: it only has to let go."""
+    """A job that holds resources. ``stopping`` means its end is already ordered: it only has to let go.
+
+    ``stopping_for`` is the waiting job that it makes room for, when it was asked to leave for one.
+    """
 
     job: JobId
     project: ProjectId
@@ -129,6 +132,7 @@ class RunningRow:
     time_limit_s: float | None
     tasks: tuple[RunningTask, ...]
     stopping: bool = False
+    stopping_for: JobId | None = None
     checkpoint_s: float | None = None  # when it last saved its work
     name: str = ""
 

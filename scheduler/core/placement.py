@@ -8,12 +8,13 @@ id sort first, so the same photograph gives the same places whatever order its r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.cluster import WHOLE_MILLI, GpuShare, NodeId, NodeRow, PendingRow
+from scheduler.core.cluster import WHOLE_MILLI, GpuShare, NodeId, NodeRow, PendingRow, RunningTask
 from scheduler.core.plan import TaskPlacement
 
 Ints = NDArray[np.int64]
@@ -90,7 +91,7 @@ class Floor:
         self.strategy = strategy
         self.index_of: dict[NodeId, int] = {node.id: i for i, node in enumerate(self.nodes)}
         self.gpus = [sorted(node.gpus, key=lambda g: (g.memory_mib, g.index, g.uuid)) for node in self.nodes]
-        width = max((len(gpus) for gpus in self.gpus), default=0)
+        width = max((len(gpus) for gpus in self.gpus), default=0) or 1
         self.models = frozenset(gpu.model for gpus in self.gpus for gpu in gpus)
         self.free_milli: Ints = np.zeros((len(self.nodes), width), dtype=np.int64)
         self.cpu_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
@@ -106,6 +107,7 @@ class Floor:
                 if empty or gpu.healthy:
                     self.free_milli[i, slot] = WHOLE_MILLI - (0 if empty else gpu.used_milli)
         self._masks: dict[tuple[str | None, int | None], Bools] = {}
+        self._open: dict[tuple[tuple[NodeId, ...], NodeId | None], Bools] = {}
         self._scores: dict[Shape, _Scores] = {}
         self._changed: list[int] = []
 
@@ -123,6 +125,17 @@ class Floor:
                     )
             self._masks[key] = mask
         return self._masks[key]
+
+    def open_to(self, shape: Shape) -> Bools:
+        """Nodes that take work, that the shape does not avoid, and its home volume's node only."""
+        key = (shape.avoid_nodes, shape.node_affinity)
+        if key not in self._open:
+            mask = self.usable.copy()
+            if shape.node_affinity is not None:
+                mask &= np.arange(len(self.nodes)) == self.index_of.get(shape.node_affinity, -1)
+            mask[[self.index_of[node] for node in shape.avoid_nodes if node in self.index_of]] = False
+            self._open[key] = mask
+        return self._open[key]
 
     def capacity(self, shape: Shape) -> Ints:
         """How many tasks of ``shape`` each node could take now, exactly."""
@@ -161,23 +174,20 @@ class Floor:
         scores = self._scores.get(shape)
         if scores is None:
             rows = np.arange(len(self.nodes))
-            capacity = self._capacities(shape, rows)
+            capacity = self.capacity_of(shape, rows)
             scores = _Scores(capacity, self._score(shape, rows), capacity > 0, len(self._changed))
             self._scores[shape] = scores
         elif scores.seen < len(self._changed):
             rows = np.fromiter(set(self._changed[scores.seen :]), dtype=np.int64)
-            scores.capacity[rows] = self._capacities(shape, rows)
+            scores.capacity[rows] = self.capacity_of(shape, rows)
             scores.score[rows] = self._score(shape, rows)
             scores.fitting[rows] = scores.capacity[rows] > 0
             scores.seen = len(self._changed)
         return scores
 
-    def _capacities(self, shape: Shape, rows: Ints) -> Ints:
-        capacity = np.where(self.usable[rows], NO_BOUND, 0).astype(np.int64)
-        if shape.node_affinity is not None:
-            capacity[rows != self.index_of.get(shape.node_affinity, -1)] = 0
-        for node in shape.avoid_nodes:
-            capacity[rows == self.index_of.get(node, -1)] = 0
+    def capacity_of(self, shape: Shape, rows: Ints) -> Ints:
+        """``capacity`` of the nodes in ``rows`` only, made anew."""
+        capacity = np.where(self.open_to(shape)[rows], NO_BOUND, 0).astype(np.int64)
         if shape.gpus:
             capacity = np.minimum(capacity, self._gpu_capacities(shape, rows))
         if shape.cpu_milli:
@@ -243,6 +253,38 @@ class Floor:
         self.memory_free[held.node] += sign * held.memory_mib
         self._changed.append(held.node)
 
+    def copy(self) -> Floor:
+        """The same floor, to change on its own; what never changes is shared."""
+        other = copy(self)
+        other.free_milli = self.free_milli.copy()
+        other.cpu_free = self.cpu_free.copy()
+        other.memory_free = self.memory_free.copy()
+        other._scores = {}
+        other._changed = []
+        return other
+
+    def clamp(self, to: Floor, nodes: Iterable[int]) -> None:
+        """Leave no more free on ``nodes`` than another floor of the same nodes has."""
+        for node in set(nodes):
+            self.free_milli[node] = np.minimum(self.free_milli[node], to.free_milli[node])
+            self.cpu_free[node] = min(self.cpu_free[node], to.cpu_free[node])
+            self.memory_free[node] = min(self.memory_free[node], to.memory_free[node])
+            self._changed.append(node)
+
+    def held_by(self, tasks: Iterable[RunningTask]) -> list[Held]:
+        """What running tasks would give back; a GPU that is not healthy gives nothing."""
+        held = []
+        for task in tasks:
+            if task.node not in self.index_of:
+                continue
+            node = self.index_of[task.node]
+            held.append(Held(node, (), 0, task.cpu_milli, task.memory_mib))
+            for gpu in task.gpus:
+                slot = self._slot_of[gpu.uuid][1]
+                if self.gpus[node][slot].healthy:
+                    held.append(Held(node, (slot,), gpu.milli, 0, 0))
+        return held
+
     def give_back(self, held: Sequence[Held]) -> None:
         """Undo a gang's places."""
         for one in held:
@@ -262,16 +304,16 @@ class Floor:
     # -- numbers for people ---------------------------------------------------------------------------------
 
     def free_gpus(self, shape: Shape) -> tuple[int, int]:
-        """Whole GPUs of the asked kind free on usable nodes: in all, and on the best node."""
+        """Whole GPUs of the asked kind free on nodes open to it: in all, and on the best node."""
         per_node = self._free_whole(shape)
         return int(per_node.sum()), int(per_node.max(initial=0))
 
     def histogram(self, shape: Shape) -> dict[int, int]:
-        """Nodes by how many whole GPUs of the asked kind they have free."""
-        counts, nodes = np.unique(self._free_whole(shape)[self.usable], return_counts=True)
+        """Nodes open to the shape, by how many whole GPUs of the asked kind they have free."""
+        counts, nodes = np.unique(self._free_whole(shape)[self.open_to(shape)], return_counts=True)
         return {int(count): int(n) for count, n in zip(counts, nodes, strict=True)}
 
     def _free_whole(self, shape: Shape) -> Ints:
         eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)
         free = ((self.free_milli == WHOLE_MILLI) & eligible).sum(axis=1)
-        return np.asarray(np.where(self.usable, free, 0), dtype=np.int64)
+        return np.asarray(np.where(self.open_to(shape), free, 0), dtype=np.int64)

@@ -4,7 +4,7 @@ import { startKeys } from "./keys.js";
 import { lookAgain, startLive } from "./live.js";
 import { openPalette, startPalette } from "./palette.js";
 import { applyProperties } from "./properties.js";
-import { startAutoSubmit, startBulk, startCopy, startTabs } from "./small.js";
+import { startAutoSubmit, startBulk, startCopy, startFocusKeeping, startTabs } from "./small.js";
 import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./times.js";
 import { startUndo } from "./undo.js";
@@ -32,6 +32,7 @@ startHandOver();
 startTimes();
 lookAt(document.body);
 startLive();
+startFocusKeeping();
 document.addEventListener("htmx:load", (event) => {
   if (event.target === document.body) return;
   lookAt(event.target);

@@ -1,5 +1,6 @@
-// Follows logs by byte offset: asks for what came after the last byte, when the socket says so and every few seconds.
+// Follows logs by cursor: asks for what came after the last line, when the socket says so and every few seconds.
 import { onTopic } from "./live.js";
+import { clock } from "./times.js";
 
 const EVERY_MS = 2000;
 const KEPT = 5000; // lines in the page; the rest is in the download
@@ -21,7 +22,7 @@ function follow(box) {
   const save = box.querySelector("[data-log-download]");
   const all = list.dataset.ranks.split(",").filter(Boolean);
   const many = all.length > 1;
-  const state = new Map(); // rank -> {offset, complete}
+  const state = new Map(); // rank -> {cursor, complete}
   let busy = false;
   let dropped = 0;
 
@@ -44,7 +45,7 @@ function follow(box) {
   function row(rank, [at, text, isError]) {
     const line = document.createElement("li");
     const time = document.createElement("time");
-    if (at) { time.dateTime = at; const when = new Date(at); time.textContent = Number.isNaN(when.getTime()) ? "" : when.toLocaleTimeString("en-GB"); time.title = at; }
+    if (at) { time.dateTime = at; time.textContent = clock(at, true); time.title = at; }
     const who = document.createElement("b");
     who.textContent = many ? `r${rank}` : isError ? "err" : "";
     const words = document.createElement("span");
@@ -57,17 +58,17 @@ function follow(box) {
   }
 
   async function fetchRank(rank) {
-    const known = state.get(rank) ?? { offset: null, complete: false };
+    const known = state.get(rank) ?? { cursor: null, complete: false };
     const url = new URL(box.dataset.lines, location.href);
     url.searchParams.set("rank", rank);
     url.searchParams.set("attempt", box.dataset.attempt);
-    if (known.offset !== null) url.searchParams.set("offset", known.offset);
+    if (known.cursor !== null) url.searchParams.set("cursor", known.cursor);
     const answer = await fetch(url, { headers: { Accept: "application/json" } });
     if (!answer.ok) throw new Error(String(answer.status));
     const data = await answer.json();
-    if (known.offset === null) dropped += data.from;
-    state.set(rank, { offset: data.offset, complete: data.complete });
-    return { rank, lines: data.lines, more: data.offset < data.size && data.lines.length > 0 };
+    if (known.cursor === null) dropped += data.from;
+    state.set(rank, { cursor: data.cursor, complete: data.complete });
+    return { rank, lines: data.lines, more: known.cursor !== null && data.cursor < data.size && data.lines.length > 0 };
   }
 
   async function look() {

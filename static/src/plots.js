@@ -1,5 +1,8 @@
 // Charts with uPlot: grid lines only across, three labels, the newest value in the panel head, a table behind.
 import uPlot from "uplot";
+import { onTopic } from "./live.js";
+import { drawGpus } from "./squares.js";
+import { clock } from "./times.js";
 
 const charts = new Map(); // element -> uPlot
 
@@ -12,9 +15,7 @@ function colour(name) { // light-dark() is resolved only on a real property
   return value;
 }
 
-function clock(seconds) {
-  return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
-}
+const minute = (seconds) => clock(seconds * 1000);
 
 function spread(lines) { // the middle line of many, so that one look is enough
   const names = Object.keys(lines);
@@ -29,12 +30,12 @@ function options(host, names, unit, top) {
   return {
     width: host.clientWidth,
     height: host.clientHeight,
-    padding: [8, 8, 0, 0],
+    padding: [8, 16, 0, 0],
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 5 } },
     scales: { x: { time: true }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
     axes: [
-      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map(clock), space: 70 },
+      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map(minute), space: 70 },
       { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 50, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
     ],
     series: [{}, ...names.map((name, i) => ({
@@ -77,11 +78,11 @@ function drawOne(host, data) {
   const of = limit ? ` of ${rounded(limit / scale)}` : "";
   const words = mean === null ? "unknown" : `${names.length > 1 ? "mean " : ""}${rounded(mean)}${of}\u00a0${unit}`;
   if (now) now.textContent = words;
-  host.setAttribute("aria-label", `${host.closest(".fw-panel")?.querySelector("h2")?.textContent}: ${words} at ${clock(data.at.at(-1))}`);
+  host.setAttribute("aria-label", `${host.closest(".fw-panel")?.querySelector("h2")?.textContent}: ${words} at ${minute(data.at.at(-1))}`);
 }
 
 function table(box, data) {
-  const kinds = [["gpu", "GPU use, %", 1], ["gpu_memory", "GPU memory, GiB", 1024], ["power", "Power, W", 1], ["cpu", "CPU, %", 1], ["memory", "Memory, GiB", 1024]];
+  const kinds = [["gpu", "GPU use, %", 1], ["gpu_memory", "GPU memory, GiB", 1024], ["power", "Power, W", 1], ["cpu", "CPU, cores", 100], ["memory", "Memory, GiB", 1024]];
   const sheet = document.createElement("table");
   sheet.className = "fw-table fw-table--tight";
   const head = sheet.createTHead().insertRow();
@@ -90,10 +91,37 @@ function table(box, data) {
   const body = sheet.createTBody();
   for (let i = data.at.length - 1; i >= 0; i--) {
     const line = body.insertRow();
-    line.insertCell().textContent = clock(data.at[i]);
+    line.insertCell().textContent = minute(data.at[i]);
     for (const [, values, scale] of columns) { const cell = line.insertCell(); cell.className = "fw-num"; cell.textContent = values[i] === null ? "unknown" : rounded(values[i] / scale); }
   }
   box.replaceChildren(sheet);
+}
+
+function growLive(box, sample) { // a point a second between the minutes
+  const data = box.fairwayData;
+  if (!data || sample.kind !== "sample" || sample.at_s <= (data.at.at(-1) ?? 0)) return;
+  const now = {};
+  const put = (kind, name, value) => { (now[kind] ??= {})[name] = value ?? null; };
+  for (const task of sample.tasks ?? []) {
+    put("cpu", `rank ${task.rank}`, task.cpu_percent);
+    put("memory", `rank ${task.rank}`, task.memory_mib);
+    for (const gpu of task.gpus ?? []) {
+      const name = data.gpus[gpu.uuid] ?? gpu.uuid;
+      put("gpu", name, gpu.utilisation_percent);
+      put("gpu_memory", name, gpu.memory_used_mib);
+      put("power", name, gpu.power_watts);
+    }
+  }
+  data.at.push(sample.at_s);
+  for (const kind of Object.keys(data.lines)) {
+    const lines = data.lines[kind];
+    for (const name of new Set([...Object.keys(lines), ...Object.keys(now[kind] ?? {})])) {
+      lines[name] ??= new Array(data.at.length - 1).fill(null);
+      lines[name].push(now[kind]?.[name] ?? null);
+    }
+  }
+  drawGpus((sample.tasks ?? []).flatMap((task) => task.gpus ?? []));
+  for (const host of box.querySelectorAll("[data-plot]")) drawOne(host, data);
 }
 
 async function fill(box) {
@@ -101,6 +129,11 @@ async function fill(box) {
   if (!answer.ok) return;
   const data = await answer.json();
   box.fairwayData = data;
+  const blank = data.at.length === 0 && !box.hasAttribute("data-growing");
+  box.hidden = blank;
+  const word = box.parentElement.querySelector("[data-no-charts]");
+  if (word) word.hidden = !blank;
+  if (blank) return;
   for (const host of box.querySelectorAll("[data-plot]")) drawOne(host, data);
   const sheet = document.querySelector("[data-plot-table]");
   if (sheet) table(sheet, data);
@@ -115,7 +148,8 @@ export function drawIn(root) {
     new ResizeObserver(() => { clearTimeout(box.fairwayTimer); box.fairwayTimer = setTimeout(again, 120); }).observe(box);
     addEventListener("fairway-colours", again);
     if (box.hasAttribute("data-growing")) {
-      const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else if (document.visibilityState === "visible") fill(box); }, 15000);
+      onTopic(box.dataset.topic, (sample) => { if (document.visibilityState === "visible") growLive(box, sample); });
+      const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else if (document.visibilityState === "visible") fill(box); }, 60000);
     }
   }
 }

@@ -193,7 +193,6 @@ def test_03_no_new_privileges(walls: Walls) -> None:
 
 def test_04_system_calls_are_filtered(walls: Walls) -> None:
     assert walls.report["status"]["Seccomp"] == "2"
-    assert walls.report["unshare_user"] == -1
 
 
 def test_05_no_suid_program(walls: Walls) -> None:
@@ -297,7 +296,7 @@ def test_17_nothing_tells_of_other_tenants(walls: Walls) -> None:
     for name, value in walls.report["environment"].items():
         seen += "" if name == "PROBE" else f"{name}={value}"
     for stranger in (NEIGHBOUR, "eve", "20002"):
-        assert stranger not in seen.replace("PROBE", "")
+        assert stranger not in seen
 
 
 def test_18_processes_outside_are_untouchable(walls: Walls) -> None:

@@ -21,6 +21,11 @@ def read(path):
         return "!" + type(error).__name__
 
 
+def write(path, text):
+    with open(path, "w") as stream:
+        stream.write(text)
+
+
 def attempt(action):
     """Gives None when it worked, else the name of the error number."""
     try:
@@ -95,7 +100,6 @@ def most_threads(limit):
 
 def main():
     asked = json.loads(os.environ["PROBE"])
-    libc_unshare = ctypes.CDLL(None, use_errno=True).unshare
     shm = os.statvfs("/dev/shm")
     report = {
         "uid": os.getuid(),
@@ -106,15 +110,14 @@ def main():
         ),
         "suid": suid_files(),
         "namespaces": {name: os.readlink("/proc/self/ns/" + name) for name in NAMESPACES},
-        "unshare_user": libc_unshare(0x10000000),
         "kcore": len(read("/proc/kcore")) if not read("/proc/kcore").startswith("!") else 0,
         "keys": read("/proc/keys"),
         "firmware": os.listdir("/sys/firmware") if os.path.isdir("/sys/firmware") else [],
-        "write_sysctl": attempt(lambda: open("/proc/sys/kernel/hostname", "w").write("x")),
-        "write_sysrq": attempt(lambda: open("/proc/sysrq-trigger", "w").write("h")),
+        "write_sysctl": attempt(lambda: write("/proc/sys/kernel/hostname", "x")),
+        "write_sysrq": attempt(lambda: write("/proc/sysrq-trigger", "h")),
         "proc_sys_read_only": bool(os.statvfs("/proc/sys").f_flag & os.ST_RDONLY),
         "sys_read_only": bool(os.statvfs("/sys").f_flag & os.ST_RDONLY),
-        "cgroup_read_only": attempt(lambda: open(asked["pids_file"], "w").write("max")),
+        "cgroup_read_only": attempt(lambda: write(asked["pids_file"], "max")),
         "sockets": sockets(),
         "mountinfo": read("/proc/self/mountinfo").splitlines(),
         "devices": devices(),
@@ -122,7 +125,6 @@ def main():
             lambda: os.mknod(os.environ["HOME"] + "/disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))
         ),
         "cgroup": {name: read(path).strip() for name, path in asked["cgroup_files"].items()},
-        "threads": most_threads(asked["pids"] * 2),
         "shm_bytes": shm.f_blocks * shm.f_frsize,
         "shm_files": os.listdir("/dev/shm"),
         "environment": dict(os.environ),
@@ -145,6 +147,7 @@ def main():
             for address, port in asked["connects"]
         },
     }
+    report["threads"] = most_threads(asked["pids"] * 2)  # last: numbers of threads look like processes
     with open(os.environ["HOME"] + "/report.json.new", "w") as stream:
         json.dump(report, stream)
     os.rename(os.environ["HOME"] + "/report.json.new", os.environ["HOME"] + "/report.json")

@@ -1,4 +1,4 @@
-"""A believable moment of a small cluster, for looking at pages and for tests of them: six nodes, three projects, a queue.
+"""A believable moment of a small cluster, for looking at pages and for tests: six nodes, three projects, a queue.
 
 ``manage.py shell -c "from tests.web.scene import fill; fill()"`` fills an empty database with it.
 """
@@ -204,6 +204,7 @@ def _start(
     if ready and job.kind == "workspace":
         lifecycle.attempt_ready(attempt.pk)
         Attempt.objects.filter(pk=attempt.pk).update(ready_at=begun + dt.timedelta(seconds=17))
+    Attempt.objects.filter(pk=attempt.pk).update(created_at=begun)
     Job.objects.filter(pk=job.pk).update(
         submitted_at=begun - dt.timedelta(minutes=4),
         queued_at=begun - dt.timedelta(minutes=4),
@@ -333,7 +334,7 @@ def _log(scene: Scene, job: Job, attempt: Attempt, *, failed: bool = False) -> N
             at += dt.timedelta(seconds=dice.uniform(5, 7))
             loss = 0.61 + dice.uniform(-0.004, 0.004)
             lines.append(
-                f"{at.isoformat()} stdout F step {step:,}  loss {loss:.4f}  lr 2.41e-4  {6000 + dice.randrange(30):,} img/s"
+                f"{at.isoformat()} stdout F step {step:,}  loss {loss:.4f}  {6000 + dice.randrange(30):,} img/s"
             )
             if step % 90 == 0:
                 lines.append(

@@ -2,6 +2,8 @@
 
 Rules are by address range, not by bridge name, so they stand before the first job network exists. They live
 in two chains of this cluster's own, each replaced in one step whenever an agent first starts a container.
+They stand in the table mangle, which packets meet before the table filter: there the engine puts its own
+rules first, at a time of its choosing, and they accept what a container sends.
 """
 
 from __future__ import annotations
@@ -30,23 +32,16 @@ def chains(cluster: str) -> Tuple[str, str]:
 def rules(cluster: str, subnets: str, egress_deny: Sequence[str]) -> str:
     """The text for ``iptables-restore --noflush``, pure: replaces both chains and touches nothing else."""
     forward, to_node = chains(cluster)
-    lines = ["*filter", f":{forward} - [0:0]", f":{to_node} - [0:0]"]
+    lines = ["*mangle", f":{forward} - [0:0]", f":{to_node} - [0:0]"]
     lines.append(f"-A {forward} {_ANSWERS}")
     for place in (METADATA, *egress_deny):
         if ":" not in place:
-            lines += _refuse(f"-A {forward} -s {subnets} -d {place}")
+            lines.append(f"-A {forward} -s {subnets} -d {place} -j DROP")
     # Between job networks packets are routed; within one they are bridged, and those pass.
-    lines += _refuse(f"-A {forward} -s {subnets} -d {subnets} -m physdev ! --physdev-is-bridged")
+    lines.append(f"-A {forward} -s {subnets} -d {subnets} -m physdev ! --physdev-is-bridged -j DROP")
     lines.append(f"-A {to_node} {_ANSWERS}")
-    lines += _refuse(f"-A {to_node} -s {subnets}")
+    lines.append(f"-A {to_node} -s {subnets} -j DROP")
     return "\n".join([*lines, "COMMIT", ""])
-
-
-def _refuse(match: str) -> List[str]:
-    return [
-        f"{match} -p tcp -j REJECT --reject-with tcp-reset",
-        f"{match} -j REJECT --reject-with icmp-port-unreachable",
-    ]
 
 
 class Firewall:
@@ -66,8 +61,8 @@ class Firewall:
                 text = rules(cluster, self._settings.subnets, self._settings.egress_deny)
                 self._must(["iptables-restore", "--wait", "5", "--noflush"], text)
                 for hook, chain in zip(("FORWARD", "INPUT"), chains(cluster)):
-                    if self._run(["iptables", "-w", "5", "-C", hook, "-j", chain])[0] != 0:
-                        self._must(["iptables", "-w", "5", "-I", hook, "1", "-j", chain])
+                    if self._run(["iptables", "-w", "5", "-t", "mangle", "-C", hook, "-j", chain])[0] != 0:
+                        self._must(["iptables", "-w", "5", "-t", "mangle", "-I", hook, "1", "-j", chain])
             self._up = True
 
     def _must(self, command: List[str], text: str = "") -> None:

@@ -1,0 +1,124 @@
+"""What holds for every plan on every cluster: the properties of the scheduler, on drawn clusters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from portal.words.reasons import VerdictCode
+from scheduler.core.carry import after_commit
+from scheduler.core.check import check_plan, check_snapshot
+from scheduler.core.cluster import Snapshot
+from scheduler.core.decide import _Decision, decide
+from scheduler.core.policy import Policy
+from scheduler.core.saved import plan_to_json, snapshot_from_json, snapshot_to_json
+from tests.core.drawn import snapshots
+
+POLICY = Policy()
+CALM = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def every_plan_obeys_the_laws(snapshot: Snapshot) -> None:
+    check_plan(snapshot, decide(snapshot, POLICY))
+
+
+def nothing_that_fits_is_said_not_to_fit(snapshot: Snapshot) -> None:
+    decision = _Decision(snapshot, POLICY)
+    plan = decision.plan()
+    rows = {row.job: row for row in snapshot.pending}
+    for verdict in plan.verdicts:
+        row = rows[verdict.job]
+        if verdict.code in (VerdictCode.NO_FIT_NOW, VerdictCode.SHARE_USED_UP):
+            assert not any(decision.scenes[pool].fits_now(row) for pool in row.pools), verdict
+        if verdict.code is VerdictCode.NEVER:
+            assert not any(decision.scenes[pool].could_ever_fit(row) for pool in row.pools), verdict
+        assert verdict.sentence.endswith(".")
+
+
+def a_second_decision_changes_nothing(snapshot: Snapshot) -> None:
+    first = decide(snapshot, POLICY)
+    second = decide(after_commit(snapshot, first), POLICY)
+    assert (second.starts, second.evictions) == ((), ())
+
+
+def the_order_of_rows_does_not_matter(snapshot: Snapshot) -> None:
+    shuffled = replace(
+        snapshot,
+        **{
+            name: tuple(random.Random(7).sample(rows, len(rows)))
+            for name in ("pools", "nodes", "projects", "quotas", "usage", "running", "pending")
+            for rows in [getattr(snapshot, name)]
+        },
+    )
+    assert plan_to_json(decide(shuffled, POLICY)) == plan_to_json(decide(snapshot, POLICY))
+
+
+def a_saved_snapshot_replays_to_the_same_plan(snapshot: Snapshot) -> None:
+    again = snapshot_from_json(snapshot_to_json(snapshot))
+    assert again == snapshot
+    assert plan_to_json(decide(again, POLICY)) == plan_to_json(decide(snapshot, POLICY))
+
+
+def shares_meet_the_max_min_certificate(snapshot: Snapshot) -> None:
+    """Nobody gets more than it could use, and the rest is left over only when nobody with weight wants it."""
+    decision = _Decision(snapshot, POLICY)
+    decision.plan()
+    for scene in decision.scenes.values():
+        for parent, children in scene.tree.children.items():
+            total = scene.capacity_milli if parent is None else scene.fair_share_milli[parent]
+            given = sum(scene.fair_share_milli[child] for child in children)
+            promised = sum(
+                min(scene.quotas[child].guaranteed_milli, scene.requested_milli[child]) for child in children
+            )
+            assert given <= max(total, promised) + 1e-6
+            for child in children:
+                share = scene.fair_share_milli[child]
+                assert share <= scene.requested_milli[child] + 1e-6
+                assert share >= min(scene.quotas[child].guaranteed_milli, scene.requested_milli[child]) - 1e-6
+
+
+def a_receipt_adds_up(snapshot: Snapshot) -> None:
+    for receipt in decide(snapshot, POLICY).receipts:
+        assert sum(step.amount_milli for step in receipt.steps) == pytest.approx(receipt.fair_share_milli)
+
+
+LAWS: list[Callable[[Snapshot], None]] = [
+    every_plan_obeys_the_laws,
+    nothing_that_fits_is_said_not_to_fit,
+    a_second_decision_changes_nothing,
+    the_order_of_rows_does_not_matter,
+    a_saved_snapshot_replays_to_the_same_plan,
+    shares_meet_the_max_min_certificate,
+    a_receipt_adds_up,
+]
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=CALM)
+@given(snapshot=snapshots())
+def test_laws(snapshot: Snapshot) -> None:
+    check_snapshot(snapshot)
+    for law in LAWS:
+        law(snapshot)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@settings(max_examples=10_000, deadline=None, suppress_health_check=CALM)
+@given(snapshot=snapshots())
+def test_laws_long(law: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
+    law(snapshot)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=CALM)
+@given(snapshot=snapshots(), budget=st.integers(100, 110))
+def test_a_small_budget_is_said(snapshot: Snapshot, budget: int) -> None:
+    policy = replace(POLICY, cycle_budget_steps=budget, change_budget_steps=0)
+    plan = decide(snapshot, policy)
+    check_plan(snapshot, plan)
+    assert plan.truncated == any(v.code is VerdictCode.NOT_REACHED for v in plan.verdicts)
