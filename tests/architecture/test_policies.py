@@ -18,6 +18,10 @@ from portal.door import policy_of
 
 PUBLIC = {
     "healthz",
+    "sign-in/",
+    "sign-in/link/",
+    "sign-out/",
+    "invitation/",
     "readyz",
     "^api(?:/.*)?$",
     "sign-in/",
