@@ -95,6 +95,8 @@ DATABASES["default"]["CONN_MAX_AGE"] = 60
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+TRIAL_SERVERS = env.bool("FAIRWAY_TRIAL_SERVERS", False)
+"""`up` runs on the servers of its wheels: good for trying and small teams, and the admin page says so."""
 REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
 
 AUTH_USER_MODEL = "portal.User"

