@@ -34,7 +34,7 @@ from portal.words.reasons import EndReason
 from portal.words.states import AttemptState, GpuHealth, JobKind
 from scheduler import dispatch
 from scheduler.dispatch import After, Door
-from scheduler.images import ImageBringer
+from scheduler.images import ImageBringer, note_images
 from scheduler.leases import Deposed, Held
 from scheduler.opening import CannotOpen, open_engine
 from scheduler.reconcile import collect_and_remove, reconcile, welcome
@@ -49,6 +49,8 @@ UNREACHABLE_AFTER_S = 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 30.0
 START_TRIES = 5
 IDLE_S = 1.0
+CERTAIN = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "not_allowed"})
+"""Refusals to connect that will not pass by themselves: the page says so at once."""
 
 
 @dataclass
@@ -175,12 +177,13 @@ class NodeActor:
         try:
             engine = self._opener(node)
         except CannotOpen as problem:
-            self._note_unreachable(node, str(problem))
+            self._note_unreachable(node, str(problem), certain=problem.code in CERTAIN)
             return
         try:
             door = welcome(Door(engine, self.lease, node), time.time())
             node.refresh_from_db()
             self.lease = door.lease
+            note_images(node, engine)
             engine.watch(self._keep_event)
         except BaseException:
             engine.close()
@@ -195,10 +198,10 @@ class NodeActor:
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(event)
 
-    def _note_unreachable(self, node: Node, sentence: str) -> None:
+    def _note_unreachable(self, node: Node, sentence: str, *, certain: bool) -> None:
         self._back_off()
         silent_s = self._silent_for_s(node)
-        if silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
+        if certain or silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
             nodes.record_unreachable(node.pk, sentence)
 
     def _silent_for_s(self, node: Node) -> float | None:

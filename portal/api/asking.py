@@ -12,10 +12,8 @@ from portal import throttle
 from portal.access import Policy, policy
 from portal.api.job_bodies import AskBody, job_request
 from portal.api.route import Route, operation
-from portal.ask import ask_would_start
-from portal.models import User
 from portal.selectors.jobs import seen_of
-from portal.services.jobs import JobRequest, check_job
+from portal.services.jobs import check_job, would_start
 from portal.services.tokens import Scope
 
 
@@ -54,33 +52,17 @@ class AskRoute(Route):
         """The scheduler's answer, or null when it takes longer than a second."""
         wanted = job_request(self.person, self.given, AskBody)
         check_job(self.person, wanted)
-        told = ask_would_start(_columns(self.person, wanted)) or {}
+        told = would_start(self.person, wanted) or {}
         verdict = told.get("verdict")
         if verdict is not None:
             seen = seen_of(self.person, verdict.get("ahead") or [])
             verdict = {**verdict, "ahead": [job for job in verdict.get("ahead") or [] if job in seen]}
         return self.answer(
             {
-                "possible": not told.get("never", False),
+                "possible": True,
                 "starts_now": told.get("starts_now"),
                 "where": told.get("where", []),
                 "verdict": verdict,
                 "alternatives": told.get("alternatives", []),
             }
         )
-
-
-def _columns(person: User, wanted: JobRequest) -> dict[str, Any]:
-    """The request for ``portal.ask``: columns of a Job by name, rows by public id."""
-    columns: dict[str, Any] = {
-        name: getattr(wanted, name) for name in JobRequest.__dataclass_fields__ if name not in _NOT_ASKED
-    }
-    return columns | {
-        "user": person.public_id,
-        "project": wanted.project.public_id,
-        "environment": wanted.environment.public_id,
-        "pool": wanted.pool.public_id if wanted.pool else None,
-    }
-
-
-_NOT_ASKED = {"project", "environment", "pool", "template", "command", "environ", "held"}

@@ -22,7 +22,7 @@ from portal.api.shapes.jobs import LogPage
 from portal.errors import Invalid, NotThere
 from portal.models import Task, User
 from portal.selectors.jobs import job_for
-from portal.services.logs import FORMATS, log_path
+from portal.selectors.log_files import FORMATS, log_path
 from portal.services.tokens import Scope
 
 PIECE_BYTES = 256 * 1024

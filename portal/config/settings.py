@@ -62,7 +62,7 @@ MIDDLEWARE = [
 ]
 
 ROOT_URLCONF = "portal.config.urls"
-ASGI_APPLICATION = "portal.config.asgi.application"
+ASGI_APPLICATION = "portal.asgi.application"
 
 TEMPLATES: list[dict[str, Any]] = [
     {

@@ -22,7 +22,7 @@ from portal.bootstrap.frontend import build_frontend
 from portal.config import places
 from portal.services.firstrun import ensure_first_run
 from portal.standalone.account import service_account
-from portal.standalone.address import apps_domain, check_listening, portal_url, ssh_line
+from portal.standalone.address import apps_domain, check_listening, portal_url, sign_in_link, ssh_line
 from portal.standalone.errors import StartError
 from portal.standalone.folder import DataFolder
 from portal.standalone.leftovers import end_leftovers
@@ -85,14 +85,20 @@ def _start(
     settings.PORTAL_URL = url
     _start_servers(folder, supervisor)
     build_frontend(checkout)
-    _bring_tables_in_step()
+    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
+    bring_tables_in_step()
+    if wishes.local_node and not any(folder.root.glob("environments/*")):
+        lines.say("preparing this machine's first environment, JupyterLab (once: a minute or two) ...")
     code = ensure_first_run(
         local_node=wishes.local_node, simulated_gpus=wishes.simulated_gpus, demo=wishes.demo
     )
     connections.close_all()
-    for process in portal_processes(checkout, folder, wishes.listening, environment):
+    doors, workers = portal_processes(checkout, folder, wishes.listening, environment)
+    for process in doors:
         supervisor.start(process)
     _await_answer(supervisor, wishes.listening, url)
+    for process in workers:  # after the doors answer: on two cores they would only slow them down
+        supervisor.start(process)
     lines.plain(_welcome(url, code, wishes.listening, time.monotonic() - began))
     return url
 
@@ -129,7 +135,8 @@ def _check_redis(url: str) -> None:
         client.close()
 
 
-def _bring_tables_in_step() -> None:
+def bring_tables_in_step() -> None:
+    """Migrates, with a sentence when the database does not answer."""
     try:
         call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as trouble:
@@ -182,7 +189,7 @@ def _answers(listening: Listening, host: str) -> bool:
 
 
 def _welcome(url: str, code: str | None, listening: Listening, took_s: float) -> str:
-    link = f"{url}/sign-in/link/#{code}" if code else f"{url}/"
+    link = sign_in_link(url, code) if code else f"{url}/"
     purpose = "Sign in once, with this link" if code else "Open"
     text = ["", f"  Fairway answers after {took_s:.1f} s. {purpose}:", "", f"      {link}", ""]
     if listening.is_loopback:

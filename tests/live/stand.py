@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +19,7 @@ from django.db import connections
 
 from agents import bundle
 from agents.local import open_local
-from portal.config.asgi import application
+from portal.asgi import application
 from portal.gateway.rights import _leave
 from portal.live import rechecks
 from portal.models import ClusterSettings, Node, User
@@ -31,8 +34,10 @@ def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
         bundle.build(program)
     row = record.node(record.pool(), gpus=gpus, runtime="process", link="local", name=name)
     uuids = [gpu.uuid for gpu in row.gpus.all()]
-    place = folder / row.public_id
-    place.mkdir()
+    # Tasks run under accounts of their own, which may not enter pytest's folders.
+    place = Path(tempfile.mkdtemp(prefix="fairway-node-", dir="/var/tmp"))
+    place.chmod(0o755)
+    weakref.finalize(row, shutil.rmtree, place, ignore_errors=True)
     pretend = place / "gpus.json"
     pretend.write_text(
         json.dumps({"gpus": [{"uuid": uuid, "model": "Test 80", "memory_mib": 81920} for uuid in uuids]})

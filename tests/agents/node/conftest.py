@@ -147,7 +147,7 @@ def _drop_firewall() -> None:
 
     for hook, chain in zip(("FORWARD", "INPUT"), chains(CLUSTER), strict=True):
         for words in (["-D", hook, "-j", chain], ["-F", chain], ["-X", chain]):
-            subprocess.run(["iptables", "-w", "5", *words], capture_output=True, timeout=10)
+            subprocess.run(["iptables", "-w", "5", "-t", "mangle", *words], capture_output=True, timeout=10)
 
 
 def wait_for(link: Link, kind: str, timeout_s: float = 10.0, **facts: Any) -> dict[str, Any]:
