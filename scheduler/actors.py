@@ -49,6 +49,8 @@ UNREACHABLE_AFTER_S = 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 30.0
 START_TRIES = 5
 IDLE_S = 1.0
+CERTAIN = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "not_allowed"})
+"""Refusals to connect that will not pass by themselves: the page says so at once."""
 
 
 @dataclass
@@ -175,7 +177,7 @@ class NodeActor:
         try:
             engine = self._opener(node)
         except CannotOpen as problem:
-            self._note_unreachable(node, str(problem))
+            self._note_unreachable(node, str(problem), certain=problem.code in CERTAIN)
             return
         try:
             door = welcome(Door(engine, self.lease, node), time.time())
@@ -196,10 +198,10 @@ class NodeActor:
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(event)
 
-    def _note_unreachable(self, node: Node, sentence: str) -> None:
+    def _note_unreachable(self, node: Node, sentence: str, *, certain: bool) -> None:
         self._back_off()
         silent_s = self._silent_for_s(node)
-        if silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
+        if certain or silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
             nodes.record_unreachable(node.pk, sentence)
 
     def _silent_for_s(self, node: Node) -> float | None:

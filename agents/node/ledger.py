@@ -82,11 +82,12 @@ class Ledger:
     def is_tombstoned(self, job: str, attempt: int) -> bool:
         return attempt in self.read()["jobs"].get(job, {}).get("tombstones", ())
 
-    def tombstones(self) -> List[Record]:
-        """Every (job, attempt) that may never start again."""
+    def tombstones(self, *, newest: Optional[int] = None) -> List[Record]:
+        """Every (job, attempt) that may never start again, or those of the jobs heard of last."""
+        jobs = sorted(self.read()["jobs"].items(), key=lambda each: float(each[1]["seen_s"]), reverse=True)
         return [
             {"job": job, "attempt": attempt}
-            for job, facts in sorted(self.read()["jobs"].items())
+            for job, facts in jobs[:newest]
             for attempt in facts["tombstones"]
         ]
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from agents.node import cgroup, machine, refusals
 from agents.node.durable import locked
@@ -26,6 +26,7 @@ from agents.node.spec import TaskSpec, parse_spec, public_id, seconds, whole_num
 
 Fields = Dict[str, Any]
 _PORT_TRIES = 3
+_TOMBSTONES_LISTED = 1000
 _SETTLE_WITHIN_S = 10.0
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
@@ -126,7 +127,7 @@ class Tasks:
                     found = None
                     continue
             break
-        return _started(name, self._note_running(name, runtime), IS_RUNNING, already=already)
+        return _started(name, self._note_started(name, runtime), IS_RUNNING, already=already)
 
     def _create(
         self, spec: TaskSpec, runtime: Runtime, record: Record, hold_fd: Optional[int]
@@ -181,6 +182,14 @@ class Tasks:
             except OSError:
                 return False
             return True
+
+    def _note_started(self, name: str, runtime: Runtime) -> Record:
+        """What runs must be in the ledger: when that cannot be written, it does not run."""
+        try:
+            return self._note_running(name, runtime)
+        except Refusal:
+            runtime.remove(name)
+            raise
 
     def _note_running(self, name: str, runtime: Runtime) -> Record:
         pid, started_s = runtime.begun(name)
@@ -265,15 +274,19 @@ class Tasks:
                 return self._settle(name, runtime) is not None
             return True
 
-    def enforce_deadlines(self, now_s: float) -> None:
-        """Ends the tasks whose time to leave is over."""
-        for name, record in list(self.ledger.tasks().items()):
-            if (
-                record["phase"] in HOLDING
-                and record["stop_at_s"] is not None
-                and record["stop_at_s"] <= now_s
-            ):
-                self._stop_one(name, record)
+    def past_deadline(self, now_s: float) -> List[str]:
+        """The tasks that were asked to leave and whose time for it is over."""
+        return [
+            name
+            for name, record in self.ledger.tasks().items()
+            if record["phase"] in HOLDING and record["stop_at_s"] is not None and record["stop_at_s"] <= now_s
+        ]
+
+    def end_now(self, name: str) -> None:
+        """Ends a task whose time to leave is over."""
+        record = self.ledger.tasks().get(name)
+        if record is not None:
+            self._stop_one(name, record)
 
     def signal(self, fields: Fields) -> Fields:
         """Sends a signal to one task, or to all of an attempt."""
@@ -395,7 +408,7 @@ class Tasks:
 
     # -- seeing -------------------------------------------------------------------------------------------
 
-    def list(self, fields: Fields) -> Fields:
+    def list_tasks(self, fields: Fields) -> Fields:
         """Every task of this node, live or ended and not yet removed, and every tombstone."""
         records = dict(self.ledger.tasks())
         rows = []
@@ -406,7 +419,7 @@ class Tasks:
         rows.extend(_facts(name, record) for name, record in records.items())
         return {
             "containers": sorted(rows, key=lambda row: str(row["name"])),
-            "tombstones": self.ledger.tombstones(),
+            "tombstones": self.ledger.tombstones(newest=_TOMBSTONES_LISTED),
             "boot_id": machine.boot_id(self.settings.boot_id_path),
             "highest_epoch": self.ledger.epoch(),
         }

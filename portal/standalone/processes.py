@@ -86,10 +86,10 @@ def server_processes(
 
 def portal_processes(
     checkout: Path, folder: DataFolder, listening: Listening, environment: Mapping[str, str]
-) -> list[Process]:
-    """Our own processes, each with the one key that its work needs."""
+) -> tuple[list[Process], list[Process]]:
+    """Our own processes, each with the one key that its work needs: the doors people come in by, and the rest."""
     python = (sys.executable,)
-    celery = (*python, "-m", "celery", "-A", "scheduler.worker")
+    celery = (*python, "-m", "celery", "--quiet", "-A", "scheduler.worker")
     quiet = ("--without-gossip", "--without-mingle", "--loglevel", "INFO")
 
     def row(name: str, *command: str, key: str | None = None, niceness: int = 0) -> Process:
@@ -105,9 +105,8 @@ def portal_processes(
     gateway = [*python, "-m", "portal.gateway", "--bind", listening.bind, "--port", str(listening.port)]
     if listening.tls_cert and listening.tls_key:
         gateway += ["--tls-cert", str(listening.tls_cert), "--tls-key", str(listening.tls_key)]
-    return [
-        row("web", *python, *_uvicorn(web_socket(folder))),
-        row("gateway", *gateway, key="tunnel"),
+    doors = [row("web", *python, *_uvicorn(web_socket(folder))), row("gateway", *gateway, key="tunnel")]
+    workers = [
         worker("worker-cycle", "cycle", "-P", "solo"),
         worker("worker-nodes", "nodes", "-P", "threads", "--concurrency", "4", key="control"),
         row("collector", *python, "manage.py", "collect", key="watch"),
@@ -115,6 +114,7 @@ def portal_processes(
         worker("worker-replay", "replay", "--concurrency", "1", niceness=10),
         row("beat", *celery, "beat", "--loglevel", "INFO", "-s", str(folder.run / "beat"), "--pidfile", ""),
     ]
+    return doors, workers
 
 
 def _uvicorn(socket: Path) -> tuple[str, ...]:

@@ -93,9 +93,12 @@ def _start(
         local_node=wishes.local_node, simulated_gpus=wishes.simulated_gpus, demo=wishes.demo
     )
     connections.close_all()
-    for process in portal_processes(checkout, folder, wishes.listening, environment):
+    doors, workers = portal_processes(checkout, folder, wishes.listening, environment)
+    for process in doors:
         supervisor.start(process)
     _await_answer(supervisor, wishes.listening, url)
+    for process in workers:  # after the doors answer: on two cores they would only slow them down
+        supervisor.start(process)
     lines.plain(_welcome(url, code, wishes.listening, time.monotonic() - began))
     return url
 

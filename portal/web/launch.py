@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from portal.access import Policy, policy, signed_in
 from portal.errors import FairwayError, Impossible, Invalid
-from portal.models import Environment, Node, Project, Template, User
+from portal.models import Environment, Node, Template, User
 from portal.selectors import cluster
 from portal.selectors.cluster import ModelStrip
 from portal.selectors.jobs import job_for

@@ -61,10 +61,11 @@ def sibling_key(
 
 
 class ProjectQueue:
-    """The waiting jobs of one leaf project in one pool."""
+    """The waiting jobs of one leaf project in one pool; those of which ``skip`` is true are passed over."""
 
-    def __init__(self, people: PeopleOfProject) -> None:
+    def __init__(self, people: PeopleOfProject, skip: Callable[[PendingRow], bool]) -> None:
         self.people = people
+        self._skip = skip
         self._waiting: dict[int, dict[UserId, list[PendingRow]]] = {}
         self._head: PendingRow | None = None
 
@@ -79,9 +80,19 @@ class ProjectQueue:
 
     def head(self) -> PendingRow | None:
         """The job whose turn it is in this project."""
-        if self._head is None and self._waiting:
-            users = self._waiting[max(self._waiting)]
-            self._head = users[min(users, key=self.people.rank_key)][-1]
+        while self._head is None and self._waiting:
+            priority = max(self._waiting)
+            users = self._waiting[priority]
+            user = min(users, key=self.people.rank_key) if len(users) > 1 else next(iter(users))
+            waiting = users[user]
+            while waiting and self._skip(waiting[-1]):
+                waiting.pop()
+            if waiting:
+                self._head = waiting[-1]
+                break
+            del users[user]
+            if not users:
+                del self._waiting[priority]
         return self._head
 
     def pop(self) -> PendingRow:
@@ -105,7 +116,10 @@ class ProjectQueue:
 
 
 class PoolQueue:
-    """All waiting jobs of one pool, handed out one by one in fair order."""
+    """All waiting jobs of one pool, handed out one by one in fair order.
+
+    ``skip`` may turn true for a job while it waits (an equal one found no place): it is then passed over.
+    """
 
     def __init__(
         self,
@@ -114,12 +128,14 @@ class PoolQueue:
         fair_share_milli: Mapping[ProjectId, float],
         capacity_milli: int,
         people_of: Callable[[ProjectId], PeopleOfProject],
+        skip: Callable[[PendingRow], bool] = lambda job: False,
     ) -> None:
         self._tree = tree
         self._ledger = ledger
         self._fair_share_milli = fair_share_milli
         self._capacity_milli = capacity_milli
         self._people_of = people_of
+        self._skip = skip
         self._queues: dict[ProjectId, ProjectQueue] = {}
         self._first: dict[ProjectId | None, ProjectId] = {}
         self._heads: dict[ProjectId, PendingRow] = {}
@@ -131,7 +147,7 @@ class PoolQueue:
         for job in jobs:
             by_leaf.setdefault(self._tree.leaf_of[job.project], []).append(job)
         for leaf in sorted(by_leaf):
-            queue = self._queues.setdefault(leaf, ProjectQueue(self._people_of(leaf)))
+            queue = self._queues.setdefault(leaf, ProjectQueue(self._people_of(leaf), self._skip))
             queue.fill(by_leaf[leaf])
             self._settle(leaf)
 

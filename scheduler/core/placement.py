@@ -174,18 +174,19 @@ class Floor:
         scores = self._scores.get(shape)
         if scores is None:
             rows = np.arange(len(self.nodes))
-            capacity = self._capacities(shape, rows)
+            capacity = self.capacity_of(shape, rows)
             scores = _Scores(capacity, self._score(shape, rows), capacity > 0, len(self._changed))
             self._scores[shape] = scores
         elif scores.seen < len(self._changed):
             rows = np.fromiter(set(self._changed[scores.seen :]), dtype=np.int64)
-            scores.capacity[rows] = self._capacities(shape, rows)
+            scores.capacity[rows] = self.capacity_of(shape, rows)
             scores.score[rows] = self._score(shape, rows)
             scores.fitting[rows] = scores.capacity[rows] > 0
             scores.seen = len(self._changed)
         return scores
 
-    def _capacities(self, shape: Shape, rows: Ints) -> Ints:
+    def capacity_of(self, shape: Shape, rows: Ints) -> Ints:
+        """``capacity`` of the nodes in ``rows`` only, made anew."""
         capacity = np.where(self.open_to(shape)[rows], NO_BOUND, 0).astype(np.int64)
         if shape.gpus:
             capacity = np.minimum(capacity, self._gpu_capacities(shape, rows))

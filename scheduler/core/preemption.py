@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from scheduler.core.check import held_by
 from scheduler.core.cluster import WHOLE_MILLI, JobId, PendingRow, ProjectId, RunningRow
-from scheduler.core.placement import Held, Shape
+from scheduler.core.placement import Floor, Held, Ints, Shape
 from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
 from scheduler.core.scene import PoolScene
@@ -88,8 +90,11 @@ class RoomMaker:
         self._scene = scene
         self._policy = policy
         self._now_s = now_s
-        self._tenants: dict[JobId, Tenant] = {}
+        self._tenants: dict[ProjectId, dict[JobId, Tenant]] = {}
+        self._cleared: dict[tuple[JobId, ...], tuple[Floor, Ints]] = {}
         self._hopeless: set[tuple[object, ...]] = set()
+        self._questions: dict[JobId, tuple[object, ...]] = {}
+        self._lowest: dict[ProjectId, int | None] = {}
         self.steps_used = 0
         for row in scene.running:
             if row.preemptible and not row.stopping and not self._protected(row):
@@ -101,12 +106,36 @@ class RoomMaker:
     def add(self, tenant: Tenant) -> None:
         """From now on ``tenant`` may be asked to leave."""
         if tenant.preemptible:
-            self._tenants[tenant.job] = tenant
-            self._hopeless.clear()
+            self._tenants.setdefault(tenant.leaf, {})[tenant.job] = tenant
+            self._cleared.clear()
+
+    def new_pass(self) -> None:
+        """The scene changed since the last pass over the queue: what was hopeless may be so no more."""
+        self._hopeless.clear()
+        self._cleared.clear()
+        self._lowest.clear()
+
+    def hopeless(self, job: PendingRow) -> bool:
+        """True when an equal job found no room in this pass, or the rules let ``job`` take from nobody."""
+        if self._question(job) in self._hopeless:
+            return True
+        leaf = self._scene.tree.leaf_of[job.project]
+        if self._within(self._scene.fair_share_milli, leaf, job.total_milli):
+            return False
+        if leaf not in self._lowest:
+            self._lowest[leaf] = min((t.priority for t in self._tenants.get(leaf, {}).values()), default=None)
+        lowest = self._lowest[leaf]
+        return lowest is None or lowest >= job.priority
+
+    def _question(self, job: PendingRow) -> tuple[object, ...]:
+        if job.job not in self._questions:
+            gang = (Shape.of(job), job.tasks)
+            self._questions[job.job] = (*gang, job.project, job.preemptible, job.priority)
+        return self._questions[job.job]
 
     def make_room(self, job: PendingRow, budget_steps: int) -> Room | None:
         """A set of victims that seats ``job``, already gone from the scene; None when there is none."""
-        question = (Shape.of(job), job.tasks, job.project, job.preemptible, job.priority)
+        question = self._question(job)
         if question in self._hopeless:
             return None
         room = self._preempt(job, budget_steps) or self._reclaim(job, budget_steps)
@@ -114,15 +143,15 @@ class RoomMaker:
             self._hopeless.add(question)
             return None
         for victim in room.victims:
-            del self._tenants[victim.job]
-        self._hopeless.clear()
+            del self._tenants[victim.leaf][victim.job]
+        self._cleared.clear()
         return room
 
     # -- inside a project -----------------------------------------------------------------------------
 
     def _preempt(self, job: PendingRow, budget_steps: int) -> Room | None:
         leaf = self._scene.tree.leaf_of[job.project]
-        lower = [t for t in self._tenants.values() if t.leaf == leaf and t.priority < job.priority]
+        lower = [t for t in self._tenants.get(leaf, {}).values() if t.priority < job.priority]
         victims = self._search(job, lower, EvictionReason.PREEMPTED, budget_steps)
         return Room(victims, EvictionReason.PREEMPTED) if victims else None
 
@@ -132,22 +161,21 @@ class RoomMaker:
         leaf = self._scene.tree.leaf_of[job.project]
         if not self._within(self._scene.fair_share_milli, leaf, job.total_milli):
             return None
-        others = [t for t in self._tenants.values() if t.leaf != leaf]
-        victims = self._search(job, others, EvictionReason.RECLAIMED, budget_steps)
+        givers = [each for each in self._tenants if each != leaf and self._may_take(job, each)]
+        tenants = [tenant for each in givers for tenant in self._tenants[each].values()]
+        victims = self._search(job, tenants, EvictionReason.RECLAIMED, budget_steps)
         return Room(victims, EvictionReason.RECLAIMED) if victims else None
 
     def _within(self, share_milli: dict[ProjectId, float], project: ProjectId, milli: int) -> bool:
         """True when ``project`` with ``milli`` more stays within its share."""
         return self._scene.ledger.held_milli[project] + milli <= share_milli[project] + ROUNDING_MILLI
 
-    def _may_take(self, job: PendingRow, tenant: Tenant, reason: EvictionReason) -> bool:
-        """The rules above, as the scene stands just before ``tenant`` leaves."""
-        if reason is EvictionReason.PREEMPTED:
-            return True
+    def _may_take(self, job: PendingRow, giver_leaf: ProjectId) -> bool:
+        """The rules above, as the scene stands just before one more tenant of ``giver_leaf`` leaves."""
         scene = self._scene
         ledger, shares, quotas = scene.ledger, scene.fair_share_milli, scene.quotas
         taker = scene.tree.path[scene.tree.leaf_of[job.project]]
-        giver = scene.tree.path[tenant.leaf]
+        giver = scene.tree.path[giver_leaf]
         common = len(set(taker) & set(giver))
         takers, givers = taker[: len(taker) - common], giver[: len(giver) - common]
         if not takers or not givers:
@@ -170,12 +198,33 @@ class RoomMaker:
         candidates = sorted(tenants, key=self._victim_order)
         if not candidates:
             return None
+        self.steps_used += 1
+        nodes = self._promising(job, candidates)
+        if not nodes:
+            return None
         if job.tasks == 1:
-            for node in self._nodes_by_cost(job, candidates):
+            for node in self._by_cost(job, candidates, nodes):
                 there = [t for t in candidates if any(held.node == node for held in t.held)]
                 if victims := self._try(job, there, reason, budget_steps):
                     return victims
         return self._try(job, candidates, reason, budget_steps)
+
+    def _promising(self, job: PendingRow, candidates: Sequence[Tenant]) -> list[int]:
+        """Nodes that could hold a task if every candidate left; none when even that seats no gang."""
+        key = tuple(tenant.job for tenant in candidates)
+        if key not in self._cleared:
+            floor = self._scene.later().copy()
+            for tenant in candidates:
+                floor.give_back(tenant.held)
+            rows = np.unique(np.fromiter((h.node for t in candidates for h in t.held), dtype=np.int64))
+            self._cleared[key] = (floor, rows)
+        floor, rows = self._cleared[key]
+        shape = Shape.of(job)
+        there = floor.capacity_of(shape, rows)
+        usual = self._scene.later().capacity(shape)
+        if int(usual.sum()) - int(usual[rows].sum()) + int(there.sum()) < job.tasks:
+            return []
+        return [int(node) for node in rows[there > 0]] or [-1]
 
     def _victim_order(self, tenant: Tenant) -> tuple[float | bool | str, ...]:
         fresh_first = not tenant.fresh
@@ -183,23 +232,17 @@ class RoomMaker:
             return (fresh_first, tenant.priority, -tenant.started_s, tenant.job)
         return (fresh_first, tenant.lost_work, -tenant.started_s, tenant.job)
 
-    def _nodes_by_cost(self, job: PendingRow, candidates: Sequence[Tenant]) -> list[int]:
-        """Nodes that could hold the one task without their candidates, least lost work first."""
-        floor = self._scene.later()
-        need = job.task_milli
-        free = floor.free_milli.sum(axis=1)
-        open_to = floor.open_to(Shape.of(job))
-        cost: dict[int, float] = {}
-        left: dict[int, int] = {}
+    def _by_cost(self, job: PendingRow, candidates: Sequence[Tenant], nodes: Iterable[int]) -> list[int]:
+        """``nodes`` by the lost work of the candidates there that make room for one task, least first."""
+        free = self._scene.later().free_milli.sum(axis=1)
+        left = {node: job.task_milli - int(free[node]) for node in nodes if node >= 0}
+        cost = dict.fromkeys(left, 0.0)
         for tenant in candidates:
             for held in tenant.held:
-                node = held.node
-                if node not in left:
-                    left[node], cost[node] = need - int(free[node]), 0.0
-                if left[node] > 0:
-                    cost[node] += tenant.lost_work / max(1, len(tenant.held))
-                    left[node] -= held.milli * len(held.slots)
-        return sorted((n for n in left if left[n] <= 0 and open_to[n]), key=lambda n: (cost[n], n))
+                if left.get(held.node, 0) > 0:
+                    cost[held.node] += tenant.lost_work / len(tenant.held)
+                    left[held.node] -= held.milli * len(held.slots)
+        return sorted(left, key=lambda node: (cost[node], node))
 
     def _try(
         self, job: PendingRow, candidates: Sequence[Tenant], reason: EvictionReason, budget_steps: int
@@ -210,7 +253,7 @@ class RoomMaker:
         for tenant in candidates:
             if len(gone) >= self._policy.max_victims or self.steps_used >= budget_steps:
                 break
-            if not self._may_take(job, tenant, reason):
+            if reason is EvictionReason.RECLAIMED and not self._may_take(job, tenant.leaf):
                 continue
             self._leave(tenant, +1)
             gone.append(tenant)

@@ -158,6 +158,14 @@ class PoolScene:
                     self._later.give_back(self._later.held_by(row.tasks))
         return self._later
 
+    def fits_places_now(self, shape: Shape, tasks: int) -> bool:
+        """True when a gang finds free places, limits aside."""
+        return int(self.floor.capacity(shape).sum()) >= tasks
+
+    def fits_places_later(self, shape: Shape, tasks: int) -> bool:
+        """True when a gang finds places once those who are leaving have left; false when nobody is."""
+        return self.somebody_leaves and int(self.later().capacity(shape).sum()) >= tasks
+
     @property
     def somebody_leaves(self) -> bool:
         """True when ``later`` differs from now."""

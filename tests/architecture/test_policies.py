@@ -24,10 +24,6 @@ PUBLIC = {
     "invitation/",
     "readyz",
     "^api(?:/.*)?$",
-    "sign-in/",
-    "sign-in/link/",
-    "sign-out/",
-    "invitation/",
 }
 """Routes that need no sign-in, on purpose. A new one is added here with its reason in the commit."""
 
