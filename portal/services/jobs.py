@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import transaction
 
 from portal.access import Verb, can, require
@@ -194,7 +195,8 @@ def _check_process_is_open(user: User) -> None:
     nodes = Node.objects.filter(runtime=RuntimeKind.PROCESS.value).exclude(state=NodeState.RETIRED.value)
     if any(node.hello.get("separates_people", True) for node in nodes) or not nodes:
         return
-    others = User.objects.filter(is_active=True).exclude(pk=user.pk).exclude(password__startswith="!")
+    others = User.objects.filter(is_active=True).exclude(pk=user.pk)
+    others = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
     if not user.is_admin or others.exists():
         raise NotAllowed(
             "Here everything without a container would run under one account, so it is closed as soon as a "

@@ -213,9 +213,8 @@ def test_two_teams_share_two_nodes(
         "/jobs/", json=body | {"name": "big", "gpus_per_task": 4, "tasks": 2, "command": sleeper}
     ).json()["id"]
     verdict = eventually(lambda: nils.api.get(f"/jobs/{big}/").json().get("verdict"), what="a verdict")
-    assert "8" in verdict["sentence"], verdict
-    shown = nils.go(f"/jobs/{big}/").content()
-    assert verdict["sentence"].split(".")[0] in shown.replace("\u00a0", " ") or "8" in shown
+    assert "2 × 4 GPUs" in verdict["sentence"] and "7 are free" in verdict["sentence"], verdict
+    expect(nils.go(f"/jobs/{big}/").get_by_text("Needs 2 × 4 GPUs").first).to_be_visible()
     nils.api.post(f"/jobs/{big}/cancel/")
 
     # -- a quota decides ------------------------------------------------------------------------------
