@@ -74,7 +74,7 @@ class Person:
     def log_of(self, job: str) -> str:
         """The lines of a job's log as text, once there are any."""
         return json.dumps(
-            eventually(lambda: self.api.get(f"/jobs/{job}/logs/").json().get("lines"), what="its log")
+            eventually(lambda: self.api.get(f"/jobs/{job}/logs/").json().get("text"), what="its log")
         )
 
 
@@ -197,7 +197,7 @@ def test_two_teams_share_two_nodes(
     run = answer.json()["id"]
     eventually(lambda: nils.api.get(f"/jobs/{run}/").json()["state"] == "COMPLETED", what="the run completes")
     lines = eventually(
-        lambda: nils.api.get(f"/jobs/{run}/logs/").json().get("lines"), what="its log can be read"
+        lambda: nils.api.get(f"/jobs/{run}/logs/").json().get("text"), what="its log can be read"
     )
     assert "hello from GPU-" in json.dumps(lines)
     assert json.dumps(lines).count("GPU-") == 3
