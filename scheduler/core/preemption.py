@@ -98,6 +98,7 @@ class RoomMaker:
             tuple[ProjectId, ProjectId], tuple[tuple[ProjectId, ...], tuple[ProjectId, ...]]
         ] = {}
         self.steps_used = 0
+        self.truncated = False  # a search ended because the budget did
         for row in scene.running:
             if row.preemptible and not row.stopping and not self._protected(row):
                 self.add(Tenant.running(row, scene, now_s))
@@ -257,7 +258,10 @@ class RoomMaker:
         gone: list[Tenant] = []
         seated = False
         for tenant in candidates:
-            if len(gone) >= self._policy.max_victims or self.steps_used >= budget_steps:
+            if len(gone) >= self._policy.max_victims:
+                break
+            if self.steps_used >= budget_steps:
+                self.truncated = True
                 break
             if reason is EvictionReason.RECLAIMED and not self._may_take(job, tenant.leaf):
                 continue
