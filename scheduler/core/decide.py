@@ -75,7 +75,14 @@ class _Decision:
         self.groups: list[Alike] = []
         self.kept: dict[JobId, Kept] = {}
         self.evictions: list[Eviction] = []
-        self.rooms = {pool: RoomMaker(scene, policy, snapshot.now_s) for pool, scene in self.scenes.items()}
+        questions: dict[tuple[object, ...], int] = {}
+        self.questions = {
+            job.job: questions.setdefault(question_of(job), len(questions)) for job in self.pending
+        }
+        self.rooms = {
+            pool: RoomMaker(scene, policy, snapshot.now_s, self.questions)
+            for pool, scene in self.scenes.items()
+        }
         self.not_reached: set[JobId] = set()
         self.steps_used = 0
         self.explainer = Explainer(snapshot, policy, self.scenes)
@@ -107,7 +114,7 @@ class _Decision:
             possible = self.possible[job.job] = self.explainer.possible_pools(job)
             if possible:
                 ready.append(job)
-                groups.setdefault((*question_of(job), *possible), []).append(job)
+                groups.setdefault((self.questions[job.job], *possible), []).append(job)
         self.groups = [
             Alike(jobs, self.possible[jobs[0].job], self.gangs[jobs[0].job]) for jobs in groups.values()
         ]
@@ -148,11 +155,14 @@ class _Decision:
         full_now: set[Gang] = set()
         full_later: set[Gang] = set()
         jobs: list[PendingRow] = []
+        tried: set[Gang] = set()
         for group in groups:
-            if group.gang not in full_now and not scene.fits_places_now(*group.gang):
-                full_now.add(group.gang)
-            if group.gang not in full_later and not scene.fits_places_later(*group.gang):
-                full_later.add(group.gang)
+            if group.gang not in tried:
+                tried.add(group.gang)
+                if not scene.fits_places_now(*group.gang):
+                    full_now.add(group.gang)
+                if not scene.fits_places_later(*group.gang):
+                    full_later.add(group.gang)
             if group.gang not in full_now or group.gang not in full_later:
                 jobs.extend(self._unseated(group.jobs))
 

@@ -12,7 +12,7 @@ each one that turns out not to be needed stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,13 +86,16 @@ class Room:
 class RoomMaker:
     """Looks for room in one pool; leaves the scene as the found room makes it, or untouched."""
 
-    def __init__(self, scene: PoolScene, policy: Policy, now_s: float) -> None:
+    def __init__(
+        self, scene: PoolScene, policy: Policy, now_s: float, questions: Mapping[JobId, int]
+    ) -> None:
         self._scene = scene
         self._policy = policy
         self._now_s = now_s
         self._tenants: dict[ProjectId, dict[JobId, Tenant]] = {}
         self._cleared: dict[tuple[JobId, ...], tuple[Floor, Ints]] = {}
-        self._hopeless: set[tuple[object, ...]] = set()
+        self._questions = questions  # equal for jobs that are equal in ``question_of``
+        self._hopeless: set[int] = set()
         self._lowest: dict[ProjectId, int | None] = {}
         self._sides_of: dict[
             tuple[ProjectId, ProjectId], tuple[tuple[ProjectId, ...], tuple[ProjectId, ...]]
@@ -120,7 +123,7 @@ class RoomMaker:
 
     def hopeless(self, job: PendingRow) -> bool:
         """True when an equal job found no room in this pass, or the rules let ``job`` take from nobody."""
-        if question_of(job) in self._hopeless:
+        if self._questions[job.job] in self._hopeless:
             return True
         leaf = self._scene.tree.leaf_of[job.project]
         if self._within(self._scene.fair_share_milli, leaf, job.total_milli):
@@ -132,7 +135,7 @@ class RoomMaker:
 
     def make_room(self, job: PendingRow, budget_steps: int) -> Room | None:
         """A set of victims that seats ``job``, already gone from the scene; None when there is none."""
-        question = question_of(job)
+        question = self._questions[job.job]
         if question in self._hopeless:
             return None
         room = self._preempt(job, budget_steps) or self._reclaim(job, budget_steps)
