@@ -25,7 +25,7 @@ from agents.ssh import (
 
 HELLO_LIMIT_S = 15.0
 SKEW_WARNING_S = 2.0
-DISK_WARNING_MIB = 10 * 1024
+DISK_WARNING_MIB = 5 * 1024
 
 
 class Outcome(enum.StrEnum):
@@ -210,10 +210,10 @@ class _Test:
         # The answer was written between question and answer; only what lies outside is skew.
         skew_s = max(self._asked_s - clock_s, clock_s - self._answered_s, 0.0)
         if skew_s > SKEW_WARNING_S:
-            way = "behind" if clock_s < self._asked_s else "ahead"
+            way = "behind" if clock_s < self._asked_s else "ahead of"
             return (
                 Outcome.WARNING,
-                f"Its clock is {skew_s:.0f} s {way} of the portal's; check its time service.",
+                f"Its clock is {skew_s:.0f} s {way} the portal's; check its time service.",
             )
         return Outcome.OK, f"Its clock agrees with the portal's within {max(skew_s, 0.1):.1f} s."
 

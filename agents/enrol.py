@@ -13,7 +13,7 @@ from typing import Literal
 
 from agents.ssh import LoginRefused, SshTarget, login_with_password
 
-EngineAccess = Literal["rootless", "rootful"]
+EngineAccess = Literal["auto", "rootless", "rootful"]
 RuntimeKind = Literal["podman", "docker", "process"]
 
 INSTALL_FOLDER = Path(__file__).parent / "node_install"
@@ -61,9 +61,13 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class EnrolmentChoices:
-    """What an admin may choose for a node. `settings` adds to the agent's settings or overrides them."""
+    """What an admin may choose for a node. `settings` adds to the agent's settings or overrides them.
 
-    engine: EngineAccess = "rootless"
+    Engine access `auto` is decided on the node: rootless podman where the machine can hold a container's limits
+    without root (cgroup v2 and systemd), a sudoers line for exactly the loader elsewhere.
+    """
+
+    engine: EngineAccess = "auto"
     runtime: RuntimeKind = "podman"
     account: str = "fairway"
     home_root: str = "/var/lib/fairway-homes"

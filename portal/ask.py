@@ -16,6 +16,9 @@ from portal.models import Question
 log = logging.getLogger(__name__)
 
 ANSWER_KEPT_S = 30
+ALIVE_KEY = "fairway:ask:alive"
+"""Set by every worker-ask that lives; without it nobody waits for an answer that cannot come."""
+ALIVE_FOR_S = 15
 
 
 def answer_key(question: str) -> str:
@@ -31,21 +34,21 @@ def ask(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[str, Any] 
     if connection.in_atomic_block:
         log.debug("not asked inside a transaction: %s", kind)
         return None
-    question = Question.objects.create(kind=kind, body=body)
+    store = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=wait_s + 1.0, socket_connect_timeout=1.0)
     try:
-        app.send_task(
-            "scheduler.answer",
-            args=[question.public_id],
-            queue="ask",
-            retry=False,
-            ignore_result=True,
-            expires=max(1.0, wait_s * 2),
-        )
-        waiting = redis.Redis.from_url(
-            settings.REDIS_URL, socket_timeout=wait_s + 1.0, socket_connect_timeout=1.0
-        )
-        with waiting:
-            told = waiting.blpop([answer_key(question.public_id)], timeout=wait_s)
+        with store:
+            if not store.exists(ALIVE_KEY):
+                return None
+            question = Question.objects.create(kind=kind, body=body)
+            app.send_task(
+                "scheduler.answer",
+                args=[question.public_id],
+                queue="ask",
+                retry=False,
+                ignore_result=True,
+                expires=max(1.0, wait_s * 2),
+            )
+            told = store.blpop([answer_key(question.public_id)], timeout=wait_s)
     except (BrokerAway, redis.RedisError, OSError) as problem:
         log.warning("no answer to %s: %s", kind, problem)
         return None

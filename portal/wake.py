@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError as BrokerAway
 from redis.exceptions import RedisError
 
 from portal.config.celery import app
+from portal.killpoints import killpoint
 from portal.models import Outbox
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ def leave_hint(task: str, arguments: list[str], queue: str) -> None:
 
 def send_hint(row: Outbox) -> bool:
     """Sends one outbox row; False when the broker is away (the sweep tries again)."""
+    killpoint("hint.before_send")
     try:
         app.send_task(
             row.name,
@@ -49,5 +51,6 @@ def send_hint(row: Outbox) -> bool:
     except (BrokerAway, RedisError, OSError) as problem:
         log.warning("the hint %s stays in the outbox: %s", row.name, problem)
         return False
+    killpoint("hint.sent")
     Outbox.objects.filter(pk=row.pk).update(sent_at=timezone.now())
     return True

@@ -34,7 +34,7 @@ from portal.words.reasons import EndReason
 from portal.words.states import AttemptState, GpuHealth, JobKind
 from scheduler import dispatch
 from scheduler.dispatch import After, Door
-from scheduler.images import ImageBringer
+from scheduler.images import ImageBringer, note_images
 from scheduler.leases import Deposed, Held
 from scheduler.opening import CannotOpen, open_engine
 from scheduler.reconcile import collect_and_remove, reconcile, welcome
@@ -49,6 +49,11 @@ UNREACHABLE_AFTER_S = 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 30.0
 START_TRIES = 5
 IDLE_S = 1.0
+CERTAIN = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "not_allowed"})
+"""Refusals to connect that will not pass by themselves: the page says so at once."""
+
+IMAGES = "images"
+"""The hint that an environment was changed: which nodes have its image is asked anew."""
 
 
 @dataclass
@@ -71,6 +76,7 @@ class NodeActor:
         self._inbox: queue.Queue[str | EngineEvent] = queue.Queue(INBOX_SIZE)
         self._stopping = threading.Event()
         self._door: Door | None = None
+        self._images_asked = False
         self._images = ImageBringer(lambda: self.hint("image"))
         self._backoff_s = FIRST_BACKOFF_S
         self._connect_at_s = 0.0
@@ -147,6 +153,9 @@ class NodeActor:
             self._heard_s = time.monotonic()
             self._reconcile_at_s = self._heard_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
             looked = True
+        if self._images_asked:
+            self._images_asked = False
+            note_images(self._door.node, self._door.engine.images())
         if looked or now_s >= self._look_at_s:
             self._look_at_s = time.monotonic() + self._work(self._door)
 
@@ -160,6 +169,7 @@ class NodeActor:
             while True:
                 if isinstance(item, str):
                     looked = True
+                    self._images_asked |= item == IMAGES
                 else:
                     self._on_event(item)
                 item = self._inbox.get_nowait()
@@ -175,12 +185,13 @@ class NodeActor:
         try:
             engine = self._opener(node)
         except CannotOpen as problem:
-            self._note_unreachable(node, str(problem))
+            self._note_unreachable(node, str(problem), certain=problem.code in CERTAIN)
             return
         try:
             door = welcome(Door(engine, self.lease, node), time.time())
             node.refresh_from_db()
             self.lease = door.lease
+            note_images(node, engine.hello["images"])
             engine.watch(self._keep_event)
         except BaseException:
             engine.close()
@@ -195,10 +206,10 @@ class NodeActor:
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(event)
 
-    def _note_unreachable(self, node: Node, sentence: str) -> None:
+    def _note_unreachable(self, node: Node, sentence: str, *, certain: bool) -> None:
         self._back_off()
         silent_s = self._silent_for_s(node)
-        if silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
+        if certain or silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
             nodes.record_unreachable(node.pk, sentence)
 
     def _silent_for_s(self, node: Node) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ import redis
 from django.conf import settings
 from django.utils import timezone
 
-from portal.ask import ANSWER_KEPT_S, answer_key
+from portal.ask import ALIVE_FOR_S, ALIVE_KEY, ANSWER_KEPT_S, answer_key
 from portal.models import ClusterSettings, Environment, Job, Question
 from portal.words.states import JobKind
 from scheduler.core.cluster import NodeId, PendingRow, PoolId, ProjectId, UserId
@@ -36,11 +37,25 @@ def answer_question(public_id: str) -> None:
         question.answer = _answer(question.kind, question.body)
         question.answered_at = timezone.now()
         question.save(update_fields=["answer", "answered_at"])
-    store = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=3, socket_connect_timeout=3)
-    with store, store.pipeline() as pipe:
+    with _store() as store, store.pipeline() as pipe:
         pipe.rpush(answer_key(public_id), "1")
         pipe.expire(answer_key(public_id), ANSWER_KEPT_S)
         pipe.execute()
+
+
+def say_alive(stopping: threading.Event) -> None:
+    """Says every few seconds that questions are answered here, until told to stop."""
+    while not stopping.is_set():
+        try:
+            with _store() as store:
+                store.set(ALIVE_KEY, "1", ex=ALIVE_FOR_S)
+        except redis.RedisError as away:
+            log.warning("nobody can hear that questions are answered here: %s", away)
+        stopping.wait(ALIVE_FOR_S / 3)
+
+
+def _store() -> redis.Redis:
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=3, socket_connect_timeout=3)
 
 
 def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:

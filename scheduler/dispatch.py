@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 
 from agents.engines.contract import Container, Engine, Refused, TaskKey
+from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
 from portal.services import lifecycle
 from portal.services.logs import note_log_progress, write_log_bytes
@@ -18,7 +19,6 @@ from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
 from scheduler import leases
-from scheduler.killpoints import killpoint
 from scheduler.leases import Held
 from scheduler.start_spec import Part, image_of, start_spec
 

@@ -6,6 +6,7 @@ worker-cycle runs with ``-P solo``, worker-ask with ``-P threads`` or prefork, w
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import django
@@ -16,6 +17,7 @@ from portal.config.celery import app
 django.setup()
 
 from scheduler import tasks  # noqa: E402 - models need Django to be ready
+from scheduler.answers import say_alive  # noqa: E402
 from scheduler.roster import ROSTER  # noqa: E402
 
 __all__ = ["app", "tasks"]
@@ -55,7 +57,24 @@ class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
             ROSTER.stop()
 
 
-app.steps["worker"].add(NodesStep)
+class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Tells for as long as a worker of the queue ``ask`` runs that questions are answered."""
+
+    requires = {"celery.worker.components:Pool"}
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._stopping = threading.Event()
+
+    def start(self, parent: Any) -> None:
+        if "ask" in parent.app.amqp.queues.consume_from:
+            threading.Thread(target=say_alive, args=(self._stopping,), name="alive", daemon=True).start()
+
+    def stop(self, parent: Any) -> None:
+        self._stopping.set()
+
+
+app.steps["worker"].update([NodesStep, AskStep])
 
 for chatty in ("celery.app.trace", "celery.worker.strategy", "celery.beat"):
     logging.getLogger(chatty).setLevel(logging.WARNING)  # two lines for each hint tell nobody anything

@@ -21,8 +21,12 @@ from django.conf import settings
 from django.db import connection
 
 from agents.bundle import build
-from portal.models import Gpu, Node, NodePool
+from portal.models import Gpu, Node, NodePool, Outbox
 from portal.words.states import LinkKind, RuntimeKind
+from scheduler import sweep
+from scheduler.cycle import Outcome, run_cycle
+from scheduler.leases import new_holder
+from scheduler.roster import Roster
 from tests import record
 
 ROOT = Path(__file__).parent.parent
@@ -87,6 +91,17 @@ class EngineRoom:
             },
         )
 
+    def known(self, node: Node, *, gpus: int = 4) -> Node:
+        """The node as an earlier connection has left it, so that jobs for it can be submitted at once."""
+        Node.objects.filter(pk=node.pk).update(
+            state="ready", cpu_milli=8000, memory_mib=8000, boot_id="boot-1"
+        )
+        for index in range(gpus):
+            uuid = f"SIM-{node.name}-{index}"
+            Gpu.objects.create(node=node, uuid=uuid, index=index, model="Test 80", memory_mib=81_920)
+        node.refresh_from_db()
+        return node
+
     def write_gpus(self, name: str, uuids: list[str], health: dict[str, str] | None = None) -> None:
         rows = [
             {"uuid": uuid, "model": "Test 80", "memory_mib": 81_920, "health": (health or {}).get(uuid, "ok")}
@@ -146,10 +161,36 @@ class EngineRoom:
                 os.killpg(json.loads(facts.read_text())["pid"], signal.SIGKILL)
 
 
+class Engine:
+    """The whole engine in this process, without Celery: cycles, sweeps and actors until a condition holds."""
+
+    def __init__(self) -> None:
+        self.holder = new_holder()
+        self.last: Outcome | None = None
+
+    def run_until(self, done: Callable[[], bool], within_s: float = 20.0) -> bool:
+        roster = Roster()
+        roster.start()
+        deadline_s = time.monotonic() + within_s
+        try:
+            while not done():
+                if time.monotonic() > deadline_s:
+                    return False
+                self.last = run_cycle("test", self.holder)
+                sweep.sweep()
+                Outbox.objects.update(created_at="2000-01-01T00:00Z")
+                for node in Node.objects.values_list("public_id", flat=True):
+                    roster.hint(node, "work")
+                time.sleep(0.05)
+            return True
+        finally:
+            roster.stop()
+
+
 def containers_alive(folder: Path) -> list[str]:
-    """Names of the tasks whose first process lives, over all nodes of a room."""
+    """Names of the tasks whose first process lives, over all nodes below a folder."""
     alive = []
-    for facts in folder.glob("*/state/tasks/*/pid.json"):
+    for facts in folder.rglob("state/tasks/*/pid.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             pid = json.loads(facts.read_text())["pid"]
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

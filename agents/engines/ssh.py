@@ -23,39 +23,16 @@ from agents.engines.contract import (
     TaskKey,
     Tell,
 )
-from agents.link import Link, LinkUnknown
+from agents.link import Link
 from agents.local import open_local
 from agents.samples import ContainerState, Hello
-from agents.ssh import Role, SshStream, SshTarget, agent_missing, open_stream
+from agents.ssh import Role, SshTarget, open_ssh
 
 ANSWER_WITHIN_S = 20.0
 START_WITHIN_S = 60.0
 PULL_WITHIN_S = 3600.0
 HELLO_WITHIN_S = 10.0
 LOG_PIECE_BYTES = 262_144
-
-
-class _Reading:
-    """An SSH stream as the reading side of a link."""
-
-    def __init__(self, stream: SshStream) -> None:
-        self._stream = stream
-
-    def readline(self, limit: int, /) -> bytes:
-        return self._stream.read_line(limit)
-
-
-class _Writing:
-    """An SSH stream as the writing side of a link; nothing is kept back, so there is nothing to flush."""
-
-    def __init__(self, stream: SshStream) -> None:
-        self._stream = stream
-
-    def write(self, data: bytes, /) -> None:
-        self._stream.write(data)
-
-    def flush(self) -> None:
-        return
 
 
 class NodeEngine:
@@ -90,26 +67,17 @@ class NodeEngine:
     ) -> NodeEngine:
         """The agent of a node over SSH. Raises SshError, Refused or Unknown."""
         target = SshTarget(host=host, account=account, host_key=host_key, port=port)
-        stream = open_stream(target, key_path, role)
         engine = cls()
-        try:
-            engine._link = Link(
-                _Reading(stream),
-                _Writing(stream),
-                role=role,
-                cluster=cluster,
-                close_streams=stream.close,
-                on_event=engine._on_event,
-                hello_within_s=HELLO_WITHIN_S,
-                diagnostics=stream.why_ended,
-            )
-        except LinkUnknown as silence:
-            raise agent_missing(stream) from silence
+        engine._link = open_ssh(target, key_path, role, cluster=cluster, on_event=engine._on_event)
         return engine
 
     @property
     def hello(self) -> dict[str, Any]:
         return hello_as_json(self._link.hello)
+
+    def images(self) -> list[dict[str, Any]]:
+        answer = self._link.ask("hello", timeout_s=ANSWER_WITHIN_S)
+        return list(answer["hello"].get("images", []))
 
     @property
     def is_open(self) -> bool:

@@ -17,6 +17,7 @@ import traceback
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
 from agents.node import machine, refusals
+from agents.node.durable import full_disk_refused
 from agents.node.gpus import open_gpus
 from agents.node.images import Images
 from agents.node.ledger import Ledger
@@ -104,6 +105,10 @@ class Session:
         except Refusal as refusal:
             self.push({"ok": False, "code": refusal.code, "message": refusal.message})
             return 2
+        except OSError as error:
+            message = f"The agent cannot begin: {error}."
+            self.push({"ok": False, "code": refusals.ENGINE_ERROR, "message": message})
+            return 2
         self.push({"hello": self.hello()})
         watch = Watch(self.tasks, self.push) if self.role == "control" else None
         if watch is not None:
@@ -179,7 +184,10 @@ class Session:
         self._places.make()
         self.tasks.enter_boot()
         if self.role == "control":
-            self.tasks.heal()
+            try:
+                self.tasks.heal()
+            except Refusal as refusal:  # an engine that does not answer must not silence the node
+                sys.stderr.write(f"{refusal.message}\n")
 
     def _line(self) -> Optional[Fields]:
         line = self._reading.readline(MAX_LINE_BYTES + 1)
@@ -223,7 +231,8 @@ class Session:
                 )
             if verb not in VERBS_OF[self.role]:
                 raise Refusal(refusals.NOT_ALLOWED, f"The role {self.role} may not {verb}.")
-            answer = self._verbs[verb](request)
+            with full_disk_refused(self._settings.state_dir):
+                answer = self._verbs[verb](request)
         except Refusal as refusal:
             return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
         except Exception as error:  # the door: one broken request must not end the conversation
@@ -235,7 +244,7 @@ class Session:
     def _list(self, fields: Fields) -> Fields:
         if self.role == "control":
             self.tasks.heal()
-        return self.tasks.list(fields)
+        return self.tasks.list_tasks(fields)
 
     def _gc(self, fields: Fields) -> Fields:
         self.tasks.heal()

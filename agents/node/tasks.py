@@ -10,12 +10,13 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from agents.node import cgroup, machine, refusals
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
 from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record
+from agents.node.oom import KernelLog
 from agents.node.places import Places
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes import CREATED, Found, Order, Runtime
@@ -26,6 +27,7 @@ from agents.node.spec import TaskSpec, parse_spec, public_id, seconds, whole_num
 
 Fields = Dict[str, Any]
 _PORT_TRIES = 3
+_TOMBSTONES_LISTED = 1000
 _SETTLE_WITHIN_S = 10.0
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
@@ -49,6 +51,7 @@ class Tasks:
         self.poke: Callable[[], None] = lambda: None
         self.peaks: Dict[str, cgroup.Usage] = {}
         self._groups: Dict[str, cgroup.Group] = {}
+        self._kernel_log = KernelLog()
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -126,7 +129,7 @@ class Tasks:
                     found = None
                     continue
             break
-        return _started(name, self._note_running(name, runtime), IS_RUNNING, already=already)
+        return _started(name, self._note_started(name, runtime), IS_RUNNING, already=already)
 
     def _create(
         self, spec: TaskSpec, runtime: Runtime, record: Record, hold_fd: Optional[int]
@@ -182,16 +185,27 @@ class Tasks:
                 return False
             return True
 
+    def _note_started(self, name: str, runtime: Runtime) -> Record:
+        """What runs must be in the ledger: when that cannot be written, it does not run."""
+        try:
+            return self._note_running(name, runtime)
+        except Refusal:
+            runtime.remove(name)
+            raise
+
     def _note_running(self, name: str, runtime: Runtime) -> Record:
         pid, started_s = runtime.begun(name)
         facts = machine.process(pid) if pid else None
-        return self.ledger.note(
+        record = self.ledger.note(
             name,
             phase=RUNNING,
             pid=pid,
             pid_start=facts.start_ticks if facts else None,
             started_s=started_s or time.time(),
         )
+        self.look_at_peak(name)  # while its control group is there for certain
+        self.poke()
+        return record
 
     def _take_back(self, name: str, runtime: Runtime) -> None:
         """After a refused start: frees what was reserved, if it is certain that nothing runs."""
@@ -265,15 +279,19 @@ class Tasks:
                 return self._settle(name, runtime) is not None
             return True
 
-    def enforce_deadlines(self, now_s: float) -> None:
-        """Ends the tasks whose time to leave is over."""
-        for name, record in list(self.ledger.tasks().items()):
-            if (
-                record["phase"] in HOLDING
-                and record["stop_at_s"] is not None
-                and record["stop_at_s"] <= now_s
-            ):
-                self._stop_one(name, record)
+    def past_deadline(self, now_s: float) -> List[str]:
+        """The tasks that were asked to leave and whose time for it is over."""
+        return [
+            name
+            for name, record in self.ledger.tasks().items()
+            if record["phase"] in HOLDING and record["stop_at_s"] is not None and record["stop_at_s"] <= now_s
+        ]
+
+    def end_now(self, name: str) -> None:
+        """Ends a task whose time to leave is over."""
+        record = self.ledger.tasks().get(name)
+        if record is not None:
+            self._stop_one(name, record)
 
     def signal(self, fields: Fields) -> Fields:
         """Sends a signal to one task, or to all of an attempt."""
@@ -334,9 +352,10 @@ class Tasks:
             if found is not None and found.state != IS_EXITED:
                 return None
             self.look_at_peak(name)
-            self._groups.pop(name, None)
+            group = self._groups.pop(name, None)
             peak = self.peaks.pop(name, cgroup.NOTHING)
-            oom_seen = bool(peak.oom_kills) and (found is None or found.exit_code != 0)
+            oom_seen = bool(peak.oom_kills) or (group is not None and self._kernel_log.killed(group.folder))
+            oom_seen = oom_seen and (found is None or found.exit_code != 0)
             record = self.ledger.note(
                 name,
                 phase=EXITED,
@@ -395,7 +414,7 @@ class Tasks:
 
     # -- seeing -------------------------------------------------------------------------------------------
 
-    def list(self, fields: Fields) -> Fields:
+    def list_tasks(self, fields: Fields) -> Fields:
         """Every task of this node, live or ended and not yet removed, and every tombstone."""
         records = dict(self.ledger.tasks())
         rows = []
@@ -406,7 +425,7 @@ class Tasks:
         rows.extend(_facts(name, record) for name, record in records.items())
         return {
             "containers": sorted(rows, key=lambda row: str(row["name"])),
-            "tombstones": self.ledger.tombstones(),
+            "tombstones": self.ledger.tombstones(newest=_TOMBSTONES_LISTED),
             "boot_id": machine.boot_id(self.settings.boot_id_path),
             "highest_epoch": self.ledger.epoch(),
         }

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Optional, Set
 
 from agents.node import machine
@@ -19,6 +20,7 @@ from agents.node.tasks import Tasks
 
 LOOK_EVERY_S = 0.1
 _SLOW_EVERY_S = 1.0
+_HANDS = 4
 _Push = Callable[[Dict[str, Any]], None]
 
 
@@ -31,9 +33,9 @@ class Watch:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopped = threading.Event()
         self._told: Set[str] = set()
-        self._ends: Dict[
-            str, int
-        ] = {}  # task -> descriptor that is readable when its first process has ended
+        self._ends: Dict[str, int] = {}  # descriptors that are readable once a task's first process ended
+        self._hands = ThreadPoolExecutor(max_workers=_HANDS, thread_name_prefix="settle")
+        self._busy: Set[str] = set()
         self._retry_at_s: Dict[str, float] = {}
         self._gpus: Optional[Dict[str, GpuFacts]] = None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -47,6 +49,7 @@ class Watch:
         self._stopped.set()
         self.wake()
         self._thread.join(timeout=5.0)
+        self._hands.shutdown(wait=True)
 
     def wake(self) -> None:
         """Makes the watch look at once."""
@@ -60,7 +63,8 @@ class Watch:
                 slow = time.monotonic() >= slow_at_s
                 if slow:
                     slow_at_s = time.monotonic() + _SLOW_EVERY_S
-                    self._tasks.enforce_deadlines(time.time())
+                    for name in self._tasks.past_deadline(time.time()):
+                        self._hand_on(name, self._tasks.end_now)
                     self._look_at_gpus()
                 self._look(peaks=slow)
             except (Refusal, OSError):
@@ -93,9 +97,26 @@ class Watch:
                 self._retry_at_s[name] = now_s + _SLOW_EVERY_S
                 if name in self._ends:
                     os.close(self._ends.pop(name))
-                if self._tasks.settle(name):
-                    self._retry_at_s.pop(name, None)
+                self._hand_on(name, self._tasks.settle)
+        for name in set(self._retry_at_s) - set(running):
+            del self._retry_at_s[name]
         self._tell_ends(self._tasks.ledger.tasks())
+
+    def _hand_on(self, name: str, what: Callable[[str], object]) -> None:
+        """Lets another thread ask the engine, so that one slow end does not delay the news of others."""
+        if name in self._busy:
+            return
+        self._busy.add(name)
+
+        def work() -> None:
+            try:
+                what(name)
+            except (Refusal, OSError):
+                traceback.print_exc(file=sys.stderr)
+            finally:
+                self._busy.discard(name)
+
+        self._hands.submit(work)
 
     def _follow(self, name: str, pid: int) -> None:
         if name not in self._ends:

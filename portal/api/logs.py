@@ -22,7 +22,7 @@ from portal.api.shapes.jobs import LogPage
 from portal.errors import Invalid, NotThere
 from portal.models import Task, User
 from portal.selectors.jobs import job_for
-from portal.services.logs import FORMATS, log_path
+from portal.selectors.log_files import FORMATS, log_path
 from portal.services.tokens import Scope
 
 PIECE_BYTES = 256 * 1024
@@ -163,7 +163,7 @@ class JobLogFileRoute(Route):
         tag="jobs",
         scope=Scope.READ,
         query=TaskQuery,
-        answer=serializers.CharField,
+        answer=str,
         media_type="text/plain",
         refusals=[404],
     )

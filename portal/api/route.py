@@ -32,7 +32,7 @@ from portal.throttle import Rate
 
 log = logging.getLogger(__name__)
 
-Described = type[serializers.Field[Any, Any, Any, Any]] | None
+Described = type[serializers.BaseSerializer[Any]] | type[str] | None
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
 _Row = TypeVar("_Row", bound=Model)
 

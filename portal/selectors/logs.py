@@ -15,7 +15,7 @@ from typing import BinaryIO
 from portal.access import Person, Verb, require
 from portal.errors import Invalid, NotThere
 from portal.models import Attempt, Job, Task
-from portal.services.logs import FORMATS, log_path
+from portal.selectors.log_files import FORMATS, log_path
 
 MAX_LINES = 2_000
 MAX_READ_BYTES = 1024 * 1024

@@ -45,7 +45,7 @@ def prepare_agent(program: bytes) -> None:
     _write(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
 
 
-def get_script(*, engine: str = "rootless", runtime: str = "podman", account: str = "fairway") -> str:
+def get_script(*, engine: str = "auto", runtime: str = "podman", account: str = "fairway") -> str:
     """The script to run in a root shell on a new node. Raises Invalid for choices it cannot be made from."""
     public = {name: public_line(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     folder = settings.DATA_DIR / "agent"

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 FIRST_ADMIN = "admin"
 PRETEND_GPUS = 4
-PRETEND_MODEL = "Pretend GPU 16 GB"
+PRETEND_MODEL = "Pretend GPU"
 PRETEND_MEMORY_MIB = 16_384
 
 

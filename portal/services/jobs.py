@@ -10,6 +10,7 @@ from typing import Any
 from django.db import transaction
 
 from portal.access import Verb, can, require
+from portal.ask import ask_would_start
 from portal.errors import Conflict, Impossible, Invalid, NotAllowed
 from portal.models import Environment, Job, NodePool, Project, Template, User
 from portal.services import bounds, lifecycle
@@ -26,6 +27,23 @@ MAX_GPUS_PER_TASK = 64
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_TIME_LIMIT_S = 30 * 24 * 3600
 PRIORITIES = range(-100, 101)
+
+
+ASKED = (
+    "name",
+    "kind",
+    "tasks",
+    "gpus_per_task",
+    "milli_per_gpu",
+    "gpu_model",
+    "min_gpu_memory_mib",
+    "cpu_milli",
+    "memory_mib",
+    "priority",
+    "preemptible",
+    "time_limit_s",
+)
+"""The columns of a request that decide whether and when it starts."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +106,36 @@ def check_job(user: User, request: JobRequest) -> None:
         raise Impossible(sentence, code="never", facts=facts)
 
 
+def would_start(user: User, request: JobRequest) -> dict[str, Any] | None:
+    """The engine's answer to "would this start now" (``portal.ask``); None when it gives none in time.
+
+    Raises Impossible when the engine knows that this cluster could never run it, which goes further than
+    the plain bounds of ``check_job``.
+    """
+    answer = ask_would_start(question_body(user, request))
+    if answer is None or "error" in answer:
+        return None
+    if answer["never"]:
+        nearest = answer["alternatives"][0]["fields"] if answer["alternatives"] else None
+        facts = {**answer["verdict"]["numbers"], "nearest": nearest}
+        raise Impossible(answer["verdict"]["sentence"], code="never", facts=facts)
+    return answer
+
+
+def question_body(user: User, request: JobRequest) -> dict[str, Any]:
+    """A request as a question to the engine: columns of a Job by name, rows by public id."""
+    columns = _columns(request)
+    body = {name: columns[name] for name in ASKED}
+    body |= {name: columns[name].public_id for name in ("project", "environment")}
+    body["pool"] = request.pool.public_id if request.pool else None
+    body["user"] = user.public_id
+    return body
+
+
 def do_submit_job(user: User, request: JobRequest) -> Job:
     """A PENDING job, acknowledged for ever once this transaction commits (I2)."""
     check_job(user, request)
+    would_start(user, request)
     with transaction.atomic():
         job = Job.objects.create(owner=user, **_columns(request))
         lifecycle.note_submitted(job, actor=user.username)

@@ -30,11 +30,12 @@ def home(request: HttpRequest) -> HttpResponse:
 
 
 def _context(user: User) -> dict[str, Any]:
-    mine = JobFilter(owner=user.username, live=True)
-    live = rows_of(user, jobs_for(user, mine).order_by("-id")[:40])
+    living = list(jobs_for(user, JobFilter(owner=user.username, live=True)).order_by("-id")[:40])
+    past = list(jobs_for(user, JobFilter(owner=user.username, live=False)).order_by("-id")[:RECENT])
+    rows = rows_of(user, living + past)
+    live, ended = rows[: len(living)], rows[len(living) :]
     workspaces = [row for row in live if row.is_workspace]
     live_jobs = [row for row in live if not row.is_workspace]
-    ended = rows_of(user, jobs_for(user, JobFilter(owner=user.username, live=False)).order_by("-id")[:RECENT])
     jobs = (live_jobs + ended)[: max(RECENT, len(live_jobs))]
     strips = cluster.free_now(user)
     shares = shares_of(user)

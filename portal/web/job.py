@@ -58,7 +58,7 @@ def overview(user: User, found: Job) -> dict[str, Any]:
     events = list(events_of(found).order_by("-id")[:NEWEST_EVENTS])
     return context | {
         "phases": phases_of(row, last),
-        "standing": standing if found.state == JobState.PENDING else None,
+        "standing": standing if found.state == JobState.PENDING and not found.held else None,
         "numbers": numbers_of(standing) if standing else [],
         "ahead": _ahead(user, found),
         "failure": failure_of(found, last),

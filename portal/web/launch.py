@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from portal.access import Policy, policy, signed_in
 from portal.errors import FairwayError, Impossible, Invalid
-from portal.models import Environment, Node, Project, Template, User
+from portal.models import Environment, Node, Template, User
 from portal.selectors import cluster
 from portal.selectors.cluster import ModelStrip
 from portal.selectors.jobs import job_for
@@ -91,7 +91,9 @@ def launch(request: HttpRequest) -> HttpResponse:
 def check(request: HttpRequest) -> HttpResponse:
     """The rail and the review for the form as it stands; asked on every keystroke, a little delayed."""
     user = signed_in(request.user)
-    return render(request, "launch/rail.html", _rail(user, LaunchForm(user, request.POST)) | {"oob": True})
+    return render(
+        request, "launch/rail.html", _rail(user, LaunchForm(user, request.POST), ask=True) | {"oob": True}
+    )
 
 
 def _initial(request: HttpRequest, user: User) -> dict[str, Any]:
@@ -154,7 +156,7 @@ def environments_shown() -> list[dict[str, Any]]:
     return shown
 
 
-def _rail(user: User, form: LaunchForm) -> dict[str, Any]:
+def _rail(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
     strips = cluster.free_now(user)
     value = _value_of(form)
     request: JobRequest | None = None
@@ -166,7 +168,7 @@ def _rail(user: User, form: LaunchForm) -> dict[str, Any]:
         if probe.is_valid():
             request = probe.request()
     if request is not None:
-        found = check_start(user, request, strips)
+        found = check_start(user, request, strips, ask=ask)
     else:
         wrong = (
             {name: " ".join(str(e) for e in errors) for name, errors in form.errors.items()}
@@ -185,7 +187,7 @@ def _rail(user: User, form: LaunchForm) -> dict[str, Any]:
         "strips": strips,
         "model": model,
         "kind": str(value("kind") or ""),
-        "ladder": ladder(strips, model, count, request.project if request else None),
+        "ladder": ladder(strips, model, count, shares),
         "after": [
             Bar(share, f"Quota after, {share.pool.name}", asked)
             for share in shares
@@ -207,16 +209,12 @@ def _concerns(share: Share, request: JobRequest | None, strips: list[ModelStrip]
     return not request.gpu_model or any(share.pool.pk in strip.pools for strip in models)
 
 
-def ladder(strips: list[ModelStrip], model: str, count: str, project: Project | None) -> list[Rung]:
+def ladder(strips: list[ModelStrip], model: str, count: str, shares: list[Share]) -> list[Rung]:
     """The usual counts on one node: which fit now, which wait, and which this cluster or quota never allows."""
     fitting = [strip for strip in strips if model in ("", strip.model)]
     free = max((strip.largest_free for strip in fitting), default=0)
     largest = max((strip.largest_node for strip in fitting), default=0)
-    limits = (
-        [share.limit_milli for share in shares_in([project]) if share.limit_milli is not None]
-        if project
-        else []
-    )
+    limits = [share.limit_milli for share in shares if share.limit_milli is not None]
     limit = max(limits) // 1000 if limits else None
     rungs = []
     for number in LADDER:

@@ -41,8 +41,8 @@ class StartCheck:
         return self.kind not in ("never", "wrong")
 
 
-def check_start(user: User, request: JobRequest, strips: list[ModelStrip]) -> StartCheck:
-    """What would become of the request if it were submitted now."""
+def check_start(user: User, request: JobRequest, strips: list[ModelStrip], *, ask: bool) -> StartCheck:
+    """What would become of the request if it were submitted now; ``ask`` waits for the engine's answer."""
     try:
         check_job(user, request)
     except Impossible as never:
@@ -53,7 +53,7 @@ def check_start(user: User, request: JobRequest, strips: list[ModelStrip]) -> St
         return StartCheck("wrong", "Not ready yet", wrong.sentence, wrong=wrong.fields)
     except FairwayError as refusal:
         return StartCheck("wrong", "Not allowed", refusal.sentence)
-    answer = ask_would_start(_body(user, request), wait_s=WAIT_S)
+    answer = ask_would_start(_body(user, request), wait_s=WAIT_S) if ask else None
     if answer is None or "error" in answer:
         return _by_counting(request, strips)
     return _from_answer(answer)
@@ -110,9 +110,9 @@ def _by_counting(request: JobRequest, strips: list[ModelStrip]) -> StartCheck:
     room = max((strip.largest_free for strip in fitting), default=0)
     free = sum(strip.free for strip in fitting)
     if room >= request.gpus_per_task and free >= request.tasks * request.gpus_per_task:
-        return StartCheck(
-            "unknown", "There is room now", f"{gpu_words(total)} fit on what is free; the next cycle decides."
-        )
+        fits = "fits" if total <= 1000 else "fit"
+        sentence = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
+        return StartCheck("unknown", "There is room now", sentence)
     model = f" {short_gpu(request.gpu_model)}" if request.gpu_model else ""
     return StartCheck(
         "waits",

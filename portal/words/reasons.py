@@ -16,6 +16,7 @@ class VerdictCode(StrEnum):
     SHARE_USED_UP = "share_used_up"
     NO_FIT_NOW = "no_fit_now"
     HELD = "held"
+    RELEASING = "releasing"
     HELD_FOR_RESERVATION = "held_for_reservation"
     VICTIMS_PROTECTED_UNTIL = "victims_protected_until"
     DELAYED_UNTIL = "delayed_until"

@@ -6,7 +6,7 @@ is found by asking again with another request; equal questions are asked once an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from portal.words.reasons import VerdictCode
@@ -14,7 +14,7 @@ from scheduler.core import words
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
 from scheduler.core.ledger import Bound
 from scheduler.core.placement import Shape
-from scheduler.core.plan import Change, ChangeKind, Verdict
+from scheduler.core.plan import Change, ChangeKind, Eviction, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.scene import PoolScene
 
@@ -28,6 +28,14 @@ class Reason:
     code: VerdictCode
     sentence: str
     numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A job that keeps places until others have left them: the pool, and nodes by their index there."""
+
+    pool: PoolId
+    nodes: tuple[int, ...]
 
 
 class Explainer:
@@ -141,9 +149,32 @@ class Explainer:
 
     # -- after everything is placed -------------------------------------------------------------------
 
-    def waits(
-        self, job: PendingRow, possible: list[PoolId], jobs_ahead: int, first: tuple[JobId, ...]
-    ) -> Verdict:
+    def keeps(self, job: PendingRow, kept: Kept, evictions: Iterable[Eviction]) -> Verdict:
+        """The places of a job are sure; it waits until others have let go of them."""
+        scene = self._scenes[kept.pool]
+        leaving = {eviction.job for eviction in evictions if eviction.for_job == job.job}
+        leaving |= {row.job for row in scene.running if row.stopping and row.stopping_for == job.job}
+        if not leaving:
+            nodes = {scene.floor.nodes[node].id for node in kept.nodes}
+            leaving = {
+                row.job
+                for row in scene.running
+                if row.stopping and any(task.node in nodes for task in row.tasks)
+            }
+        names = sorted(row.name or row.job for row in scene.running if row.job in leaving)
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        sentence = (
+            f"Needs {words.request(job)}; they are kept for it until {shown or 'others'} "
+            f"{'has' if len(names) == 1 else 'have'} stopped."
+        )
+        numbers: Numbers = {
+            "needed_gpus": job.total_milli / WHOLE_MILLI,
+            "jobs_leaving": len(names),
+            "pool": kept.pool,
+        }
+        return self._verdict(job, Reason(VerdictCode.RELEASING, sentence, numbers))
+
+    def waits(self, job: PendingRow, possible: list[PoolId], ahead: Sequence[JobId]) -> Verdict:
         """Why a job that could run here did not start, as things stand after the plan."""
         scene = self._scenes[possible[0]]
         key = (*_question(job), scene.pool.id)
@@ -154,8 +185,8 @@ class Explainer:
         change = self._cheapest(job)
         if reason.code in (VerdictCode.LIMIT, VerdictCode.GUARANTEED_NEEDED):
             return self._verdict(job, reason, cheapest=change)
-        reason = replace(reason, numbers={**reason.numbers, "jobs_ahead": jobs_ahead})
-        return self._verdict(job, reason, first, change)
+        reason = replace(reason, numbers={**reason.numbers, "jobs_ahead": len(ahead)})
+        return self._verdict(job, reason, tuple(ahead[: self._policy.ahead_shown]), change)
 
     def not_reached(self, job: PendingRow, steps: int) -> Verdict:
         """The cycle's budget ended before this job was tried."""
@@ -229,7 +260,8 @@ class Explainer:
             )
         elif largest >= job.gpus_per_task and possible_tasks == 0:
             text = need + (
-                f"{free} are free now, but {self._node_or_no_node(job)} has them together with "
+                f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "
+                f"has {'it' if free == 1 else 'them'} together with "
                 f"{words.cpu_and_memory(job)}"
             )
         else:

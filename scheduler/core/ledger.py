@@ -27,6 +27,8 @@ class PoolLedger:
         self.paths = paths
         self.held_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
         self.held_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # by non-preemptible work
+        self.leaving_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # asked to leave, not gone yet
+        self.leaving_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
 
     def add(self, project: ProjectId, milli: int, preemptible: bool) -> None:
         """Count work in; a negative amount takes it out again."""
@@ -35,24 +37,56 @@ class PoolLedger:
             if not preemptible:
                 self.held_firm_milli[node] += milli
 
-    def limit_in_the_way(self, project: ProjectId, milli: int, *, empty: bool = False) -> Bound | None:
-        """The nearest project on the path whose limit ``milli`` more would pass; ``empty``: even if idle."""
+    def leave(self, project: ProjectId, milli: int, preemptible: bool) -> None:
+        """Move work from held to leaving; a negative amount moves it back."""
+        self.add(project, -milli, preemptible)
+        for node in self.paths[project]:
+            self.leaving_milli[node] += milli
+            if not preemptible:
+                self.leaving_firm_milli[node] += milli
+
+    def limit_in_the_way(
+        self, project: ProjectId, milli: int, *, empty: bool = False, once_left: bool = False
+    ) -> Bound | None:
+        """The nearest project on the path whose limit ``milli`` more would pass.
+
+        ``once_left``: when what is leaving has left; ``empty``: even if nothing were held.
+        """
         if milli == 0:
             return None
         for node in self.paths[project]:
             limit = self.quotas[node].limit_milli
-            held = 0 if empty else self.held_milli[node]
+            held = 0 if empty else self.held_milli[node] + (0 if once_left else self.leaving_milli[node])
             if limit is not None and held + milli > limit:
                 return Bound(node, held, limit)
         return None
 
-    def guarantee_in_the_way(self, project: ProjectId, milli: int, *, empty: bool = False) -> Bound | None:
+    def guarantee_in_the_way(
+        self, project: ProjectId, milli: int, *, empty: bool = False, once_left: bool = False
+    ) -> Bound | None:
         """The nearest project whose guarantee cannot hold ``milli`` more of non-preemptible work."""
         if milli == 0:
             return None
         for node in self.paths[project]:
             guaranteed = self.quotas[node].guaranteed_milli
-            held = 0 if empty else self.held_firm_milli[node]
+            leaving = 0 if once_left else self.leaving_firm_milli[node]
+            held = 0 if empty else self.held_firm_milli[node] + leaving
             if held + milli > guaranteed:
                 return Bound(node, held, guaranteed)
         return None
+
+    def closed_to(
+        self,
+        project: ProjectId,
+        milli: int,
+        preemptible: bool,
+        *,
+        empty: bool = False,
+        once_left: bool = False,
+    ) -> bool:
+        """True when a limit, or for non-preemptible work a guarantee, is in the way of ``milli`` more."""
+        if self.limit_in_the_way(project, milli, empty=empty, once_left=once_left) is not None:
+            return True
+        if preemptible:
+            return False
+        return self.guarantee_in_the_way(project, milli, empty=empty, once_left=once_left) is not None

@@ -8,6 +8,7 @@ The order is made anew after each placement.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from scheduler.core.cluster import PendingRow, ProjectId, UserId
@@ -61,27 +62,27 @@ def sibling_key(
 
 
 class ProjectQueue:
-    """The waiting jobs of one leaf project in one pool."""
+    """The waiting jobs of one leaf project in one pool; those of which ``skip`` is true are passed over."""
 
-    def __init__(self, people: PeopleOfProject) -> None:
+    def __init__(self, people: PeopleOfProject, skip: Callable[[PendingRow], bool]) -> None:
         self.people = people
-        self._waiting: dict[int, dict[UserId, list[PendingRow]]] = {}
+        self._skip = skip
+        self._levels: list[_Level] = []
         self._head: PendingRow | None = None
 
     def fill(self, jobs: Iterable[PendingRow]) -> None:
-        """Put jobs in, in any order."""
+        """Put jobs into an empty queue, in any order."""
+        by_priority: dict[int, dict[UserId, list[PendingRow]]] = {}
         for job in jobs:
-            self._waiting.setdefault(job.priority, {}).setdefault(job.user, []).append(job)
-        for users in self._waiting.values():
-            for waiting in users.values():
-                waiting.sort(key=lambda job: (job.submitted_s, job.job), reverse=True)
-        self._head = None
+            by_priority.setdefault(job.priority, {}).setdefault(job.user, []).append(job)
+        self._levels = [_Level(by_priority[p], self.people) for p in sorted(by_priority)]
 
     def head(self) -> PendingRow | None:
         """The job whose turn it is in this project."""
-        if self._head is None and self._waiting:
-            users = self._waiting[max(self._waiting)]
-            self._head = users[min(users, key=self.people.rank_key)][-1]
+        while self._head is None and self._levels:
+            self._head = self._levels[-1].head(self._skip)
+            if self._head is None:
+                self._levels.pop()
         return self._head
 
     def pop(self) -> PendingRow:
@@ -89,12 +90,7 @@ class ProjectQueue:
         head = self.head()
         if head is None:
             raise IndexError("the queue is empty")
-        users = self._waiting[head.priority]
-        users[head.user].pop()
-        if not users[head.user]:
-            del users[head.user]
-        if not users:
-            del self._waiting[head.priority]
+        self._levels[-1].waiting[head.user].pop()
         self._head = None
         return head
 
@@ -104,8 +100,42 @@ class ProjectQueue:
         self._head = None
 
 
+class _Level:
+    """The jobs of one priority: each person's from young to old, and the people as a heap by past use.
+
+    Use only grows while a plan is made, so an entry that grew is put back where it belongs when it surfaces.
+    """
+
+    def __init__(self, waiting: dict[UserId, list[PendingRow]], people: PeopleOfProject) -> None:
+        self.waiting = waiting
+        self._people = people
+        self._order = [people.rank_key(user) for user in waiting]
+        heapify(self._order)
+        for jobs in waiting.values():
+            jobs.sort(key=lambda job: (job.submitted_s, job.job), reverse=True)
+
+    def head(self, skip: Callable[[PendingRow], bool]) -> PendingRow | None:
+        """The oldest job of the least served person that is not to be skipped."""
+        while self._order:
+            key = self._order[0]
+            jobs = self.waiting[key[1]]
+            while jobs and skip(jobs[-1]):
+                jobs.pop()
+            now = self._people.rank_key(key[1])
+            if not jobs:
+                heappop(self._order)
+            elif now != key:
+                heapreplace(self._order, now)
+            else:
+                return jobs[-1]
+        return None
+
+
 class PoolQueue:
-    """All waiting jobs of one pool, handed out one by one in fair order."""
+    """All waiting jobs of one pool, handed out one by one in fair order.
+
+    ``skip`` may turn true for a job while it waits (an equal one found no place): it is then passed over.
+    """
 
     def __init__(
         self,
@@ -114,12 +144,14 @@ class PoolQueue:
         fair_share_milli: Mapping[ProjectId, float],
         capacity_milli: int,
         people_of: Callable[[ProjectId], PeopleOfProject],
+        skip: Callable[[PendingRow], bool] = lambda job: False,
     ) -> None:
         self._tree = tree
         self._ledger = ledger
         self._fair_share_milli = fair_share_milli
         self._capacity_milli = capacity_milli
         self._people_of = people_of
+        self._skip = skip
         self._queues: dict[ProjectId, ProjectQueue] = {}
         self._first: dict[ProjectId | None, ProjectId] = {}
         self._heads: dict[ProjectId, PendingRow] = {}
@@ -131,7 +163,7 @@ class PoolQueue:
         for job in jobs:
             by_leaf.setdefault(self._tree.leaf_of[job.project], []).append(job)
         for leaf in sorted(by_leaf):
-            queue = self._queues.setdefault(leaf, ProjectQueue(self._people_of(leaf)))
+            queue = self._queues.setdefault(leaf, ProjectQueue(self._people_of(leaf), self._skip))
             queue.fill(by_leaf[leaf])
             self._settle(leaf)
 

@@ -8,12 +8,13 @@ id sort first, so the same photograph gives the same places whatever order its r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.cluster import WHOLE_MILLI, GpuShare, NodeId, NodeRow, PendingRow
+from scheduler.core.cluster import WHOLE_MILLI, GpuShare, NodeId, NodeRow, PendingRow, RunningTask
 from scheduler.core.plan import TaskPlacement
 
 Ints = NDArray[np.int64]
@@ -173,18 +174,19 @@ class Floor:
         scores = self._scores.get(shape)
         if scores is None:
             rows = np.arange(len(self.nodes))
-            capacity = self._capacities(shape, rows)
+            capacity = self.capacity_of(shape, rows)
             scores = _Scores(capacity, self._score(shape, rows), capacity > 0, len(self._changed))
             self._scores[shape] = scores
         elif scores.seen < len(self._changed):
             rows = np.fromiter(set(self._changed[scores.seen :]), dtype=np.int64)
-            scores.capacity[rows] = self._capacities(shape, rows)
+            scores.capacity[rows] = self.capacity_of(shape, rows)
             scores.score[rows] = self._score(shape, rows)
             scores.fitting[rows] = scores.capacity[rows] > 0
             scores.seen = len(self._changed)
         return scores
 
-    def _capacities(self, shape: Shape, rows: Ints) -> Ints:
+    def capacity_of(self, shape: Shape, rows: Ints) -> Ints:
+        """``capacity`` of the nodes in ``rows`` only, made anew."""
         capacity = np.where(self.open_to(shape)[rows], NO_BOUND, 0).astype(np.int64)
         if shape.gpus:
             capacity = np.minimum(capacity, self._gpu_capacities(shape, rows))
@@ -250,6 +252,38 @@ class Floor:
         self.cpu_free[held.node] += sign * held.cpu_milli
         self.memory_free[held.node] += sign * held.memory_mib
         self._changed.append(held.node)
+
+    def copy(self) -> Floor:
+        """The same floor, to change on its own; what never changes is shared."""
+        other = copy(self)
+        other.free_milli = self.free_milli.copy()
+        other.cpu_free = self.cpu_free.copy()
+        other.memory_free = self.memory_free.copy()
+        other._scores = {}
+        other._changed = []
+        return other
+
+    def clamp(self, to: Floor, nodes: Iterable[int]) -> None:
+        """Leave no more free on ``nodes`` than another floor of the same nodes has."""
+        for node in set(nodes):
+            self.free_milli[node] = np.minimum(self.free_milli[node], to.free_milli[node])
+            self.cpu_free[node] = min(self.cpu_free[node], to.cpu_free[node])
+            self.memory_free[node] = min(self.memory_free[node], to.memory_free[node])
+            self._changed.append(node)
+
+    def held_by(self, tasks: Iterable[RunningTask]) -> list[Held]:
+        """What running tasks would give back; a GPU that is not healthy gives nothing."""
+        held = []
+        for task in tasks:
+            if task.node not in self.index_of:
+                continue
+            node = self.index_of[task.node]
+            held.append(Held(node, (), 0, task.cpu_milli, task.memory_mib))
+            for gpu in task.gpus:
+                slot = self._slot_of[gpu.uuid][1]
+                if self.gpus[node][slot].healthy:
+                    held.append(Held(node, (slot,), gpu.milli, 0, 0))
+        return held
 
     def give_back(self, held: Sequence[Held]) -> None:
         """Undo a gang's places."""

@@ -10,7 +10,7 @@ from scheduler.core.check import held_by
 from scheduler.core.cluster import WHOLE_MILLI, PendingRow, PoolRow, ProjectId, Snapshot, UserId
 from scheduler.core.fairshare import Claim, Share, divide_tree
 from scheduler.core.ledger import PoolLedger
-from scheduler.core.placement import Floor, Shape
+from scheduler.core.placement import Floor, Held, Shape
 from scheduler.core.plan import ShareReceipt
 from scheduler.core.policy import Policy
 from scheduler.core.tree import Tree
@@ -32,7 +32,13 @@ class PoolScene:
         self.quotas = tree.quotas(snapshot.quotas, pool.id)
         self.ledger = PoolLedger(self.quotas, tree.path)
         for row in self.running:
-            self.ledger.add(tree.leaf_of[row.project], held_by(row), row.preemptible)
+            leaf, milli = tree.leaf_of[row.project], held_by(row)
+            self.ledger.add(leaf, milli, row.preemptible)
+            if row.stopping:
+                self.ledger.leave(leaf, milli, row.preemptible)
+        self._later: Floor | None = None
+        if any(row.stopping for row in self.running):
+            self.later()
         self.capacity_milli = self._capacity_milli()
         self.usage = project_usage(
             snapshot,
@@ -67,7 +73,7 @@ class PoolScene:
         requested = dict.fromkeys(own, 0)
         for project in sorted(own, key=lambda p: -len(self.tree.path[p])):
             if not self.tree.children[project]:
-                requested[project] = own[project] + self.ledger.held_milli[project]
+                requested[project] = own[project] + self._allocated_milli(project)
             limit = self.quotas[project].limit_milli
             if limit is not None:
                 requested[project] = min(limit, requested[project])
@@ -118,7 +124,7 @@ class PoolScene:
                 self.pool.id,
                 self.quotas[project].guaranteed_milli,
                 self.quotas[project].limit_milli,
-                self.ledger.held_milli[project],
+                self._allocated_milli(project),
                 self.requested_milli[project],
                 share.amount,
                 tuple(share.steps),
@@ -135,8 +141,61 @@ class PoolScene:
     def fits_now(self, job: PendingRow) -> bool:
         """True when limits, guarantee and free places let the gang start now."""
         leaf = self.tree.leaf_of[job.project]
-        if self.ledger.limit_in_the_way(leaf, job.total_milli):
-            return False
-        if not job.preemptible and self.ledger.guarantee_in_the_way(leaf, job.total_milli):
+        if self.ledger.closed_to(leaf, job.total_milli, job.preemptible):
             return False
         return int(self.floor.capacity(Shape.of(job)).sum()) >= job.tasks
+
+    # -- now and later --------------------------------------------------------------------------------
+    # ``floor`` is what is free now; ``later`` what is free once everybody who was asked to leave has left.
+    # A waiting job that fits only later keeps its place on both, so that nobody smaller takes it away.
+
+    def later(self) -> Floor:
+        """The floor once everybody who is leaving has left."""
+        if self._later is None:
+            self._later = self.floor.copy()
+            for row in self.running:
+                if row.stopping:
+                    self._later.give_back(self._later.held_by(row.tasks))
+        return self._later
+
+    def fits_places_now(self, shape: Shape, tasks: int) -> bool:
+        """True when a gang finds free places, limits aside."""
+        return int(self.floor.capacity(shape).sum()) >= tasks
+
+    def fits_places_later(self, shape: Shape, tasks: int) -> bool:
+        """True when a gang finds places once those who are leaving have left; false when nobody is."""
+        return self.somebody_leaves and int(self.later().capacity(shape).sum()) >= tasks
+
+    @property
+    def somebody_leaves(self) -> bool:
+        """True when ``later`` differs from now."""
+        return self._later is not None
+
+    def start(self, job: PendingRow) -> list[Held] | None:
+        """Take places that are free now for the whole gang and count it, or None and nothing changed."""
+        held = self.floor.place_gang(Shape.of(job), job.tasks)
+        if held is not None:
+            if self._later is not None:
+                for one in held:
+                    self._later.change(one, -1)
+            self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
+        return held
+
+    def fits_later(self, job: PendingRow) -> bool:
+        """True when the gang could start once everybody who is leaving has left."""
+        leaf = self.tree.leaf_of[job.project]
+        if self.ledger.closed_to(leaf, job.total_milli, job.preemptible, once_left=True):
+            return False
+        return int(self.later().capacity(Shape.of(job)).sum()) >= job.tasks
+
+    def keep(self, job: PendingRow) -> list[Held]:
+        """Keep places of ``later`` for the gang, which ``fits_later``; nobody else gets what is free of them."""
+        held = self.later().place_gang(Shape.of(job), job.tasks)
+        if held is None:
+            raise LookupError(f"{job.job} does not fit later")
+        self.floor.clamp(self.later(), (one.node for one in held))
+        self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
+        return held
+
+    def _allocated_milli(self, project: ProjectId) -> int:
+        return self.ledger.held_milli[project] + self.ledger.leaving_milli[project]

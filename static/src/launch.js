@@ -49,4 +49,5 @@ export function startLaunch(root) {
   });
   addEventListener("pageshow", () => { delete form.dataset.sent; });
   shape();
+  ask(); // the page itself did not wait for the engine
 }

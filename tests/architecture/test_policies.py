@@ -18,12 +18,12 @@ from portal.door import policy_of
 
 PUBLIC = {
     "healthz",
-    "readyz",
-    "^api(?:/.*)?$",
     "sign-in/",
     "sign-in/link/",
     "sign-out/",
     "invitation/",
+    "readyz",
+    "^api(?:/.*)?$",
 }
 """Routes that need no sign-in, on purpose. A new one is added here with its reason in the commit."""
 

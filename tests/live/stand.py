@@ -19,7 +19,7 @@ from django.db import connections
 
 from agents import bundle
 from agents.local import open_local
-from portal.config.asgi import application
+from portal.asgi import application
 from portal.gateway.rights import _leave
 from portal.live import rechecks
 from portal.models import ClusterSettings, Node, User

@@ -6,7 +6,8 @@ import pytest
 
 from portal.errors import Invalid, NotAllowed, NotThere
 from portal.selectors import logs
-from portal.services.logs import log_path, write_log_bytes
+from portal.selectors.log_files import log_path
+from portal.services.logs import write_log_bytes
 from tests import record
 
 

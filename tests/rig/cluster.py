@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from agents.enrol import EnrolmentChoices, PublicKeys, SignedAgent, enrolment_script
 from agents.keys import PURPOSES, Purpose, make_keys, public_line, sign_agent
 from agents.link import Link
 from agents.ssh import Role, SshStream, SshTarget, open_ssh, open_stream
-from tests.rig.node import BOOT_ID_PATH, GPUS_PATH, RigNode
-
-RIG_DISK_FLOOR_MIB = 64
-# A machine in a virtual machine may lack CAP_SYS_RESOURCE, and then runc cannot raise limits to podman's defaults.
-RIG_CREATE_FLAGS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+from tests.rig.node import RigNode
 
 
 class RigCluster:
@@ -27,9 +21,8 @@ class RigCluster:
         self.agent = SignedAgent(agent, sign_agent(agent, self.keys["signing"]))
 
     def script(self, choices: EnrolmentChoices | None = None) -> str:
-        """Gives the enrolment script, with what is special about a rig node in the agent's settings."""
-        chosen = choices or EnrolmentChoices(engine="rootful")
-        return enrolment_script(self.id, self.public_keys, self.agent, with_rig_settings(chosen))
+        """Gives the enrolment script, as a page would."""
+        return enrolment_script(self.id, self.public_keys, self.agent, choices)
 
     def enrol(self, node: RigNode, choices: EnrolmentChoices | None = None) -> str:
         """Runs the real enrolment script in a root shell of the node and gives what it printed."""
@@ -48,15 +41,3 @@ class RigCluster:
 
     def key_for(self, role: Role) -> Path:
         return self.keys["watch" if role == "watch" else "control"]
-
-
-def with_rig_settings(choices: EnrolmentChoices) -> EnrolmentChoices:
-    """Adds what a rig node's agent must know: its own boot id, its pretend GPUs, its small disk."""
-    rig: Mapping[str, object] = {
-        "boot_id_path": BOOT_ID_PATH,
-        "gpus": f"file:{GPUS_PATH}",
-        "disk_floor_mib": RIG_DISK_FLOOR_MIB,
-    }
-    if choices.runtime == "podman":
-        rig = {**rig, "runtimes": [{"kind": "podman", "create_flags": list(RIG_CREATE_FLAGS)}]}
-    return replace(choices, settings={**rig, **choices.settings})

@@ -22,6 +22,9 @@ BOOT_ID_PATH = "/run/rig/boot_id"
 GPUS_PATH = "/etc/fairway-rig/gpus.json"
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SSH_PORT = 22
+DISK_FLOOR_MIB = 64
+# In a virtual machine CAP_SYS_RESOURCE may be missing, and then runc cannot raise limits to podman's defaults.
+CREATE_FLAGS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
 HIDDEN = (
     "/etc/fairway",
     "/etc/sudoers.d/fairway",
@@ -74,6 +77,7 @@ class RigNode(NodeFaults):
         (etc / "resolv.conf").write_text("")  # nobody to ask: a name that is unknown is so at once
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
         self._forget_fairway()
+        self._write_local_settings()
         self._configure_engine()
         self.write_gpus()
 
@@ -179,6 +183,13 @@ class RigNode(NodeFaults):
         self._make_host_key()
         self.start_sshd()
 
+    def set_local(self, **settings: object) -> None:
+        """Changes the node's own settings; the next enrolment puts them in force. None takes one back."""
+        path = "/etc/fairway/node.local.json"
+        local = {**json.loads(self.execute("cat", path).stdout), **settings}
+        kept = {key: value for key, value in local.items() if value is not None}
+        self.execute("sh", "-c", f"cat > {path}", text_in=json.dumps(kept))
+
     def add_admin(self, name: str, password: str) -> None:
         """Adds a person who may use sudo with a password, for the one-time sudo login."""
         self.execute("useradd", "--create-home", "--shell", "/bin/sh", name)
@@ -243,9 +254,28 @@ class RigNode(NodeFaults):
                 os.chown(etc / name, source.stat().st_uid, source.stat().st_gid)
         for hidden in HIDDEN:
             if Path(hidden).exists():
-                whiteout = self.folder / "upper" / hidden.lstrip("/")
-                whiteout.parent.mkdir(parents=True, exist_ok=True)
-                os.mknod(whiteout, stat.S_IFCHR, os.makedev(0, 0))  # as overlayfs marks what was deleted
+                cover = self.folder / "upper" / hidden.lstrip("/")
+                if Path(hidden).is_dir():
+                    cover.mkdir(parents=True, exist_ok=True)
+                    os.setxattr(cover, "trusted.overlay.opaque", b"y")
+                else:
+                    cover.parent.mkdir(parents=True, exist_ok=True)
+                    os.mknod(cover, stat.S_IFCHR, os.makedev(0, 0))  # as overlayfs marks what was deleted
+
+    def _write_local_settings(self) -> None:
+        """Writes what an agent must know of this machine alone, where the enrolment script looks for it."""
+        local = self.folder / "upper/etc/fairway/node.local.json"
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.write_text(
+            json.dumps(
+                {
+                    "boot_id_path": BOOT_ID_PATH,
+                    "gpus": f"file:{GPUS_PATH}",
+                    "disk_floor_mib": DISK_FLOOR_MIB,
+                    "runtimes": [{"kind": "podman", "create_flags": list(CREATE_FLAGS)}],
+                }
+            )
+        )
 
     def _configure_engine(self) -> None:
         """Writes what an administrator sets for podman on a machine like this (see the record on the rig)."""

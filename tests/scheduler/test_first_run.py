@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from portal.models import Job, UsageLedger
+from portal.selectors.log_files import log_path
 from portal.services import lifecycle
-from portal.services.logs import log_path
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
 from tests import record

@@ -15,7 +15,7 @@ from portal.services import enrolment, nodes
 from portal.words.states import LinkKind, NodeState, RuntimeKind
 
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
-DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "rootless"}
+DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "auto"}
 
 
 @policy(Policy.ADMIN)

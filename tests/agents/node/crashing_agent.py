@@ -1,7 +1,8 @@
-"""The real agent, except that it dies by SIGKILL at the K-th durable or outward step of a start or stop."""
+"""The real agent, except that at the K-th durable or outward step it is killed, or the disk is full."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,16 +16,19 @@ from agents.node import __main__ as program
 from agents.node.tasks import Tasks
 
 PYZ, AT, VERB = os.environ["CRASH_PYZ"], int(os.environ["CRASH_AT"]), os.environ["CRASH_VERB"]
+FULL = os.environ.get("CRASH_KIND") == "full_disk"
 steps = 0
 armed = False
 
 
-def step() -> None:
-    """Counts, and dies when it is time."""
+def step(writes: bool) -> None:
+    """Counts, and dies when it is time; or from then on no step that writes succeeds."""
     global steps
     if armed:
         steps += 1
-        if steps == AT:
+        if FULL and steps >= AT and writes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if steps == AT and not FULL:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -33,9 +37,9 @@ def wrap(place: Any, name: str) -> None:
     plain = getattr(place, name)
 
     def stepping(*words: Any, **how: Any) -> Any:
-        step()
+        step(place is os)
         answer = plain(*words, **how)
-        step()
+        step(False)
         return answer
 
     setattr(place, name, stepping)

@@ -153,10 +153,10 @@ def test_networks_are_isolated_and_labelled() -> None:
 
 def test_firewall_rules() -> None:
     text = rules("lab", "10.197.0.0/16", ["192.0.2.10/32", "2001:db8::/32"])
-    assert text.startswith("*filter\n:FAIRWAY-FORWARD-")
+    assert text.startswith("*mangle\n:FAIRWAY-FORWARD-")
     assert text.endswith("COMMIT\n")
-    assert "-s 10.197.0.0/16 -d 169.254.0.0/16 -p tcp -j REJECT --reject-with tcp-reset" in text
-    assert "-d 192.0.2.10/32 -j REJECT" in text
+    assert "-s 10.197.0.0/16 -d 169.254.0.0/16 -j DROP" in text
+    assert "-d 192.0.2.10/32 -j DROP" in text
     assert "2001:db8" not in text
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, LinkUnknown
-from tests.agents.node.conftest import GPUS, LoneNode
+from agents.link import Link, LinkUnknown, Ok, Refused
+from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode
 
 CRASHING = Path(__file__).with_name("crashing_agent.py")
 MOST_STEPS = 80
@@ -108,6 +108,25 @@ def sweep_stop(node: LoneNode, runtime: str, stride: int) -> int:
     return points
 
 
+def sweep_full_disk(node: LoneNode, runtime: str, stride: int) -> int:
+    """The disk fills at a step of a start: either it is refused and nothing runs, or it runs and is known."""
+    for refused, at in enumerate(range(1, MOST_STEPS, stride)):
+        job = f"jf{at}"
+        spec = marking(node, job, runtime)
+        environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "start"}
+        with node.open(pyz=CRASHING, environment=environment | {"CRASH_KIND": "full_disk"}) as link:
+            outcome = link.outcome("start", timeout_s=30, epoch=1, spec=spec)
+        with node.open() as link:
+            rows = link.ask("list", timeout_s=30)["containers"]
+            running = [row for row in rows if row["job"] == job and row["state"] == "running"]
+            assert len(running) == isinstance(outcome, Ok), (at, outcome)
+            end(link, job)
+        if isinstance(outcome, Ok):
+            return refused
+        assert isinstance(outcome, Refused) and outcome.code == "disk_full", (at, outcome)
+    raise AssertionError("the sweep did not reach the end of a start")
+
+
 every_third = pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.long)])
 every_sixth = pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.long)])
 
@@ -131,6 +150,19 @@ def test_steps_of_a_process_stop(node: LoneNode, stride: int) -> None:
 
 
 @pytest.mark.rig
+@every_third
+def test_a_disk_that_fills_during_a_start(node: LoneNode, stride: int) -> None:
+    assert sweep_full_disk(node, "process", stride) >= 4
+
+
+@pytest.mark.rig
+@pytest.mark.timeout(600)
+@every_sixth
+def test_a_disk_that_fills_during_a_podman_start(podman_node: LoneNode, stride: int) -> None:
+    assert sweep_full_disk(podman_node, "podman", stride) >= 2
+
+
+@pytest.mark.rig
 @pytest.mark.timeout(600)
 @every_sixth
 def test_steps_of_a_podman_start(podman_node: LoneNode, stride: int) -> None:
@@ -145,4 +177,4 @@ def test_steps_of_an_abandoned_podman_start_and_of_a_stop(podman_node: LoneNode,
     sweep_abandoned_start(podman_node, "podman", stride)
     sweep_stop(podman_node, "podman", stride)
     networks = podman_node.podman("network", "ls", "--format", "{{.Name}}").stdout  # type: ignore[attr-defined]
-    assert "fw-t1" not in networks
+    assert f"fw-{CLUSTER}" not in networks

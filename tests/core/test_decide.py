@@ -1,0 +1,531 @@
+"""Decisions on clusters drawn as tables: who starts where, and what the others are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from portal.words.reasons import VerdictCode
+from scheduler.core.bounds import largest_fit
+from scheduler.core.carry import after_commit, after_release
+from scheduler.core.check import SnapshotError
+from scheduler.core.cluster import NodeId, PoolId, PoolRow, Snapshot, UsageRow, UserId
+from scheduler.core.decide import decide, would_start
+from scheduler.core.plan import ChangeKind, Plan, Verdict
+from scheduler.core.policy import Policy, PolicyError
+from scheduler.core.saved import snapshot_from_json, snapshot_to_json
+from tests.core.drawn import MAIN, NOW_S, cluster, node, places, project, quota, runs, started, waits
+
+POLICY = Policy()
+VISION, NLP = project("vision", created_s=1.0), project("nlp", created_s=2.0)
+
+
+def verdict(plan: Plan, job: str) -> Verdict:
+    (found,) = (verdict for verdict in plan.verdicts if verdict.job == job)
+    return found
+
+
+# -- who starts ----------------------------------------------------------------------------------------------
+
+ORDER = [
+    (
+        "higher priority goes first inside a project",
+        cluster([node("n1", 1)], [VISION], pending=[
+            waits("late", "vision", priority=100), waits("early", "vision", age_s=9)]),
+        {"late"},
+    ),
+    (
+        "the older of two equals goes first",
+        cluster([node("n1", 1)], [VISION], pending=[
+            waits("young", "vision", age_s=1), waits("old", "vision", age_s=2)]),
+        {"old"},
+    ),
+    (
+        "the person who used less goes first",
+        cluster([node("n1", 1)], [VISION], usage=[UsageRow(VISION.id, MAIN, UserId("ada"), 5000.0)], pending=[
+            waits("adas", "vision", age_s=9), waits("bobs", "vision", user=UserId("bob"))]),
+        {"bobs"},
+    ),
+    (
+        "a burst of one person pays at once",
+        cluster([node("n1", 2)], [VISION], pending=[
+            waits("a1", "vision", age_s=9), waits("a2", "vision", age_s=8),
+            waits("b1", "vision", user=UserId("bob"))]),
+        {"a1", "b1"},
+    ),
+    (
+        "below the guarantee comes before higher project priority",
+        cluster([node("n1", 1)], [VISION, NLP], [quota("vision", 1), quota("nlp", 0, priority=5)], pending=[
+            waits("v", "vision"), waits("n", "nlp", age_s=9)]),
+        {"v"},
+    ),
+    (
+        "higher project priority comes before a lower share",
+        cluster([node("n1", 2)], [VISION, NLP], [quota("nlp", priority=5)],
+                running=[runs("r", "nlp", ("n1", [0]))],
+                pending=[waits("v", "vision", age_s=9), waits("n", "nlp")]),
+        {"n"},
+    ),
+    (
+        "the lower dominant share counting the job goes first",
+        cluster([node("n1", 4)], [VISION, NLP], running=[runs("r", "vision", ("n1", [0]))],
+                pending=[waits("v", "vision", 3, age_s=9), waits("n", "nlp", 3)]),
+        {"n"},
+    ),
+    (
+        "a weight of 3 takes three of four GPUs",
+        cluster([node("n1", 4)], [VISION, NLP], [quota("vision", weight=3), quota("nlp", weight=1)], pending=[
+            *(waits(f"v{i}", "vision", age_s=i) for i in range(4)),
+            *(waits(f"n{i}", "nlp", age_s=i) for i in range(4))]),
+        {"v3", "v2", "v1", "n3"},
+    ),
+    (
+        "a gang that does not fit lets a smaller job pass",
+        cluster([node("n1", 2)], [VISION], pending=[
+            waits("gang", "vision", 2, tasks=2, age_s=9), waits("small", "vision")]),
+        {"small"},
+    ),
+    (
+        "a limit of an ancestor holds for the children together",
+        cluster([node("n1", 4)], [project("lab"), project("a", "lab"), project("b", "lab")],
+                [quota("lab", limit=3)],
+                pending=[waits("a1", "a", 2), waits("b1", "b", 2), waits("b2", "b", 1)]),
+        {"a1", "b2"},
+    ),
+    (
+        "work that nobody may take back fits inside the guarantee of every ancestor",
+        cluster([node("n1", 4)], [project("lab"), project("a", "lab")], [quota("lab", 1), quota("a", 2)],
+                pending=[waits("one", "a", preemptible=False, age_s=9),
+                         waits("two", "a", preemptible=False)]),
+        {"one"},
+    ),
+    (
+        "jobs of a group stand beside its children",
+        cluster([node("n1", 2)], [project("lab"), project("a", "lab")],
+                pending=[waits("own", "lab"), waits("own2", "lab"), waits("childs", "a")]),
+        {"own", "childs"},
+    ),
+    (
+        "a job takes its second pool when the first is full",
+        cluster([node("n1", 1), node("n2", 1, pool="spare")], [VISION],
+                pools=[PoolRow(MAIN, "main"), PoolRow(PoolId("spare"), "spare")],
+                running=[runs("r", "vision", ("n1", [0]))],
+                pending=[waits("j", "vision", pools=(MAIN, PoolId("spare")))]),
+        {"j"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("snapshot", "expected"), [row[1:] for row in ORDER], ids=[row[0] for row in ORDER])
+def test_who_starts(snapshot: Snapshot, expected: set[str]) -> None:
+    assert started(decide(snapshot, POLICY)) == expected
+
+
+# -- where ---------------------------------------------------------------------------------------------------
+
+TWO = [node("n1"), node("n2")]
+PLACES = [
+    (
+        "packing fills the node that is fuller",
+        cluster(TWO, [VISION], running=[runs("r", "vision", ("n2", [0]))], pending=[waits("j", "vision")]),
+        [("n2", 1)],
+    ),
+    (
+        "spreading takes the emptier one",
+        cluster(TWO, [VISION], pools=[PoolRow(MAIN, "main", "spread")],
+                running=[runs("r", "vision", ("n1", [0]))], pending=[waits("j", "vision")]),
+        [("n2", 1)],
+    ),
+    (
+        "a gang that fits on one node stands on one node",
+        cluster(TWO, [VISION], running=[runs("r", "vision", ("n1", [0]))],
+                pending=[waits("j", "vision", 2, tasks=2)]),
+        [("n2", 2), ("n2", 2)],
+    ),
+    (
+        "a gang that does not stands on as few as possible",
+        cluster([node("n1", 2), *[node(f"m{i}", 4) for i in range(2)]], [VISION],
+                pending=[waits("j", "vision", 2, tasks=4)]),
+        [("m0", 2), ("m0", 2), ("m1", 2), ("m1", 2)],
+    ),
+    (
+        "the model decides",
+        cluster([node("n1"), node("n2", model="H100")], [VISION],
+                pending=[waits("j", "vision", gpu_model="H100")]),
+        [("n2", 1)],
+    ),
+    (
+        "a node to avoid is avoided",
+        cluster(TWO, [VISION], pending=[waits("j", "vision", avoid_nodes=(NodeId("n1"),))]),
+        [("n2", 1)],
+    ),
+    (
+        "a home volume calls its job back",
+        cluster(TWO, [VISION], pending=[waits("j", "vision", node_affinity=NodeId("n2"))]),
+        [("n2", 1)],
+    ),
+    (
+        "CPU and memory have to fit as well",
+        cluster([node("n1", cpu_milli=500), node("n2")], [VISION], pending=[waits("j", "vision")]),
+        [("n2", 1)],
+    ),
+    (
+        "a job without GPUs leaves nodes with free GPUs alone",
+        cluster([node("n1"), node("n2", 0)], [VISION], pending=[waits("j", "vision", 0)]),
+        [("n2", 0)],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"), [row[1:] for row in PLACES], ids=[row[0] for row in PLACES]
+)
+def test_where(snapshot: Snapshot, expected: list[tuple[str, int]]) -> None:
+    assert places(decide(snapshot, POLICY), "j") == expected
+
+
+def test_shares_meet_on_the_fullest_gpu_and_never_pass_a_whole() -> None:
+    jobs = [waits(f"j{i}", "vision", milli_per_gpu=400, age_s=9 - i) for i in range(3)]
+    plan = decide(cluster([node("n1", 2)], [VISION], pending=jobs), POLICY)
+    on = [start.tasks[0].gpus[0].uuid for start in plan.starts]
+    assert on == ["n1-gpu0", "n1-gpu0", "n1-gpu1"]
+
+
+def test_nothing_starts_on_a_node_that_is_drained_silent_or_has_lost_its_gpus() -> None:
+    lost = node("n3", 1)
+    lost = replace(lost, gpus=tuple(replace(gpu, healthy=False) for gpu in lost.gpus))
+    nodes = [node("n1", schedulable=False), node("n2", reachable=False), lost]
+    plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision")]), POLICY)
+    assert verdict(plan, "j").code is VerdictCode.NO_FIT_NOW
+
+
+# -- what the others are told ----------------------------------------------------------------------------------
+
+BUSY = [runs("r1", "nlp", ("n1", [0, 1, 2])), runs("r2", "nlp", ("n2", [0]))]
+HELD3 = [runs("r1", "nlp", ("n1", [0, 1, 2]))]
+BIG = [node("n1", 8), node("n2", 8)]
+
+SAID = [
+    (
+        cluster(BIG, [NLP], [quota("nlp", 0, 6)], running=HELD3, pending=[waits("j", "nlp", 5)]),
+        VerdictCode.LIMIT,
+        "Needs 5 GPUs. nlp uses 3 of its limit of 6.",
+    ),
+    (
+        cluster(BIG, [NLP], [quota("nlp", 0, 6)], running=HELD3, pending=[waits("j", "nlp", 8)]),
+        VerdictCode.LIMIT,
+        "Needs 8 GPUs. nlp uses 3 of its limit of 6.",
+    ),
+    (
+        cluster(BIG, [project("lab"), project("nlp", "lab")], [quota("lab", 0, 4)], running=HELD3,
+                pending=[waits("j", "nlp", 2)]),
+        VerdictCode.LIMIT,
+        "Needs 2 GPUs. lab, above nlp, uses 3 of its limit of 4.",
+    ),
+    (
+        cluster(BIG, [NLP], [quota("nlp", 2)], pending=[waits("j", "nlp", 4, preemptible=False)]),
+        VerdictCode.GUARANTEED_NEEDED,
+        "Needs 4 GPUs that nobody may take back, so they must be guaranteed. "
+        "nlp uses 0 of its guaranteed 2 that way.",
+    ),
+    (
+        cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 4)]),
+        VerdictCode.NO_FIT_NOW,
+        "Needs 4 GPUs; 4 are free now, the largest node has 3 free.",
+    ),
+    (
+        cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 2, tasks=3)]),
+        VerdictCode.NO_FIT_NOW,
+        "Needs 3 × 2 GPUs; 4 are free now, the largest node has 3 free: room for 1 of its 3 tasks.",
+    ),
+    (
+        cluster([node("n1", 2, cpu_milli=4_000)], [NLP], running=[runs("r", "nlp", ("n1", [0]))],
+                pending=[waits("j", "nlp", cpu_milli=4_000)]),
+        VerdictCode.NO_FIT_NOW,
+        "Needs 1 GPU; 1 is free now, but no node has it together with 4 CPUs and 1 GiB.",
+    ),
+    (
+        cluster([node("n1", 1)], [NLP], running=[runs("r", "nlp", ("n1", [0]), milli=600)],
+                pending=[waits("j", "nlp", milli_per_gpu=500)]),
+        VerdictCode.NO_FIT_NOW,
+        "Needs 0.5 of a GPU; no GPU has 0.5 free now.",
+    ),
+    (
+        cluster(TWO, [NLP], pending=[waits("j", "nlp", 9)]),
+        VerdictCode.NEVER,
+        "Needs 9 GPUs on one node; the largest node of this cluster has 4.",
+    ),
+    (
+        cluster(TWO, [NLP], pending=[waits("j", "nlp", 4, tasks=3)]),
+        VerdictCode.NEVER,
+        "Needs 3 × 4 GPUs at once; this cluster can hold 2 of its 3 tasks.",
+    ),
+    (
+        cluster(TWO, [NLP], pending=[waits("j", "nlp", gpu_model="H100")]),
+        VerdictCode.NEVER,
+        "Needs 1 H100 GPU; there is no H100 GPU in this cluster.",
+    ),
+    (
+        cluster(TWO, [NLP], pending=[waits("j", "nlp", memory_mib=1_048_576)]),
+        VerdictCode.NEVER,
+        "Needs 1 GPU with 1 CPU and 1024 GiB on one node; no node of this cluster is that large.",
+    ),
+    (
+        cluster(TWO, [NLP], pending=[waits("j", "nlp", held=True)]),
+        VerdictCode.HELD,
+        "Held: it waits until it is released.",
+    ),
+    (
+        cluster(TWO, [NLP], pending=[waits("j", "nlp", not_before_s=NOW_S + 60)]),
+        VerdictCode.DELAYED_UNTIL,
+        "It was asked to start not before 1970-01-12 13:47 UTC.",
+    ),
+    (
+        cluster([node("n1", reachable=False)], [NLP], pending=[waits("j", "nlp", node_affinity=NodeId("n1"))]),
+        VerdictCode.VOLUME_UNAVAILABLE,
+        "Its home volume is on n1, which does not answer.",
+    ),
+    (
+        cluster(TWO, [NLP, VISION], running=[
+                    runs("r1", "nlp", ("n1", [0, 1, 2, 3])),
+                    runs("r2", "vision", ("n2", [0, 1, 2, 3]), preemptible=False)],
+                pending=[waits("j", "nlp", 1)]),
+        VerdictCode.SHARE_USED_UP,
+        "Needs 1 GPU; 0 are free now, the largest node has 0 free. "
+        "nlp holds 4 of its fair share of 4; it starts when GPUs are given back.",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "code", "sentence"), SAID, ids=[f"{i}-{row[1]}" for i, row in enumerate(SAID)]
+)
+def test_what_is_said(snapshot: Snapshot, code: VerdictCode, sentence: str) -> None:
+    said = verdict(decide(snapshot, POLICY), "j")
+    assert (said.code, said.sentence) == (code, sentence)
+
+
+def test_the_numbers_stand_beside_the_sentence() -> None:
+    said = verdict(decide(cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 4)]), POLICY), "j")
+    assert said.numbers == {
+        "needed_gpus": 4.0, "free_gpus": 4, "largest_free_gpus": 3, "tasks_possible": 0, "used_gpus": 4.0,
+        "fair_share_gpus": 8.0, "pool": "main", "nodes_with_1_free": 1, "nodes_with_3_free": 1,
+        "jobs_ahead": 0,
+    }  # fmt: skip
+
+
+def test_who_is_ahead_is_named_in_order() -> None:
+    full = [runs("r", "nlp", ("n1", [0, 1, 2, 3]))]
+    jobs = [waits(f"j{i}", "nlp", age_s=9 - i) for i in range(3)]
+    plan = decide(cluster([node("n1")], [NLP], running=full, pending=jobs), POLICY)
+    assert [verdict(plan, f"j{i}").ahead for i in range(3)] == [(), ("j0",), ("j0", "j1")]
+
+
+CHANGES = [
+    ("fewer GPUs", waits("j", "nlp", 4), ChangeKind.FEWER_GPUS, {"gpus_per_task": 3}),
+    ("fewer tasks", waits("j", "nlp", 3, tasks=2), ChangeKind.FEWER_TASKS, {"tasks": 1}),
+    (
+        "another model",
+        waits("j", "nlp", 4, gpu_model="A100"),
+        ChangeKind.OTHER_MODEL,
+        {"gpu_model": "H100"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("job", "kind", "fields"), [row[1:] for row in CHANGES], ids=[r[0] for r in CHANGES])
+def test_the_cheapest_change_would_start_it(job, kind, fields) -> None:
+    nodes = [*TWO, node("n3", 4 if job.gpu_model else 0, model="H100")]
+    snapshot = cluster(nodes, [NLP], running=BUSY, pending=[job])
+    change = verdict(decide(snapshot, POLICY), "j").cheapest
+    assert change is not None
+    assert (change.kind, change.fields) == (kind, fields)
+    assert would_start(snapshot, POLICY, replace(job, **fields)).starts_now
+
+
+# -- questions ---------------------------------------------------------------------------------------------------
+
+
+def test_would_start_answers_now_not_now_and_never() -> None:
+    snapshot = cluster(TWO, [NLP], running=BUSY)
+    assert would_start(snapshot, POLICY, waits("q", "nlp", 3)).starts_now
+    later = would_start(snapshot, POLICY, waits("q", "nlp", 4))
+    assert not later.starts_now and not later.never
+    assert [change.kind for change in later.alternatives] == [ChangeKind.FEWER_GPUS]
+    assert would_start(snapshot, POLICY, waits("q", "nlp", 5)).never
+
+
+def test_largest_fit_tells_what_there_is_and_what_is_free() -> None:
+    snapshot = cluster([*TWO, node("n3", 8, model="H100")], [NLP], running=BUSY)
+    fit = largest_fit(snapshot, MAIN, None)
+    assert (fit.node_gpus, fit.pool_gpus, fit.free_node_gpus, fit.free_pool_gpus) == (8, 16, 8, 12)
+    assert largest_fit(snapshot, MAIN, "A100").node_gpus == 4
+    assert largest_fit(snapshot, MAIN, "T4").node_gpus == 0
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------
+
+SOUND = cluster(TWO, [NLP], [quota("nlp", 1)], running=BUSY, pending=[waits("j", "nlp")])
+BROKEN = [
+    ("now_s", replace(SOUND, now_s=float("nan"))),
+    ("nodes[n1].cpu_milli", replace(SOUND, nodes=(replace(SOUND.nodes[0], cpu_milli=-1), *SOUND.nodes[1:]))),
+    ("nodes[n1].pool", replace(SOUND, nodes=(replace(SOUND.nodes[0], pool=PoolId("x")), *SOUND.nodes[1:]))),
+    ("nodes[n1]", replace(SOUND, nodes=(*SOUND.nodes, node("n1", 0)))),
+    (
+        "nodes[n1].gpus[n1-gpu0].used_milli",
+        replace(SOUND, nodes=(replace(SOUND.nodes[0], gpus=node("n1").gpus), *SOUND.nodes[1:])),
+    ),
+    ("projects[nlp].parent", replace(SOUND, projects=(project("nlp", "gone"),))),
+    ("projects[a].parent", replace(SOUND, projects=(NLP, project("a", "b"), project("b", "a")))),
+    ("quotas[nlp,main].weight", replace(SOUND, quotas=(quota("nlp", weight=-1.0),))),
+    ("quotas[nlp,main]", replace(SOUND, quotas=(quota("nlp"), quota("nlp")))),
+    ("running[r].tasks[0].gpus", cluster(TWO, [NLP], running=[runs("r", "nlp", ("n1", [7]))])),
+    ("jobs[j]", replace(SOUND, pending=(waits("j", "nlp"), waits("j", "nlp")))),
+    ("pending[j].tasks", replace(SOUND, pending=(waits("j", "nlp", tasks=0),))),
+    ("pending[j].milli_per_gpu", replace(SOUND, pending=(waits("j", "nlp", milli_per_gpu=1001),))),
+    ("pending[j].project", replace(SOUND, pending=(waits("j", "gone"),))),
+]
+
+
+@pytest.mark.parametrize(("field", "snapshot"), BROKEN, ids=[row[0] for row in BROKEN])
+def test_a_broken_photograph_is_refused_by_field(field: str, snapshot: Snapshot) -> None:
+    with pytest.raises(SnapshotError) as refusal:
+        decide(snapshot, POLICY)
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('"now_s"', '"then_s"', "snapshot.then_s"),
+        ('"cpu_milli": 1000', '"cpu_milli": "1000"', "snapshot.pending[0].cpu_milli"),
+        ('"format": 1', '"format": 99', "format"),
+        ("{", "[", "(text)"),
+    ],
+)
+def test_a_spoiled_save_is_refused_by_field(old: str, new: str, field: str) -> None:
+    text = snapshot_to_json(replace(SOUND, running=()))
+    assert old in text
+    with pytest.raises(SnapshotError) as refusal:
+        snapshot_from_json(text.replace(old, new))
+    assert refusal.value.field == field
+
+
+def test_a_knob_out_of_range_is_refused_by_name() -> None:
+    with pytest.raises(PolicyError) as refusal:
+        Policy(half_life_s=1.0)
+    assert refusal.value.field == "half_life_s"
+
+
+# -- making room -----------------------------------------------------------------------------------------------
+
+BORROWED = [runs("old", "vision", ("n1", [0, 1]), started_s=NOW_S - 900),
+            runs("young", "vision", ("n1", [2, 3]), started_s=NOW_S - 60)]  # fmt: skip
+
+ROOM = [
+    (
+        "a project under its guarantee takes back what others borrowed, least lost work first",
+        cluster([node("n1")], [VISION, NLP], [quota("nlp", 2)], running=BORROWED,
+                pending=[waits("j", "nlp", 2)]),
+        {("young", "reclaimed")},
+    ),
+    (
+        "a checkpoint makes an old job the cheaper one to ask",
+        cluster([node("n1")], [VISION, NLP], [quota("nlp", 2)],
+                running=[replace(BORROWED[0], checkpoint_s=NOW_S - 1), BORROWED[1]],
+                pending=[waits("j", "nlp", 2)]),
+        {("old", "reclaimed")},
+    ),
+    (
+        "work inside a guarantee is never taken",
+        cluster([node("n1")], [VISION, NLP], [quota("nlp", 2), quota("vision", 4)], running=BORROWED,
+                pending=[waits("j", "nlp", 2)]),
+        set(),
+    ),
+    (
+        "work that is not preemptible is never taken",
+        cluster([node("n1")], [VISION, NLP], [quota("nlp", 2)],
+                running=[replace(row, preemptible=False) for row in BORROWED],
+                pending=[waits("j", "nlp", 2)]),
+        set(),
+    ),
+    (
+        "nobody takes more than the fair share",
+        cluster([node("n1")], [VISION, NLP], running=BORROWED, pending=[waits("j", "nlp", 3)]),
+        set(),
+    ),
+    (
+        "equal weights meet in the middle",
+        cluster([node("n1")], [VISION, NLP], running=BORROWED, pending=[waits("j", "nlp", 2)]),
+        {("young", "reclaimed")},
+    ),
+    (
+        "higher priority takes from lower inside a project",
+        cluster([node("n1")], [VISION], running=BORROWED, pending=[waits("j", "vision", 1, priority=100)]),
+        {("young", "preempted")},
+    ),
+    (
+        "equal priority takes nothing inside a project",
+        cluster([node("n1")], [VISION], running=BORROWED, pending=[waits("j", "vision", 1)]),
+        set(),
+    ),
+    (
+        "a limit is no reason to wait behind lower priority of one's own",
+        cluster([node("n1"), node("n2")], [VISION], [quota("vision", 0, 4)], running=BORROWED,
+                pending=[waits("j", "vision", 2, priority=100)]),
+        {("young", "preempted")},
+    ),
+    (
+        "who is not needed stays",
+        cluster([node("n1"), node("n2")], [VISION, NLP], [quota("nlp", 4)],
+                running=[runs("a", "vision", ("n1", [0]), started_s=NOW_S - 10),
+                         runs("b", "vision", ("n2", [0, 1, 2, 3]), started_s=NOW_S - 20),
+                         runs("c", "vision", ("n1", [1, 2, 3]), started_s=NOW_S - 10)],
+                pending=[waits("j", "nlp", 4)]),
+        {("a", "reclaimed"), ("c", "reclaimed")},
+    ),
+    (
+        "a gang takes from several nodes",
+        cluster(TWO, [VISION, NLP], [quota("nlp", 4)],
+                running=[runs("a", "vision", ("n1", [0, 1, 2, 3])), runs("b", "vision", ("n2", [0, 1])),
+                         runs("c", "vision", ("n2", [2, 3]), preemptible=False)],
+                pending=[waits("j", "nlp", 2, tasks=2)]),
+        {("a", "reclaimed")},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("snapshot", "leave"), [row[1:] for row in ROOM], ids=[row[0] for row in ROOM])
+def test_who_makes_room(snapshot: Snapshot, leave: set[tuple[str, str]]) -> None:
+    plan = decide(snapshot, POLICY)
+    assert {(e.job, e.reason.value) for e in plan.evictions} == leave
+    assert all(e.for_job == "j" for e in plan.evictions)
+    assert (verdict(plan, "j").code is VerdictCode.RELEASING) == bool(leave)
+
+
+def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
+    snapshot = cluster([node("n1")], [VISION, NLP], [quota("nlp", 3)], running=[
+        runs("r", "vision", ("n1", [0, 1, 2]))], pending=[waits("j", "nlp", 3)])  # fmt: skip
+    first = decide(snapshot, POLICY)
+    assert verdict(first, "j").sentence == "Needs 3 GPUs; they are kept for it until r has stopped."
+    leaving = after_commit(snapshot, first)
+    newcomer = replace(leaving, pending=(*leaving.pending, waits("small", "vision")))
+    between = decide(newcomer, POLICY)
+    assert started(between) == {"small"}  # the fourth GPU is not needed by j
+    greedy = replace(leaving, pending=(*leaving.pending, waits("big", "vision", 2)))
+    assert started(decide(greedy, POLICY)) == set()
+    assert started(decide(after_release(leaving), POLICY)) == {"j"}
+
+
+def test_an_edited_quota_turns_the_queue() -> None:
+    def plan(guaranteed: float) -> Plan:
+        return decide(
+            cluster([node("n1")], [VISION, NLP], [quota("vision", 2), quota("nlp", guaranteed)],
+                    running=BORROWED, pending=[waits("j", "nlp", 2)], usage=[
+                        UsageRow(NLP.id, MAIN, None, 4e6)]),
+            POLICY,
+        )  # fmt: skip
+
+    assert plan(0).evictions == ()
+    assert [e.job for e in plan(2).evictions] == ["young"]
