@@ -52,6 +52,9 @@ IDLE_S = 1.0
 CERTAIN = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "not_allowed"})
 """Refusals to connect that will not pass by themselves: the page says so at once."""
 
+IMAGES = "images"
+"""The hint that an environment was changed: which nodes have its image is asked anew."""
+
 
 class NodeActor:
     """The only one who speaks to its node, as long as the lease is ours."""
@@ -65,6 +68,7 @@ class NodeActor:
         self._inbox: queue.Queue[str | EngineEvent] = queue.Queue(INBOX_SIZE)
         self._stopping = threading.Event()
         self._door: Door | None = None
+        self._images_asked = False
         self._faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self._images = ImageBringer(lambda: self.hint("image"))
         self._hands = Hands(f"hand-{node.name}", self._faults.put, lambda: self.hint("done"))
@@ -148,6 +152,9 @@ class NodeActor:
             self._heard_s = time.monotonic()
             self._reconcile_at_s = self._heard_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
             looked = True
+        if self._images_asked:
+            self._images_asked = False
+            note_images(self._door.node, self._door.engine.images())
         if looked or now_s >= self._look_at_s:
             self._look_at_s = time.monotonic() + self._work.look(self._door)
 
@@ -161,6 +168,7 @@ class NodeActor:
             while True:
                 if isinstance(item, str):
                     looked = True
+                    self._images_asked |= item == IMAGES
                 else:
                     self._on_event(item)
                 item = self._inbox.get_nowait()
@@ -185,7 +193,7 @@ class NodeActor:
             door = welcome(Door(engine, self.lease, node), time.time())
             node.refresh_from_db()
             self.lease = door.lease
-            note_images(node, engine)
+            note_images(node, engine.hello["images"])
             engine.watch(self._keep_event)
         except BaseException:
             engine.close()

@@ -19,7 +19,7 @@ from scheduler.core.order import PoolQueue
 from scheduler.core.placement import Shape
 from scheduler.core.plan import Answer, Eviction, Plan, Start, Verdict
 from scheduler.core.policy import Policy
-from scheduler.core.preemption import RoomMaker, Tenant
+from scheduler.core.preemption import RoomMaker, Tenant, question_of
 from scheduler.core.scene import PoolScene
 from scheduler.core.tree import Tree
 
@@ -63,6 +63,7 @@ class _Decision:
         self.starts: dict[JobId, Start] = {}
         self.verdicts: dict[JobId, Verdict] = {}
         self.gangs: dict[JobId, Gang] = {job.job: (Shape.of(job), job.tasks) for job in self.pending}
+        self._groups: dict[tuple[PoolId, object], list[PendingRow]] = {}
         self.kept: dict[JobId, Kept] = {}
         self.evictions: list[Eviction] = []
         self.rooms = {pool: RoomMaker(scene, policy, snapshot.now_s) for pool, scene in self.scenes.items()}
@@ -146,7 +147,7 @@ class _Decision:
         def no_place(job: PendingRow) -> bool:
             return self.gangs[job.job] in full_now and self.gangs[job.job] in full_later
 
-        queue = self._queue(scene, jobs, no_place)
+        queue = self._queue(scene, [job for job in jobs if not no_place(job)], no_place)
         while (job := queue.pop()) is not None:
             may_keep = keep or len(self.possible[job.job]) == keep_last
             if self._start(scene, job, full_now) or (may_keep and self._keep(scene, job, full_later)):
@@ -199,6 +200,14 @@ class _Decision:
         self.kept[job.job] = Kept(scene.pool.id, tuple(sorted({one.node for one in held})))
         return True
 
+    def _alike(self, ready: Iterable[PendingRow]) -> dict[tuple[PoolId, object], list[PendingRow]]:
+        """Ready jobs by pool of first choice and by what decides whether room can be made for them."""
+        if not self._groups:
+            for job in ready:
+                key = (self.possible[job.job][0], question_of(job))
+                self._groups.setdefault(key, []).append(job)
+        return self._groups
+
     def _step(self, job: PendingRow) -> bool:
         """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
         if self.steps_used >= self.policy.cycle_budget_steps:
@@ -213,7 +222,12 @@ class _Decision:
         for pool, scene in self.scenes.items():
             rooms = self.rooms[pool]
             rooms.new_pass()
-            mine = [j for j in self._unseated(ready) if self.possible[j.job][0] == pool]
+            mine = [
+                job
+                for (first, _), jobs in self._alike(ready).items()
+                if first == pool and not rooms.hopeless(jobs[0])
+                for job in self._unseated(jobs)
+            ]
             queue = self._queue(scene, mine, rooms.hopeless)
             while (job := queue.pop()) is not None:
                 if self._seat_by_room(scene, rooms, job):

@@ -55,7 +55,7 @@ def site(scene, settings) -> Iterator[str]:
     address = f"http://localhost:{port}"
     settings.PORTAL_URL = address
     settings.CSRF_TRUSTED_ORIGINS = [address]
-    from portal.config.asgi import application
+    from portal.asgi import application
 
     server = uvicorn.Server(uvicorn.Config(application, port=port, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)

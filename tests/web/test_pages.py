@@ -162,3 +162,18 @@ def test_simulated_gpus_are_never_shown_as_real(scene, client_of):
     page = client_of("member").get(reverse("home")).content.decode()
     assert '1 of 48 GPUs here are <b class="fw-medium">simulated</b>' in page
     assert 'data-x="sim"' in page
+
+
+def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch):
+    from django.db import OperationalError
+
+    from portal.web import refusals
+
+    def away(*args, **kwargs):
+        raise OperationalError("no connection")
+
+    monkeypatch.setattr(refusals, "render", away)
+    answer = refusals.server_error(rf.get("/"))
+    assert answer.status_code == 503
+    assert answer["Retry-After"] == "5"
+    assert "its database does not answer" in answer.content.decode()
