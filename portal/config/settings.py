@@ -88,7 +88,10 @@ TEMPLATES: list[dict[str, Any]] = [
 DATABASES = {"default": env.db_url("DATABASE_URL", default=places.database_url(DATA_DIR))}
 DATABASES["default"].setdefault("OPTIONS", {})
 DATABASES["default"]["OPTIONS"].update(
-    {"connect_timeout": 5, "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c timezone=UTC -c jit=off"}
+    {
+        "connect_timeout": 5,
+        "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c timezone=UTC -c jit=off",
+    }
 )
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True

@@ -162,7 +162,9 @@ def test_a_broken_link_is_no_environment(tmp_path: Path) -> None:
         make_environment(tmp_path, dev=False)
 
 
-@pytest.mark.parametrize("key", ["short", "a" * 64, "example-example-example-example-example-example-example"])
+@pytest.mark.parametrize(
+    "key", ["short", "a" * 64, "example-example-example-example-example-example-example"]
+)
 def test_a_secret_key_that_can_be_guessed_is_refused(key: str) -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", "check"],
