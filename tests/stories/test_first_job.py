@@ -59,6 +59,8 @@ class Person:
         """Makes an API token on the account page, and uses it from then on."""
         page = self.go("/account/")
         page.get_by_label("Name", exact=True).last.fill("story")
+        for scope in page.locator("input[name=scopes]").all():
+            scope.check()
         page.get_by_role("button", name=re.compile("token", re.I)).first.click()
         found = eventually(lambda: re.search(r"fw_\w+", page.content()), what="the token is shown")
         self.api = httpx.Client(
