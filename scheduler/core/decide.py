@@ -55,6 +55,16 @@ class Alike:
     gang: Gang
 
 
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An eviction while the plan is made: who leaves, for whom, in which pool."""
+
+    eviction: Eviction
+    victim: Tenant
+    winner: PendingRow
+    pool: PoolId
+
+
 class _Decision:
     """One decision while it is being made."""
 
@@ -74,7 +84,7 @@ class _Decision:
         self.gangs: dict[JobId, Gang] = {job.job: (Shape.of(job), job.tasks) for job in self.pending}
         self.groups: list[Alike] = []
         self.kept: dict[JobId, Kept] = {}
-        self.evictions: list[Eviction] = []
+        self.evictions: dict[JobId, Ordered] = {}
         questions: dict[tuple[object, ...], int] = {}
         self.questions = {
             job.job: questions.setdefault(question_of(job), len(questions)) for job in self.pending
@@ -94,12 +104,12 @@ class _Decision:
         receipts = tuple(receipt for scene in self.scenes.values() for receipt in scene.receipts())
         self._keep_promised(ready)
         self._allocate()
-        while self._make_room():
+        while self._make_room() or self._spare():
             self._allocate()
         self._explain(ready)
         return Plan(
             starts=tuple(self.starts[job] for job in sorted(self.starts)),
-            evictions=tuple(sorted(self.evictions, key=lambda eviction: eviction.job)),
+            evictions=self._evictions(),
             verdicts=tuple(self.verdicts[job] for job in sorted(self.verdicts)),
             receipts=receipts,
             steps_used=self.steps_used + self.explainer.steps_used,
@@ -225,8 +235,7 @@ class _Decision:
         return True
 
     def _keep_place(self, scene: PoolScene, job: PendingRow) -> None:
-        held = scene.keep(job)
-        self.kept[job.job] = Kept(scene.pool.id, tuple(sorted({one.node for one in held})))
+        self.kept[job.job] = Kept(scene.pool.id, tuple(scene.keep(job)))
 
     def _step(self, job: PendingRow) -> bool:
         """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
@@ -265,9 +274,10 @@ class _Decision:
         for victim in room.victims:
             if victim.fresh:
                 del self.starts[victim.job]
-                scene.floor.give_back(victim.held)
+                scene.take_back(victim.held)
             else:
-                self.evictions.append(Eviction(victim.job, room.reason, job.job))
+                eviction = Eviction(victim.job, room.reason, job.job)
+                self.evictions[victim.job] = Ordered(eviction, victim, job, scene.pool.id)
         self.not_reached.discard(job.job)
         if all(victim.fresh for victim in room.victims):
             held = scene.start(job)
@@ -277,8 +287,30 @@ class _Decision:
         self._keep_place(scene, job)
         return True
 
+    def _spare(self) -> bool:
+        """Call back victims that are not needed any more, since others left later; true when any is."""
+        spared = False
+        for ordered in sorted(self.evictions.values(), key=lambda each: -each.victim.lost_work):
+            if self.steps_used >= self.policy.cycle_budget_steps:
+                break
+            self.steps_used += 1
+            scene, rooms, job = self.scenes[ordered.pool], self.rooms[ordered.pool], ordered.winner
+            scene.let_go(job, self.kept[job.job].held)
+            rooms.call_back(ordered.victim)
+            if scene.fits_later(job):
+                del self.evictions[ordered.victim.job]
+                spared = True
+            else:
+                rooms.send_away(ordered.victim)
+            self._keep_place(scene, job)
+        return spared
+
+    def _evictions(self) -> tuple[Eviction, ...]:
+        return tuple(self.evictions[job].eviction for job in sorted(self.evictions))
+
     def _explain(self, ready: Iterable[PendingRow]) -> None:
         """Say of every job that did not start why it waits."""
+        evictions = self._evictions()
         for job in self.pending:
             if not self.possible[job.job]:
                 self.verdicts[job.job] = self.explainer.set_aside(job)
@@ -296,7 +328,7 @@ class _Decision:
             ahead: list[JobId] = []
             while (turn := queue.pop()) is not None:
                 if kept := self.kept.get(turn.job):
-                    self.verdicts[turn.job] = self.explainer.keeps(turn, kept, self.evictions)
+                    self.verdicts[turn.job] = self.explainer.keeps(turn, kept, evictions)
                     continue
                 self.verdicts[turn.job] = self.explainer.waits(turn, self.possible[turn.job], ahead)
                 ahead.append(turn.job)

@@ -13,7 +13,7 @@ from portal.words.reasons import VerdictCode
 from scheduler.core import words
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
 from scheduler.core.ledger import Bound
-from scheduler.core.placement import Shape
+from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Change, ChangeKind, Eviction, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.scene import PoolScene
@@ -32,10 +32,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A job that keeps places until others have left them: the pool, and nodes by their index there."""
+    """A job that keeps places until others have left them: in which pool, and which."""
 
     pool: PoolId
-    nodes: tuple[int, ...]
+    held: tuple[Held, ...]
 
 
 class Explainer:
@@ -155,7 +155,7 @@ class Explainer:
         leaving = {eviction.job for eviction in evictions if eviction.for_job == job.job}
         leaving |= {row.job for row in scene.running if row.stopping and row.stopping_for == job.job}
         if not leaving:
-            nodes = {scene.floor.nodes[node].id for node in kept.nodes}
+            nodes = {scene.floor.nodes[held.node].id for held in kept.held}
             leaving = {
                 row.job
                 for row in scene.running

@@ -263,12 +263,12 @@ class Floor:
         other._changed = []
         return other
 
-    def clamp(self, to: Floor, nodes: Iterable[int]) -> None:
-        """Leave no more free on ``nodes`` than another floor of the same nodes has."""
+    def set_to_least(self, one: Floor, other: Floor, nodes: Iterable[int]) -> None:
+        """Have free on ``nodes`` what is free on both of two other floors of the same nodes."""
         for node in set(nodes):
-            self.free_milli[node] = np.minimum(self.free_milli[node], to.free_milli[node])
-            self.cpu_free[node] = min(self.cpu_free[node], to.cpu_free[node])
-            self.memory_free[node] = min(self.memory_free[node], to.memory_free[node])
+            self.free_milli[node] = np.minimum(one.free_milli[node], other.free_milli[node])
+            self.cpu_free[node] = min(one.cpu_free[node], other.cpu_free[node])
+            self.memory_free[node] = min(one.memory_free[node], other.memory_free[node])
             self._changed.append(node)
 
     def held_by(self, tasks: Iterable[RunningTask]) -> list[Held]:

@@ -121,6 +121,17 @@ class RoomMaker:
         self._cleared.clear()
         self._lowest.clear()
 
+    def call_back(self, victim: Tenant) -> None:
+        """Let a victim stay after all."""
+        self._leave(victim, -1)
+        self.add(victim)
+
+    def send_away(self, victim: Tenant) -> None:
+        """Let a victim that was called back leave again."""
+        self._leave(victim, +1)
+        del self._tenants[victim.leaf][victim.job]
+        self._cleared.clear()
+
     def hopeless(self, job: PendingRow) -> bool:
         """True when an equal job found no room in this pass, or the rules let ``job`` take from nobody."""
         if self._questions[job.job] in self._hopeless:
