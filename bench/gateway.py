@@ -34,14 +34,30 @@ BIG_BYTES = 256 << 20
 TABS = 30
 SOCKETS_A_TAB = 4
 
+Door = tuple[int, str, str]
+"""Port, Host header and cookie of a workspace behind a proxy."""
+Figure = tuple[float, float]
+
 UPSTREAM = """
 const http = require('http'), small = Buffer.alloc(%d, 'x'), block = Buffer.alloc(1 << 20, 'y');
 http.createServer((request, answer) => {
-  if (request.method === 'POST') { let n = 0; request.on('data', (d) => { n += d.length; });
-    request.on('end', () => { const t = String(n); answer.setHeader('content-length', t.length); answer.end(t); }); return; }
-  if (request.url === '/big') { let left = %d; answer.setHeader('content-length', left);
-    const more = () => { while (left > 0) { left -= block.length; if (!answer.write(block)) { answer.once('drain', more); return; } } answer.end(); };
-    more(); return; }
+  if (request.method === 'POST') {
+    let size = 0; request.on('data', (data) => { size += data.length; });
+    request.on('end', () => {
+      const told = String(size); answer.setHeader('content-length', told.length); answer.end(told); });
+    return;
+  }
+  if (request.url === '/big') {
+    let left = %d; answer.setHeader('content-length', left);
+    const more = () => {
+      while (left > 0) {
+        left -= block.length;
+        if (!answer.write(block)) { answer.once('drain', more); return; }
+      }
+      answer.end();
+    };
+    more(); return;
+  }
   answer.setHeader('content-type', 'text/plain'); answer.setHeader('content-length', small.length); answer.end(small);
 }).listen(%d, '%s');
 """
@@ -64,10 +80,11 @@ def main(arguments: list[str]) -> int:
         stack.enter_context(_process("node", "-e", program))
         stack.enter_context(_process(*_self("echo", ws_port)))
         gateway = stack.enter_context(_gateway(folder, {"http": http_port, "ws": ws_port}))
-        others = {}
+        others: dict[str, Door] = {}
+        pids: dict[str, int] = {}
         for name, port in [("http", http_port), ("ws", ws_port)]:
             listen = _free("127.0.0.1")
-            stack.enter_context(
+            other = stack.enter_context(
                 _process(
                     *(
                         [
@@ -84,13 +101,16 @@ def main(arguments: list[str]) -> int:
                 )
             )
             others[name] = (listen, "localhost", "")
+            pids[name] = other.pid
         for port, *_ in [*gateway["doors"].values(), *others.values(), (http_port,), (ws_port,)]:
             _until_open(port)
-        _measure(gateway, others, wanted.seconds, wanted.rounds)
+        _measure(gateway, others, pids, wanted.seconds, wanted.rounds)
     return 0
 
 
-def _measure(gateway: dict[str, Any], others: dict[str, Any], seconds: float, rounds: int) -> None:
+def _measure(
+    gateway: dict[str, Any], others: dict[str, Door], pids: dict[str, int], seconds: float, rounds: int
+) -> None:
     ours = gateway["doors"]
     for figure, unit, server in [
         ("requests", "1/s", "http"),
@@ -100,10 +120,15 @@ def _measure(gateway: dict[str, Any], others: dict[str, Any], seconds: float, ro
         ("messages", "1/s", "ws"),
     ]:
         found: dict[str, list[float]] = {"fairway": [], "chp": []}
+        spent: dict[str, float] = {"fairway": 0.0, "chp": 0.0}
         for number in range(rounds):
             pairs = [("fairway", ours[server]), ("chp", others[server])]
             for name, (port, host, cookie) in pairs if number % 2 else reversed(pairs):
-                found[name].append(_load(figure, port, host, cookie, seconds))
+                pid = gateway["pid"] if name == "fairway" else pids[server]
+                before_s = _cpu_s(pid)
+                value, units = _load(figure, port, host, cookie, seconds)
+                found[name].append(value)
+                spent[name] += (_cpu_s(pid) - before_s) / units / rounds
         fairway, chp = statistics.median(found["fairway"]), statistics.median(found["chp"])
         _say(
             figure,
@@ -112,10 +137,12 @@ def _measure(gateway: dict[str, Any], others: dict[str, Any], seconds: float, ro
             configurable_http_proxy=round(chp, 3),
             ratio=round(chp / fairway if unit == "ms" else fairway / chp, 2),
             goal_ratio=1.0,
+            cpu_us_fairway=round(spent["fairway"] * 1e6, 1),
+            cpu_us_configurable_http_proxy=round(spent["chp"] * 1e6, 1),
         )
     port, host, cookie = ours["ws"]
     before = _rss_mib(gateway["pid"])
-    tabs = float(_load("tabs", port, host, cookie, seconds, gateway["pid"]))
+    tabs, _ = _load("tabs", port, host, cookie, seconds, gateway["pid"])
     _say("memory_30_tabs", "MiB", fairway=round(tabs, 1), before=round(before, 1), goal=300)
 
 
@@ -138,16 +165,19 @@ def _part(name: str, *arguments: str) -> int:
         uvloop.run(_echo(int(arguments[0])))
     else:
         port, host, cookie, seconds, pid = arguments
-        print(uvloop.run(_LOADS[name](int(port), host, cookie, float(seconds), int(pid))))
+        print(*uvloop.run(_LOADS[name](int(port), host, cookie, float(seconds), int(pid))))
     return 0
 
 
-def _load(figure: str, port: int, host: str, cookie: str, seconds: float, pid: int = 0) -> float:
-    """One measurement, by a process of its own."""
+def _load(
+    figure: str, port: int, host: str, cookie: str, seconds: float, pid: int = 0
+) -> tuple[float, float]:
+    """One measurement, by a process of its own: the figure, and how many requests, MB or messages it took."""
     done = subprocess.run(
-        _self(figure, port, host, cookie or "-", seconds, pid), check=True, capture_output=True, text=True
+        _self(figure, port, host, cookie or "-", seconds, pid), check=True, stdout=subprocess.PIPE, text=True
     )
-    return float(done.stdout)
+    value, units = done.stdout.split()
+    return float(value), float(units)
 
 
 async def _echo(port: int) -> None:
@@ -227,7 +257,7 @@ def _request(path: str, host: str, cookie: str) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-async def _requests(port: int, host: str, cookie: str, seconds: float, pid: int) -> float:
+async def _requests(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
     loop = asyncio.get_running_loop()
     began = time.monotonic()
     until = began + seconds
@@ -238,20 +268,22 @@ async def _requests(port: int, host: str, cookie: str, seconds: float, pid: int)
         )
         hammers.append(hammer)
     await asyncio.gather(*(hammer.done for hammer in hammers))
-    return sum(hammer.answers for hammer in hammers) / (time.monotonic() - began)
+    answers = sum(hammer.answers for hammer in hammers)
+    return answers / (time.monotonic() - began), answers
 
 
-async def _download(port: int, host: str, cookie: str, seconds: float, pid: int) -> float:
+async def _download(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
     loop = asyncio.get_running_loop()
     began = time.monotonic()
     _, hammer = await loop.create_connection(
         lambda: _Hammer(_request("/big", host, cookie), began + seconds / 2), "127.0.0.1", port
     )
     await hammer.done
-    return hammer.answers * BIG_BYTES / 1e6 / (time.monotonic() - began)
+    megabytes = hammer.answers * BIG_BYTES / 1e6
+    return megabytes / (time.monotonic() - began), megabytes
 
 
-async def _upload(port: int, host: str, cookie: str, seconds: float, pid: int) -> float:
+async def _upload(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
     head = _request("/", host, cookie).replace(b"GET", b"POST", 1)[:-2]
     head += f"Content-Length: {BIG_BYTES}\r\n\r\n".encode()
     block = b"z" * (1 << 20)
@@ -265,7 +297,7 @@ async def _upload(port: int, host: str, cookie: str, seconds: float, pid: int) -
     assert b" 200 " in answer[:16], answer
     took_s = time.monotonic() - began
     writer.close()
-    return BIG_BYTES / 1e6 / took_s
+    return BIG_BYTES / 1e6 / took_s, BIG_BYTES / 1e6
 
 
 @contextlib.asynccontextmanager
@@ -285,7 +317,7 @@ KERNEL_MESSAGE = json.dumps(
 )
 
 
-async def _round_trip(port: int, host: str, cookie: str, seconds: float, pid: int) -> float:
+async def _round_trip(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
     took_ms = []
     async with _joined(port, host, cookie) as joined:
         until = time.monotonic() + seconds
@@ -294,10 +326,10 @@ async def _round_trip(port: int, host: str, cookie: str, seconds: float, pid: in
             await joined.send_str(KERNEL_MESSAGE)
             await joined.receive()
             took_ms.append((time.perf_counter() - began) * 1000)
-    return statistics.median(took_ms)
+    return statistics.median(took_ms), len(took_ms)
 
 
-async def _messages(port: int, host: str, cookie: str, seconds: float, pid: int) -> float:
+async def _messages(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
     async def one() -> int:
         count = 0
         async with _joined(port, host, cookie) as joined:
@@ -308,10 +340,11 @@ async def _messages(port: int, host: str, cookie: str, seconds: float, pid: int)
                 count += 1
         return count
 
-    return sum(await asyncio.gather(*(one() for _ in range(16)))) / seconds
+    count = sum(await asyncio.gather(*(one() for _ in range(16))))
+    return count / seconds, count
 
 
-async def _tabs(port: int, host: str, cookie: str, seconds: float, pid: int) -> float:
+async def _tabs(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
     """Thirty tabs with their sockets, each with large outputs passing; the most memory the gateway held."""
     most = 0.0
     async with contextlib.AsyncExitStack() as stack:
@@ -323,7 +356,7 @@ async def _tabs(port: int, host: str, cookie: str, seconds: float, pid: int) -> 
         for joined in sockets:
             await joined.receive()
             most = max(most, _rss_mib(pid))
-    return most
+    return most, 1
 
 
 _LOADS = {
@@ -420,6 +453,12 @@ def _until_open(port: int) -> None:
                 return
         time.sleep(0.05)
     raise SystemExit(f"nothing listens on port {port}")
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process so far: it tells even where other work shares the machine."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _rss_mib(pid: int) -> float:

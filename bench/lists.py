@@ -1,6 +1,6 @@
 """REST lists with 100,000 jobs: time from request to answer through the whole Django stack, and query counts.
 
-    DATABASE_URL=... REDIS_URL=... python -m bench lists [--jobs N] [--rounds N]
+    DATABASE_URL=... REDIS_URL=... python -m bench lists [--jobs N] [--rounds N] [--only PART]
 
 Makes a database of its own beside the one that DATABASE_URL names, and drops it.
 """
@@ -23,6 +23,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench lists")
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--only", default="", help="a part of the path")
     wanted = parser.parse_args(arguments)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
     os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
     try:
         people = _fill(wanted.jobs)
         for name, headers in people.items():
-            for path in _paths():
+            for path in filter(lambda path: wanted.only in path, _paths()):
                 print(json.dumps(_measure(name, path, headers, wanted.jobs, wanted.rounds)), flush=True)
     finally:
         connection.creation.destroy_test_db(old, verbosity=0)

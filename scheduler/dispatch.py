@@ -10,7 +10,7 @@ import enum
 import logging
 from dataclasses import dataclass
 
-from agents.engines.contract import Container, Engine, Refused, TaskKey
+from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
 from portal.services import lifecycle
@@ -49,7 +49,7 @@ class Door:
         return leases.command_epoch(self.lease)
 
 
-TRIED_AGAIN = frozenset({"over_milli", "engine_error", "port_in_use", "stale_epoch"})
+TRIED_AGAIN = frozenset({"over_milli", "engine_error", "port_in_use"})
 """Refusals that may pass by themselves within seconds."""
 
 _ENDS = {
@@ -75,6 +75,8 @@ def start_task(door: Door, task: Task, *, tries_left: int) -> After:
         started = door.engine.start(epoch, spec)
     except Refused as refusal:
         killpoint("start.refused")
+        if refusal.code == "stale_epoch":
+            raise Unknown(refusal.message) from refusal  # a new hello brings a higher one
         return _start_refused(door.node, task, refusal, tries_left)
     killpoint("start.answered")
     if started.state == "exited":
@@ -194,7 +196,11 @@ def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
             note_log_progress(task.pk, offset, complete=True)
             return True
         end = piece.offset + len(piece.data)
-        offset = write_log_bytes(key.job, key.attempt, key.task, piece.format, piece.offset, piece.data)
+        try:
+            offset = write_log_bytes(key.job, key.attempt, key.task, piece.format, piece.offset, piece.data)
+        except OSError as full:  # it stays on the node and is fetched when there is room here
+            log.error("the log of %s cannot be kept: %s", key, full)
+            return False
         complete = piece.eof and offset == end  # a lower offset asks for bytes that our copy lacks
         note_log_progress(task.pk, offset, complete=complete)
         if complete:

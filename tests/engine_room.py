@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -190,7 +191,8 @@ class Engine:
 def containers_alive(folder: Path) -> list[str]:
     """Names of the tasks whose first process lives, over all nodes below a folder."""
     alive = []
-    for facts in folder.rglob("state/tasks/*/pid.json"):
+    places = glob.glob(f"{folder}/state/tasks/*/pid.json") + glob.glob(f"{folder}/*/state/tasks/*/pid.json")
+    for facts in map(Path, places):
         with contextlib.suppress(OSError, ValueError, KeyError):
             pid = json.loads(facts.read_text())["pid"]
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

@@ -75,6 +75,10 @@ class NodeEngine:
     def hello(self) -> dict[str, Any]:
         return hello_as_json(self._link.hello)
 
+    def images(self) -> list[dict[str, Any]]:
+        answer = self._link.ask("hello", timeout_s=ANSWER_WITHIN_S)
+        return list(answer["hello"].get("images", []))
+
     @property
     def is_open(self) -> bool:
         return self._link.is_open

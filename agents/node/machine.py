@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -42,6 +43,17 @@ def _meminfo_mib(field: str) -> Optional[int]:
         if line.startswith(field + ":"):
             return int(line.split()[1]) // 1024
     return None
+
+
+def routed_networks() -> List[ipaddress.IPv4Network]:
+    """The IPv4 networks this machine has routes to, but for the default route."""
+    networks = []
+    for line in (read_text("/proc/net/route") or "").splitlines()[1:]:
+        words = line.split()
+        address, mask = (int.from_bytes(bytes.fromhex(words[at]), "little") for at in (1, 7))
+        if mask:
+            networks.append(ipaddress.IPv4Network((address & mask, bin(mask).count("1"))))
+    return networks
 
 
 class CpuTicks(NamedTuple):

@@ -152,6 +152,7 @@ class Session:
             "below_floor": below_floor(self.tasks),
             "images": self._images.rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
+            "separates_people": os.geteuid() == 0,
         }
 
     def push(self, message: Fields) -> None:

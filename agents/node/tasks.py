@@ -16,6 +16,7 @@ from agents.node import cgroup, machine, refusals
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
 from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record
+from agents.node.oom import KernelLog
 from agents.node.places import Places
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes import CREATED, Found, Order, Runtime
@@ -50,6 +51,7 @@ class Tasks:
         self.poke: Callable[[], None] = lambda: None
         self.peaks: Dict[str, cgroup.Usage] = {}
         self._groups: Dict[str, cgroup.Group] = {}
+        self._kernel_log = KernelLog()
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -194,13 +196,16 @@ class Tasks:
     def _note_running(self, name: str, runtime: Runtime) -> Record:
         pid, started_s = runtime.begun(name)
         facts = machine.process(pid) if pid else None
-        return self.ledger.note(
+        record = self.ledger.note(
             name,
             phase=RUNNING,
             pid=pid,
             pid_start=facts.start_ticks if facts else None,
             started_s=started_s or time.time(),
         )
+        self.look_at_peak(name)  # while its control group is there for certain
+        self.poke()
+        return record
 
     def _take_back(self, name: str, runtime: Runtime) -> None:
         """After a refused start: frees what was reserved, if it is certain that nothing runs."""
@@ -347,9 +352,10 @@ class Tasks:
             if found is not None and found.state != IS_EXITED:
                 return None
             self.look_at_peak(name)
-            self._groups.pop(name, None)
+            group = self._groups.pop(name, None)
             peak = self.peaks.pop(name, cgroup.NOTHING)
-            oom_seen = bool(peak.oom_kills) and (found is None or found.exit_code != 0)
+            oom_seen = bool(peak.oom_kills) or (group is not None and self._kernel_log.killed(group.folder))
+            oom_seen = oom_seen and (found is None or found.exit_code != 0)
             record = self.ledger.note(
                 name,
                 phase=EXITED,

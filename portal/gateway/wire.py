@@ -11,9 +11,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""The largest WebSocket message that passes; a notebook's output may be large."""
-
 
 class Gone(Exception):
     """The browser went away before its request was whole."""

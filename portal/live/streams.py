@@ -11,7 +11,7 @@ from django.conf import settings
 
 from agents.link import Link, LinkUnknown, Refused
 from agents.local import open_local
-from agents.ssh import SshError, SshStream, SshTarget, open_stream
+from agents.ssh import SshError, SshTarget, open_ssh
 from portal.live.directory import WatchedNode
 from portal.words.states import LinkKind
 
@@ -20,27 +20,6 @@ HELLO_WITHIN_S = 10.0
 
 class CannotWatch(Exception):
     """No stream; the message is a sentence for people."""
-
-
-class _SshWriting:
-    """The writing side of an SSH stream as a link wants it."""
-
-    def __init__(self, stream: SshStream) -> None:
-        self._stream = stream
-
-    def write(self, data: bytes, /) -> None:
-        self._stream.write(data)
-
-    def flush(self) -> None:
-        """Nothing is kept back."""
-
-
-class _SshReading:
-    def __init__(self, stream: SshStream) -> None:
-        self._stream = stream
-
-    def readline(self, limit: int, /) -> bytes:
-        return self._stream.read_line(limit)
 
 
 def open_watch(node: WatchedNode, on_event: Callable[[dict[str, Any]], None]) -> Link:
@@ -57,16 +36,8 @@ def open_watch(node: WatchedNode, on_event: Callable[[dict[str, Any]], None]) ->
             )
         key = Path(settings.KEY_FILES["watch"] or settings.KEY_DIR / "watch")
         target = SshTarget(host=node.host, account=node.account, host_key=node.host_key, port=node.port)
-        stream = open_stream(target, key, "watch")
-        return Link(
-            _SshReading(stream),
-            _SshWriting(stream),
-            role="watch",
-            cluster=node.cluster,
-            close_streams=stream.close,
-            on_event=on_event,
-            hello_within_s=HELLO_WITHIN_S,
-            diagnostics=stream.diagnostics,
+        return open_ssh(
+            target, key, "watch", cluster=node.cluster, on_event=on_event, hello_within_s=HELLO_WITHIN_S
         )
     except SshError as problem:
         raise CannotWatch(str(problem)) from problem

@@ -76,27 +76,32 @@ def usage_for(
 
 def _by_day(spans: str, span_values: list[Any], start: datetime, end: datetime) -> list[UsageRow]:
     first = start.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    # Most spans lie within one day; only the others are cut at each midnight.
     query = f"""
-        WITH days AS (
-            SELECT generate_series(
-                %s::timestamptz, %s::timestamptz - interval '1 microsecond', interval '1 day') AS day
-        ), by_job AS (
-            SELECT piece.day, span.job_id, sum(span.milli * date_part('epoch',
-                       least(coalesce(span.ended_at, now()), piece.day + interval '1 day', %s)
-                       - greatest(span.started_at, piece.day, %s))) AS milli_s
-            FROM ({spans}) span, LATERAL generate_series(
-                date_trunc('day', greatest(span.started_at, %s)),
-                least(coalesce(span.ended_at, now()), %s) - interval '1 microsecond', interval '1 day') AS piece(day)
-            GROUP BY 1, 2
+        WITH span AS (
+            SELECT job_id, milli, greatest(started_at, %s) AS began,
+                   least(coalesce(ended_at, now()), %s) AS ended
+            FROM ({spans}) whole
+        ), piece AS (
+            SELECT date_trunc('day', began) AS day, job_id, milli * date_part('epoch', ended - began) AS milli_s
+            FROM span WHERE ended <= date_trunc('day', began) + interval '1 day'
+            UNION ALL
+            SELECT cut.day, job_id, milli * date_part('epoch',
+                       least(ended, cut.day + interval '1 day') - greatest(began, cut.day))
+            FROM span, LATERAL generate_series(
+                date_trunc('day', began), ended - interval '1 microsecond', interval '1 day') AS cut(day)
+            WHERE ended > date_trunc('day', began) + interval '1 day'
         ), by_day AS (
-            SELECT day, sum(milli_s) AS milli_s, count(*) AS jobs FROM by_job GROUP BY 1
+            SELECT day, sum(milli_s) AS milli_s, count(DISTINCT job_id) AS jobs FROM piece GROUP BY day
         )
         SELECT to_char(days.day, 'YYYY-MM-DD'), to_char(days.day, 'YYYY-MM-DD'),
                coalesce(by_day.milli_s, 0) / 3600000, coalesce(by_day.jobs, 0)
-        FROM days LEFT JOIN by_day USING (day) ORDER BY 1
+        FROM generate_series(
+            %s::timestamptz, %s::timestamptz - interval '1 microsecond', interval '1 day') AS days(day)
+        LEFT JOIN by_day USING (day) ORDER BY 1
     """  # noqa: S608
     with connection.cursor() as cursor:
-        cursor.execute(query, [first, end, end, start, *span_values, start, end])
+        cursor.execute(query, [start, end, *span_values, first, end])
         return [UsageRow(*_plain(row)) for row in cursor.fetchall()]
 
 

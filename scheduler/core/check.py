@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from portal.words.reasons import VerdictCode
 from scheduler.core.cluster import (
     WHOLE_MILLI,
     GpuRow,
@@ -18,7 +19,7 @@ from scheduler.core.cluster import (
     RunningRow,
     Snapshot,
 )
-from scheduler.core.plan import Plan, TaskPlacement
+from scheduler.core.plan import EvictionReason, Plan, TaskPlacement
 from scheduler.core.tree import INNER, Tree
 
 
@@ -212,6 +213,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         if milli > WHOLE_MILLI:
             raise PlanError(f"{uuid} carries {milli} milli")
     _check_limits(snapshot, plan)
+    _check_evictions(snapshot, plan)
 
 
 def _check_gpus(row: PendingRow, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]) -> None:
@@ -254,3 +256,21 @@ def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
                 raise PlanError(f"{project} passes its limit in {pool.id}")
             if project in grown_firm and firm[project] > quota.guaranteed_milli:
                 raise PlanError(f"{project} holds more than its guarantee for good in {pool.id}")
+
+
+def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
+    """Who leaves runs, may be asked to, leaves once, and seats a job that is told so."""
+    running = {row.job: row for row in snapshot.running}
+    pending = {row.job: row for row in snapshot.pending}
+    releasing = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.RELEASING}
+    if len({eviction.job for eviction in plan.evictions}) != len(plan.evictions):
+        raise PlanError("a job leaves once")
+    for eviction in plan.evictions:
+        victim, winner = running[eviction.job], pending[eviction.for_job]
+        if not victim.preemptible or victim.stopping or eviction.for_job not in releasing:
+            raise PlanError(f"{victim.job} leaves without need")
+        same = victim.project == winner.project
+        if same != (eviction.reason is EvictionReason.PREEMPTED):
+            raise PlanError(f"{victim.job} leaves for the wrong reason")
+        if same and victim.priority >= winner.priority:
+            raise PlanError(f"{victim.job} leaves for a job that is not above it")

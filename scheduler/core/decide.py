@@ -9,17 +9,17 @@ whatever order its rows came in, and work is bounded by counted steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from scheduler.core.check import check_snapshot
 from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
 from scheduler.core.explain import Explainer, Kept
 from scheduler.core.order import PoolQueue
-from scheduler.core.placement import Shape
+from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Answer, Eviction, Plan, Start, Verdict
 from scheduler.core.policy import Policy
-from scheduler.core.preemption import RoomMaker, Tenant
+from scheduler.core.preemption import RoomMaker, Tenant, question_of
 from scheduler.core.scene import PoolScene
 from scheduler.core.tree import Tree
 
@@ -46,6 +46,15 @@ def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answ
     return Answer(start is not None, start, verdict, alternatives)
 
 
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Ready jobs that differ only in person and age: what holds for one of them holds for all."""
+
+    jobs: list[PendingRow]
+    possible: list[PoolId]
+    gang: Gang
+
+
 class _Decision:
     """One decision while it is being made."""
 
@@ -63,9 +72,17 @@ class _Decision:
         self.starts: dict[JobId, Start] = {}
         self.verdicts: dict[JobId, Verdict] = {}
         self.gangs: dict[JobId, Gang] = {job.job: (Shape.of(job), job.tasks) for job in self.pending}
+        self.groups: list[Alike] = []
         self.kept: dict[JobId, Kept] = {}
         self.evictions: list[Eviction] = []
-        self.rooms = {pool: RoomMaker(scene, policy, snapshot.now_s) for pool, scene in self.scenes.items()}
+        questions: dict[tuple[object, ...], int] = {}
+        self.questions = {
+            job.job: questions.setdefault(question_of(job), len(questions)) for job in self.pending
+        }
+        self.rooms = {
+            pool: RoomMaker(scene, policy, snapshot.now_s, self.questions)
+            for pool, scene in self.scenes.items()
+        }
         self.not_reached: set[JobId] = set()
         self.steps_used = 0
         self.explainer = Explainer(snapshot, policy, self.scenes)
@@ -76,9 +93,9 @@ class _Decision:
         self._divide(ready)
         receipts = tuple(receipt for scene in self.scenes.values() for receipt in scene.receipts())
         self._keep_promised(ready)
-        self._allocate(ready)
-        while self._make_room(ready):
-            self._allocate(ready)
+        self._allocate()
+        while self._make_room():
+            self._allocate()
         self._explain(ready)
         return Plan(
             starts=tuple(self.starts[job] for job in sorted(self.starts)),
@@ -86,16 +103,21 @@ class _Decision:
             verdicts=tuple(self.verdicts[job] for job in sorted(self.verdicts)),
             receipts=receipts,
             steps_used=self.steps_used + self.explainer.steps_used,
-            truncated=bool(self.not_reached),
+            truncated=bool(self.not_reached) or any(room.truncated for room in self.rooms.values()),
         )
 
     def _set_aside(self) -> list[PendingRow]:
         """Leave out the jobs that no free GPU could help now; the others are ready."""
         ready = []
+        groups: dict[tuple[object, ...], list[PendingRow]] = {}
         for job in self.pending:
-            self.possible[job.job] = self.explainer.possible_pools(job)
-            if self.possible[job.job]:
+            possible = self.possible[job.job] = self.explainer.possible_pools(job)
+            if possible:
                 ready.append(job)
+                groups.setdefault((self.questions[job.job], *possible), []).append(job)
+        self.groups = [
+            Alike(jobs, self.possible[jobs[0].job], self.gangs[jobs[0].job]) for jobs in groups.values()
+        ]
         return ready
 
     def _divide(self, ready: Iterable[PendingRow]) -> None:
@@ -112,43 +134,45 @@ class _Decision:
             (row.stopping_for, row.pool) for row in self.snapshot.running if row.stopping and row.stopping_for
         }
         for pool in self.scenes:
-            self._hand_out(pool, [j for j in ready if (j.job, pool) in promised], keep=True)
+            jobs = [job for job in ready if (job.job, pool) in promised]
+            self._hand_out(pool, [Alike([job], self.possible[job.job], self.gangs[job.job]) for job in jobs])
 
-    def _allocate(self, ready: Iterable[PendingRow]) -> None:
+    def _allocate(self) -> None:
         """Hand out free places: first everybody in the pool of first choice, then the next choices."""
-        choice = 0
-        while jobs := [j for j in self._unseated(ready) if len(self.possible[j.job]) > choice]:
+        for choice in range(max((len(group.possible) for group in self.groups), default=0)):
             for pool in self.scenes:
                 self._hand_out(
-                    pool,
-                    [j for j in jobs if self.possible[j.job][choice] == pool],
-                    keep_last=choice + 1,
+                    pool, [g for g in self.groups if g.possible[choice : choice + 1] == [pool]], choice
                 )
-            choice += 1
 
-    def _hand_out(
-        self, pool: PoolId, jobs: list[PendingRow], *, keep: bool = False, keep_last: int = 0
-    ) -> None:
+    def _hand_out(self, pool: PoolId, groups: Iterable[Alike], choice: int | None = None) -> None:
         """Hand out the places of one pool in fair order.
 
-        A job that fits only once others have left keeps its place there: always with ``keep``, else when
-        it has no further pool to try, which is when it has ``keep_last`` of them.
+        A job that fits only once others have left keeps its place there when it has no further pool to try;
+        without a ``choice`` it always does.
         """
         scene = self.scenes[pool]
         full_now: set[Gang] = set()
         full_later: set[Gang] = set()
-        for gang in {self.gangs[job.job] for job in jobs}:
-            if not scene.fits_places_now(*gang):
-                full_now.add(gang)
-            if not scene.fits_places_later(*gang):
-                full_later.add(gang)
+        jobs: list[PendingRow] = []
+        tried: set[Gang] = set()
+        for group in groups:
+            if group.gang not in tried:
+                tried.add(group.gang)
+                if not scene.fits_places_now(*group.gang):
+                    full_now.add(group.gang)
+                if not scene.fits_places_later(*group.gang):
+                    full_later.add(group.gang)
+            if group.gang not in full_now or group.gang not in full_later:
+                jobs.extend(self._unseated(group.jobs))
 
         def no_place(job: PendingRow) -> bool:
-            return self.gangs[job.job] in full_now and self.gangs[job.job] in full_later
+            gang = self.gangs[job.job]
+            return gang in full_now and gang in full_later
 
         queue = self._queue(scene, jobs, no_place)
         while (job := queue.pop()) is not None:
-            may_keep = keep or len(self.possible[job.job]) == keep_last
+            may_keep = choice is None or len(self.possible[job.job]) == choice + 1
             if self._start(scene, job, full_now) or (may_keep and self._keep(scene, job, full_later)):
                 self.not_reached.discard(job.job)
                 queue.started(job)
@@ -181,9 +205,12 @@ class _Decision:
         if held is None:
             full_now.add(gang)
             return False
+        self._note_start(scene, job, held)
+        return True
+
+    def _note_start(self, scene: PoolScene, job: PendingRow, held: Sequence[Held]) -> None:
         self.starts[job.job] = Start(job.job, scene.pool.id, job.version, scene.floor.placements(held))
         self.rooms[scene.pool.id].add(Tenant.starting(job, held, scene, self.snapshot.now_s))
-        return True
 
     def _keep(self, scene: PoolScene, job: PendingRow, full_later: set[Gang]) -> bool:
         """Keep a place for the whole gang where others are leaving, or change nothing."""
@@ -191,13 +218,15 @@ class _Decision:
         if not scene.somebody_leaves or gang in full_later or not self._step(job):
             return False
         if not scene.fits_later(job):
-            leaf = self.tree.leaf_of[job.project]
-            if not scene.ledger.closed_to(leaf, job.total_milli, job.preemptible, once_left=True):
+            if not scene.fits_places_later(*gang):
                 full_later.add(gang)
             return False
+        self._keep_place(scene, job)
+        return True
+
+    def _keep_place(self, scene: PoolScene, job: PendingRow) -> None:
         held = scene.keep(job)
         self.kept[job.job] = Kept(scene.pool.id, tuple(sorted({one.node for one in held})))
-        return True
 
     def _step(self, job: PendingRow) -> bool:
         """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
@@ -207,13 +236,18 @@ class _Decision:
         self.steps_used += 1
         return True
 
-    def _make_room(self, ready: Iterable[PendingRow]) -> bool:
+    def _make_room(self) -> bool:
         """Ask running jobs to leave for those who are entitled; True when anything changed."""
         changed = False
         for pool, scene in self.scenes.items():
             rooms = self.rooms[pool]
             rooms.new_pass()
-            mine = [j for j in self._unseated(ready) if self.possible[j.job][0] == pool]
+            mine = [
+                job
+                for group in self.groups
+                if group.possible[0] == pool and not rooms.hopeless(group.jobs[0])
+                for job in self._unseated(group.jobs)
+            ]
             queue = self._queue(scene, mine, rooms.hopeless)
             while (job := queue.pop()) is not None:
                 if self._seat_by_room(scene, rooms, job):
@@ -234,9 +268,14 @@ class _Decision:
                 scene.floor.give_back(victim.held)
             else:
                 self.evictions.append(Eviction(victim.job, room.reason, job.job))
-        if all(victim.fresh for victim in room.victims) and self._start(scene, job, set()):
-            return True
-        return self._keep(scene, job, set())
+        self.not_reached.discard(job.job)
+        if all(victim.fresh for victim in room.victims):
+            held = scene.start(job)
+            if held is not None:
+                self._note_start(scene, job, held)
+                return True
+        self._keep_place(scene, job)
+        return True
 
     def _explain(self, ready: Iterable[PendingRow]) -> None:
         """Say of every job that did not start why it waits."""

@@ -8,6 +8,7 @@ The order is made anew after each placement.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from scheduler.core.cluster import PendingRow, ProjectId, UserId
@@ -66,33 +67,22 @@ class ProjectQueue:
     def __init__(self, people: PeopleOfProject, skip: Callable[[PendingRow], bool]) -> None:
         self.people = people
         self._skip = skip
-        self._waiting: dict[int, dict[UserId, list[PendingRow]]] = {}
+        self._levels: list[_Level] = []
         self._head: PendingRow | None = None
 
     def fill(self, jobs: Iterable[PendingRow]) -> None:
-        """Put jobs in, in any order."""
+        """Put jobs into an empty queue, in any order."""
+        by_priority: dict[int, dict[UserId, list[PendingRow]]] = {}
         for job in jobs:
-            self._waiting.setdefault(job.priority, {}).setdefault(job.user, []).append(job)
-        for users in self._waiting.values():
-            for waiting in users.values():
-                waiting.sort(key=lambda job: (job.submitted_s, job.job), reverse=True)
-        self._head = None
+            by_priority.setdefault(job.priority, {}).setdefault(job.user, []).append(job)
+        self._levels = [_Level(by_priority[p], self.people) for p in sorted(by_priority)]
 
     def head(self) -> PendingRow | None:
         """The job whose turn it is in this project."""
-        while self._head is None and self._waiting:
-            priority = max(self._waiting)
-            users = self._waiting[priority]
-            user = min(users, key=self.people.rank_key) if len(users) > 1 else next(iter(users))
-            waiting = users[user]
-            while waiting and self._skip(waiting[-1]):
-                waiting.pop()
-            if waiting:
-                self._head = waiting[-1]
-                break
-            del users[user]
-            if not users:
-                del self._waiting[priority]
+        while self._head is None and self._levels:
+            self._head = self._levels[-1].head(self._skip)
+            if self._head is None:
+                self._levels.pop()
         return self._head
 
     def pop(self) -> PendingRow:
@@ -100,12 +90,7 @@ class ProjectQueue:
         head = self.head()
         if head is None:
             raise IndexError("the queue is empty")
-        users = self._waiting[head.priority]
-        users[head.user].pop()
-        if not users[head.user]:
-            del users[head.user]
-        if not users:
-            del self._waiting[head.priority]
+        self._levels[-1].waiting[head.user].pop()
         self._head = None
         return head
 
@@ -113,6 +98,37 @@ class ProjectQueue:
         """A start of ``user`` counts at once; somebody else may be the next head."""
         self.people.charge_start(user, milli)
         self._head = None
+
+
+class _Level:
+    """The jobs of one priority: each person's from young to old, and the people as a heap by past use.
+
+    Use only grows while a plan is made, so an entry that grew is put back where it belongs when it surfaces.
+    """
+
+    def __init__(self, waiting: dict[UserId, list[PendingRow]], people: PeopleOfProject) -> None:
+        self.waiting = waiting
+        self._people = people
+        self._order = [people.rank_key(user) for user in waiting]
+        heapify(self._order)
+        for jobs in waiting.values():
+            jobs.sort(key=lambda job: (job.submitted_s, job.job), reverse=True)
+
+    def head(self, skip: Callable[[PendingRow], bool]) -> PendingRow | None:
+        """The oldest job of the least served person that is not to be skipped."""
+        while self._order:
+            key = self._order[0]
+            jobs = self.waiting[key[1]]
+            while jobs and skip(jobs[-1]):
+                jobs.pop()
+            now = self._people.rank_key(key[1])
+            if not jobs:
+                heappop(self._order)
+            elif now != key:
+                heapreplace(self._order, now)
+            else:
+                return jobs[-1]
+        return None
 
 
 class PoolQueue:

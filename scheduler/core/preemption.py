@@ -12,7 +12,7 @@ each one that turns out not to be needed stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,16 +86,22 @@ class Room:
 class RoomMaker:
     """Looks for room in one pool; leaves the scene as the found room makes it, or untouched."""
 
-    def __init__(self, scene: PoolScene, policy: Policy, now_s: float) -> None:
+    def __init__(
+        self, scene: PoolScene, policy: Policy, now_s: float, questions: Mapping[JobId, int]
+    ) -> None:
         self._scene = scene
         self._policy = policy
         self._now_s = now_s
         self._tenants: dict[ProjectId, dict[JobId, Tenant]] = {}
         self._cleared: dict[tuple[JobId, ...], tuple[Floor, Ints]] = {}
-        self._hopeless: set[tuple[object, ...]] = set()
-        self._questions: dict[JobId, tuple[object, ...]] = {}
+        self._questions = questions  # equal for jobs that are equal in ``question_of``
+        self._hopeless: set[int] = set()
         self._lowest: dict[ProjectId, int | None] = {}
+        self._sides_of: dict[
+            tuple[ProjectId, ProjectId], tuple[tuple[ProjectId, ...], tuple[ProjectId, ...]]
+        ] = {}
         self.steps_used = 0
+        self.truncated = False  # a search ended because the budget did
         for row in scene.running:
             if row.preemptible and not row.stopping and not self._protected(row):
                 self.add(Tenant.running(row, scene, now_s))
@@ -117,7 +123,7 @@ class RoomMaker:
 
     def hopeless(self, job: PendingRow) -> bool:
         """True when an equal job found no room in this pass, or the rules let ``job`` take from nobody."""
-        if self._question(job) in self._hopeless:
+        if self._questions[job.job] in self._hopeless:
             return True
         leaf = self._scene.tree.leaf_of[job.project]
         if self._within(self._scene.fair_share_milli, leaf, job.total_milli):
@@ -127,15 +133,9 @@ class RoomMaker:
         lowest = self._lowest[leaf]
         return lowest is None or lowest >= job.priority
 
-    def _question(self, job: PendingRow) -> tuple[object, ...]:
-        if job.job not in self._questions:
-            gang = (Shape.of(job), job.tasks)
-            self._questions[job.job] = (*gang, job.project, job.preemptible, job.priority)
-        return self._questions[job.job]
-
     def make_room(self, job: PendingRow, budget_steps: int) -> Room | None:
         """A set of victims that seats ``job``, already gone from the scene; None when there is none."""
-        question = self._question(job)
+        question = self._questions[job.job]
         if question in self._hopeless:
             return None
         room = self._preempt(job, budget_steps) or self._reclaim(job, budget_steps)
@@ -173,21 +173,31 @@ class RoomMaker:
     def _may_take(self, job: PendingRow, giver_leaf: ProjectId) -> bool:
         """The rules above, as the scene stands just before one more tenant of ``giver_leaf`` leaves."""
         scene = self._scene
-        ledger, shares, quotas = scene.ledger, scene.fair_share_milli, scene.quotas
-        taker = scene.tree.path[scene.tree.leaf_of[job.project]]
-        giver = scene.tree.path[giver_leaf]
-        common = len(set(taker) & set(giver))
-        takers, givers = taker[: len(taker) - common], giver[: len(giver) - common]
+        held, shares, quotas = scene.ledger.held_milli, scene.fair_share_milli, scene.quotas
+        takers, givers = self._sides(scene.tree.leaf_of[job.project], giver_leaf)
         if not takers or not givers:
             return False
-        if not all(self._within(shares, level, job.total_milli) for level in takers):
-            return False
-        if not all(ledger.held_milli[level] > quotas[level].guaranteed_milli for level in givers):
-            return False
+        for level in givers:
+            if held[level] <= quotas[level].guaranteed_milli:
+                return False
+        milli = job.total_milli
         top, other = takers[-1], givers[-1]
-        if ledger.held_milli[other] > shares[other] + ROUNDING_MILLI:
-            return True
-        return ledger.held_milli[top] + job.total_milli <= quotas[top].guaranteed_milli
+        over_share = held[other] > shares[other] + ROUNDING_MILLI
+        if not over_share and held[top] + milli > quotas[top].guaranteed_milli:
+            return False
+        return all(self._within(shares, level, milli) for level in takers)
+
+    def _sides(
+        self, taker: ProjectId, giver: ProjectId
+    ) -> tuple[tuple[ProjectId, ...], tuple[ProjectId, ...]]:
+        """The paths of two leaves up to, and without, their common ancestor."""
+        sides = self._sides_of.get((taker, giver))
+        if sides is None:
+            mine, theirs = self._scene.tree.path[taker], self._scene.tree.path[giver]
+            common = len(set(mine) & set(theirs))
+            sides = mine[: len(mine) - common], theirs[: len(theirs) - common]
+            self._sides_of[taker, giver] = sides
+        return sides
 
     # -- on paper -------------------------------------------------------------------------------------
 
@@ -251,7 +261,10 @@ class RoomMaker:
         gone: list[Tenant] = []
         seated = False
         for tenant in candidates:
-            if len(gone) >= self._policy.max_victims or self.steps_used >= budget_steps:
+            if len(gone) >= self._policy.max_victims:
+                break
+            if self.steps_used >= budget_steps:
+                self.truncated = True
                 break
             if reason is EvictionReason.RECLAIMED and not self._may_take(job, tenant.leaf):
                 continue
@@ -286,3 +299,8 @@ class RoomMaker:
             self._scene.ledger.add(tenant.leaf, -sign * tenant.milli, tenant.preemptible)
         else:
             self._scene.ledger.leave(tenant.leaf, sign * tenant.milli, tenant.preemptible)
+
+
+def question_of(job: PendingRow) -> tuple[object, ...]:
+    """Everything of a waiting job that decides whether room can be made for it."""
+    return (Shape.of(job), job.tasks, job.project, job.preemptible, job.priority)

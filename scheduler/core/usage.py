@@ -77,7 +77,3 @@ class PeopleOfProject:
     def charge_start(self, user: UserId, milli: int) -> None:
         """Count a start as if it had run for the entry charge already."""
         self._gpu_seconds[user] = self._gpu_seconds.get(user, 0.0) + milli / 1000 * self._entry_charge_s
-
-    def refund_start(self, user: UserId, milli: int) -> None:
-        """Take a charge back when the start is undone."""
-        self._gpu_seconds[user] = self._gpu_seconds.get(user, 0.0) - milli / 1000 * self._entry_charge_s

@@ -8,6 +8,7 @@ import pytest
 
 from portal.words.reasons import VerdictCode
 from scheduler.core.bounds import largest_fit
+from scheduler.core.carry import after_commit, after_release
 from scheduler.core.check import SnapshotError
 from scheduler.core.cluster import NodeId, PoolId, PoolRow, Snapshot, UsageRow, UserId
 from scheduler.core.decide import decide, would_start
@@ -415,3 +416,116 @@ def test_a_knob_out_of_range_is_refused_by_name() -> None:
     with pytest.raises(PolicyError) as refusal:
         Policy(half_life_s=1.0)
     assert refusal.value.field == "half_life_s"
+
+
+# -- making room -----------------------------------------------------------------------------------------------
+
+BORROWED = [runs("old", "vision", ("n1", [0, 1]), started_s=NOW_S - 900),
+            runs("young", "vision", ("n1", [2, 3]), started_s=NOW_S - 60)]  # fmt: skip
+
+ROOM = [
+    (
+        "a project under its guarantee takes back what others borrowed, least lost work first",
+        cluster([node("n1")], [VISION, NLP], [quota("nlp", 2)], running=BORROWED,
+                pending=[waits("j", "nlp", 2)]),
+        {("young", "reclaimed")},
+    ),
+    (
+        "a checkpoint makes an old job the cheaper one to ask",
+        cluster([node("n1")], [VISION, NLP], [quota("nlp", 2)],
+                running=[replace(BORROWED[0], checkpoint_s=NOW_S - 1), BORROWED[1]],
+                pending=[waits("j", "nlp", 2)]),
+        {("old", "reclaimed")},
+    ),
+    (
+        "work inside a guarantee is never taken",
+        cluster([node("n1")], [VISION, NLP], [quota("nlp", 2), quota("vision", 4)], running=BORROWED,
+                pending=[waits("j", "nlp", 2)]),
+        set(),
+    ),
+    (
+        "work that is not preemptible is never taken",
+        cluster([node("n1")], [VISION, NLP], [quota("nlp", 2)],
+                running=[replace(row, preemptible=False) for row in BORROWED],
+                pending=[waits("j", "nlp", 2)]),
+        set(),
+    ),
+    (
+        "nobody takes more than the fair share",
+        cluster([node("n1")], [VISION, NLP], running=BORROWED, pending=[waits("j", "nlp", 3)]),
+        set(),
+    ),
+    (
+        "equal weights meet in the middle",
+        cluster([node("n1")], [VISION, NLP], running=BORROWED, pending=[waits("j", "nlp", 2)]),
+        {("young", "reclaimed")},
+    ),
+    (
+        "higher priority takes from lower inside a project",
+        cluster([node("n1")], [VISION], running=BORROWED, pending=[waits("j", "vision", 1, priority=100)]),
+        {("young", "preempted")},
+    ),
+    (
+        "equal priority takes nothing inside a project",
+        cluster([node("n1")], [VISION], running=BORROWED, pending=[waits("j", "vision", 1)]),
+        set(),
+    ),
+    (
+        "a limit is no reason to wait behind lower priority of one's own",
+        cluster([node("n1"), node("n2")], [VISION], [quota("vision", 0, 4)], running=BORROWED,
+                pending=[waits("j", "vision", 2, priority=100)]),
+        {("young", "preempted")},
+    ),
+    (
+        "who is not needed stays",
+        cluster([node("n1"), node("n2")], [VISION, NLP], [quota("nlp", 4)],
+                running=[runs("a", "vision", ("n1", [0]), started_s=NOW_S - 10),
+                         runs("b", "vision", ("n2", [0, 1, 2, 3]), started_s=NOW_S - 20),
+                         runs("c", "vision", ("n1", [1, 2, 3]), started_s=NOW_S - 10)],
+                pending=[waits("j", "nlp", 4)]),
+        {("a", "reclaimed"), ("c", "reclaimed")},
+    ),
+    (
+        "a gang takes from several nodes",
+        cluster(TWO, [VISION, NLP], [quota("nlp", 4)],
+                running=[runs("a", "vision", ("n1", [0, 1, 2, 3])), runs("b", "vision", ("n2", [0, 1])),
+                         runs("c", "vision", ("n2", [2, 3]), preemptible=False)],
+                pending=[waits("j", "nlp", 2, tasks=2)]),
+        {("a", "reclaimed")},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("snapshot", "leave"), [row[1:] for row in ROOM], ids=[row[0] for row in ROOM])
+def test_who_makes_room(snapshot: Snapshot, leave: set[tuple[str, str]]) -> None:
+    plan = decide(snapshot, POLICY)
+    assert {(e.job, e.reason.value) for e in plan.evictions} == leave
+    assert all(e.for_job == "j" for e in plan.evictions)
+    assert (verdict(plan, "j").code is VerdictCode.RELEASING) == bool(leave)
+
+
+def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
+    snapshot = cluster([node("n1")], [VISION, NLP], [quota("nlp", 3)], running=[
+        runs("r", "vision", ("n1", [0, 1, 2]))], pending=[waits("j", "nlp", 3)])  # fmt: skip
+    first = decide(snapshot, POLICY)
+    assert verdict(first, "j").sentence == "Needs 3 GPUs; they are kept for it until r has stopped."
+    leaving = after_commit(snapshot, first)
+    newcomer = replace(leaving, pending=(*leaving.pending, waits("small", "vision")))
+    between = decide(newcomer, POLICY)
+    assert started(between) == {"small"}  # the fourth GPU is not needed by j
+    greedy = replace(leaving, pending=(*leaving.pending, waits("big", "vision", 2)))
+    assert started(decide(greedy, POLICY)) == set()
+    assert started(decide(after_release(leaving), POLICY)) == {"j"}
+
+
+def test_an_edited_quota_turns_the_queue() -> None:
+    def plan(guaranteed: float) -> Plan:
+        return decide(
+            cluster([node("n1")], [VISION, NLP], [quota("vision", 2), quota("nlp", guaranteed)],
+                    running=BORROWED, pending=[waits("j", "nlp", 2)], usage=[
+                        UsageRow(NLP.id, MAIN, None, 4e6)]),
+            POLICY,
+        )  # fmt: skip
+
+    assert plan(0).evictions == ()
+    assert [e.job for e in plan(2).evictions] == ["young"]

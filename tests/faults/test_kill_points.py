@@ -6,6 +6,7 @@ Leases of the dead are made to run out at once: waiting for them is tested in te
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import time
@@ -112,7 +113,7 @@ def ended(job: Job) -> bool:
 def starts_of(room: EngineRoom, job: Job) -> list[str]:
     """Attempts of the job that really began to run, one line for each time they did."""
     lines: list[str] = []
-    for path in room.folder.glob("*/homes/*/starts"):
+    for path in map(Path, glob.glob(f"{room.folder}/*/homes/*/starts")):
         lines += [line.split()[1] for line in path.read_text().splitlines() if line.startswith(job.public_id)]
     return lines
 
@@ -124,7 +125,7 @@ def healed(room: EngineRoom, scene, job: Job) -> Callable[[], bool]:
     def look() -> bool:
         alive = [name for name in containers_alive(room.folder) if job.public_id in name]
         assert len(alive) <= 1, alive
-        left = list(node_folder.glob("state/tasks/fw-*"))
+        left = glob.glob(f"{node_folder}/state/tasks/fw-*")
         return ended(job) and held_milli() == 0 and not alive and not left
 
     return look

@@ -160,3 +160,20 @@ def test_a_broken_link_is_no_environment(tmp_path: Path) -> None:
     (tmp_path / ".venv").symlink_to(tmp_path / "gone")
     with pytest.raises(BootstrapError, match="is a link"):
         make_environment(tmp_path, dev=False)
+
+
+@pytest.mark.parametrize(
+    "key", ["short", "a" * 64, "example-example-example-example-example-example-example"]
+)
+def test_a_secret_key_that_can_be_guessed_is_refused(key: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "check"],
+        cwd=ROOT,
+        env=os.environ | {"FAIRWAY_SECRET_KEY": key},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "too easy to guess" in done.stderr
+    assert key not in done.stderr

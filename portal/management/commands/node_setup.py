@@ -23,8 +23,8 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--engine",
-            default="rootless",
-            choices=["rootless", "rootful"],
+            default="auto",
+            choices=["auto", "rootless", "rootful"],
             help="how the node reaches its container engine",
         )
         parser.add_argument(
@@ -32,6 +32,11 @@ class Command(BaseCommand):
             default="podman",
             choices=["podman", "docker", "process"],
             help="what runs containers there",
+        )
+        parser.add_argument(
+            "--host",
+            default="",
+            help="the node's address; its containers may then not connect to this machine",
         )
         parser.add_argument("--account", default="fairway", help="the account that the script makes")
         parser.add_argument("--data-dir", help="the data folder of this Fairway")
@@ -45,7 +50,7 @@ class Command(BaseCommand):
         choices = {name: options[name] for name in ("engine", "runtime", "account")}
         try:
             with borrowed_database(folder, alone=False):
-                script = get_script(**choices)
+                script = get_script(options["host"], **choices)
         except FairwayError as trouble:
             raise CommandError(trouble.sentence) from trouble
         except StartError as trouble:

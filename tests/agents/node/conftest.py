@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -19,7 +20,7 @@ from agents.link import Link
 from agents.local import open_local
 from tests.rig.images import RigImage
 
-CLUSTER = "t1"
+CLUSTER = f"t{os.getpid()}"  # a chain of the firewall and names of their own for each run
 GPUS = [f"GPU-test-{number}" for number in range(4)]
 
 
@@ -125,9 +126,8 @@ def podman_node(node: LoneNode, tiny_image: RigImage) -> LoneNode:
     flags += ["--storage-opt", f"overlay.imagestore={tiny_image.store}"]
     (node.folder / "net").mkdir()
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
-    subnets = f"10.198.{64 * (hash(str(node.folder)) % 4)}.0/18"
     runtime = {"kind": "podman", "global_flags": flags, "create_flags": limits}
-    node.write_settings(runtimes=[runtime, {"kind": "process"}], subnets=subnets)
+    node.write_settings(runtimes=[runtime, {"kind": "process"}], subnets="10.198.0.0/16")
     node.podman = lambda *words: subprocess.run(  # type: ignore[attr-defined]
         ["podman", *flags, *words], capture_output=True, text=True, timeout=60
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agents.link import Link, LinkUnknown, Ok, Refused
-from tests.agents.node.conftest import GPUS, LoneNode
+from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode
 
 CRASHING = Path(__file__).with_name("crashing_agent.py")
 MOST_STEPS = 80
@@ -177,4 +177,4 @@ def test_steps_of_an_abandoned_podman_start_and_of_a_stop(podman_node: LoneNode,
     sweep_abandoned_start(podman_node, "podman", stride)
     sweep_stop(podman_node, "podman", stride)
     networks = podman_node.podman("network", "ls", "--format", "{{.Name}}").stdout  # type: ignore[attr-defined]
-    assert "fw-t1" not in networks
+    assert f"fw-{CLUSTER}" not in networks

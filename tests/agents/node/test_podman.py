@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agents.link import Link, Refused
-from tests.agents.node.conftest import GPUS, LoneNode, log_with, wait_for
+from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_with, wait_for
 from tests.rig.images import RigImage
 
 pytestmark = pytest.mark.rig
@@ -25,7 +25,7 @@ DECLARED = re.compile("/home|/run/f")
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 def reach(host, port):
     try:
-        socket.create_connection((host, port), 2).close()
+        socket.create_connection((host, port), 1).close()
         return "open"
     except OSError as error:
         return type(error).__name__
@@ -92,7 +92,7 @@ def test_what_a_container_is_given_and_cannot_reach(podman_node: LoneNode) -> No
     assert {"/home/ada", "/run/fairway"} == set(mounts)
     assert all("nosuid" in options and "nodev" in options for options in mounts.values())
     places = ("metadata", "gateway", "other", "loopback", "gateway_port")
-    assert {place: seen[place] for place in places} == dict.fromkeys(places, "ConnectionRefusedError")
+    assert {seen[place] for place in places} <= {"ConnectionRefusedError", "TimeoutError"}
     assert urllib.request.urlopen(f"http://127.77.0.1:{port}/", timeout=5).status == 200
     assert wait_for(link, "exited", job="jlook")["exit_code"] == 0
     (row,) = [row for row in link.ask("list", timeout_s=20)["containers"] if row["job"] == "jserve"]
@@ -116,6 +116,8 @@ def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
     start(link, node, "jquick", "sh", "-c", "exit 7")
     event = wait_for(link, "exited", job="jquick")
     assert (event["exit_code"], event["oom"]) == (7, False)
+    link.ask("remove", timeout_s=30, epoch=1, job="jquick", attempt=1)  # waits for what is being cleaned up
+    link.ask("remove", timeout_s=30, epoch=1, job="joom", attempt=1)
     assert node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
     assert node.podman("network", "ls", "--quiet").stdout.split("\n")[1:] == [""]  # type: ignore[attr-defined]
 
@@ -133,7 +135,7 @@ def test_strangers_are_never_touched(podman_node: LoneNode) -> None:
         "nproc=1024:1024",
     ]
     image = node.image  # type: ignore[attr-defined]
-    for name, label in (("fw-t1-jname-1-0", []), ("other", ["--label", "fairway.cluster=t2"])):
+    for name, label in ((f"fw-{CLUSTER}-jname-1-0", []), ("other", ["--label", "fairway.cluster=t2"])):
         made = node.podman("run", "--detach", "--name", name, *plain, *label, image, "sleep", "600")  # type: ignore[attr-defined]
         assert made.returncode == 0, made.stderr
     node.open().close()

@@ -1,0 +1,50 @@
+"""The worked example of docs/scheduling.md, recomputed from its own table."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.fairshare import Claim, divide
+from scheduler.core.usage import Interval, decayed_gpu_seconds, usage_over_capacity
+
+PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+
+
+def test_the_example_on_the_page_is_true() -> None:
+    rows = re.findall(r"^\| (vision|nlp|bio) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", PAGE, re.M)
+    claims = [
+        Claim(
+            name,
+            float(guaranteed) * 1000,
+            math.inf if limit == "-" else float(limit) * 1000,
+            float(weight),
+            0,
+            float(asks) * 1000,
+            float(used),
+        )
+        for name, guaranteed, limit, weight, asks, used in rows
+    ]
+    shares, left = divide(10_000, claims, 1.0, 1000)
+    said = {
+        name: float(gpus) for name, gpus in re.findall(r"(vision|nlp|bio) (\d+)", PAGE.split("Shares:")[1])
+    }
+    assert {name: share.amount / 1000 for name, share in shares.items()} == said
+    assert left == 0
+    rounds = [step for step in shares["vision"].steps if step.kind == "round"]
+    assert [round(step.numbers["offered"] / 1000, 3) for step in rounds] == [2.824, 1.333]
+    assert [round(step.numbers["offered"] / 1000, 3) for step in shares["nlp"].steps[1:3]] == [1.412, 0.667]
+    assert shares["nlp"].steps[-1].kind == "remainder"
+
+
+def test_use_fades_by_half_each_half_life() -> None:
+    long_ago = decayed_gpu_seconds([Interval(0, 1, 2000)], 1 + 7 * 86_400, 7 * 86_400)
+    assert long_ago == pytest.approx(1.0, rel=1e-5)
+
+
+def test_holding_the_whole_pool_for_ever_is_a_use_of_one() -> None:
+    held = decayed_gpu_seconds([Interval(-1e12, 0, 8000)], 0, 86_400)
+    assert usage_over_capacity(held, 8000, 86_400) == pytest.approx(1.0)
