@@ -9,7 +9,8 @@ import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./times.js";
 import { startUndo } from "./undo.js";
 
-async function lookAt(root) {
+async function lookAt(swapped) {
+  const root = swapped.parentElement ?? swapped; // a swapped element may be the part itself
   applyProperties(root);
   if (root.querySelector("[data-plot]")) (await import("./plots.js")).drawIn(root);
   if (root.querySelector("[data-log]")) (await import("./logs.js")).followIn(root);
