@@ -152,7 +152,9 @@ def _story(job: str) -> str:
 
 def _by_hand(shell: _Shell, machine: Any, job: str) -> float:
     """Seconds for podman's create and start with the words of this job's container, under names of its own."""
-    name = machine.podman("ps", "--all", "--filter", f"label=fairway.job={job}", "--format", "{{.Names}}").strip()
+    name = machine.podman(
+        "ps", "--all", "--filter", f"label=fairway.job={job}", "--format", "{{.Names}}"
+    ).strip()
     if not name:
         raise SystemExit(f"job {job} has no container:\n{_story(job)}")
     words = json.loads(machine.podman("inspect", "--format", "{{json .Config.CreateCommand}}", name))
