@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import enum
-import json
-import math
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agents.keys import Purpose, fingerprint
+from agents.link import LinkUnknown, Refused
+from agents.samples import Hello
 from agents.ssh import (
     HostKeyMismatch,
+    Role,
     SshError,
-    SshStream,
     SshTarget,
-    agent_missing,
     connect_with_key,
     dial,
-    open_stream,
+    open_ssh,
     scan_host_key,
 )
 
-PROTOCOL = 1
 HELLO_LIMIT_S = 15.0
-MAX_LINE_BYTES = 1024 * 1024
 SKEW_WARNING_S = 2.0
-DISK_WARNING_MIB = 10 * 1024
+DISK_WARNING_MIB = 5 * 1024
 
 
 class Outcome(enum.StrEnum):
@@ -94,8 +88,10 @@ def check_node(
         began_s = time.monotonic()
         try:
             outcome, sentence = getattr(test, f"step_{name}")()
-        except (SshError, _StepFailed) as failure:
+        except (SshError, _StepFailed, LinkUnknown) as failure:
             outcome, sentence = Outcome.FAILED, str(failure)
+        except Refused as refused:
+            outcome, sentence = Outcome.FAILED, refused.message
         yield Step(name, title, outcome, sentence, time.monotonic() - began_s)
         if outcome is Outcome.FAILED and blocked_by is None:
             blocked_by = name
@@ -114,7 +110,7 @@ class _Test:
         self._keys = keys
         self._cluster = cluster
         self._now = now
-        self._hello: dict[str, Any] | None = None
+        self._hello: Hello | None = None
         self._asked_s = self._answered_s = 0.0
 
     @staticmethod
@@ -165,66 +161,59 @@ class _Test:
         purpose: Purpose = "control" if "control" in self._keys else "watch"
         if purpose not in self._keys:
             return Outcome.SKIPPED, "Not tried: this process holds no key that opens the agent."
-        stream = open_stream(
-            self._target, self._keys[purpose], "control" if purpose == "control" else "watch"
+        role: Role = "control" if purpose == "control" else "watch"
+        self._asked_s = self._now()
+        link = open_ssh(
+            self._target, self._keys[purpose], role, cluster=self._cluster, hello_within_s=HELLO_LIMIT_S
         )
-        try:
-            self._asked_s = self._now()
-            self._hello = _ask_hello(stream, purpose, self._cluster)
-            self._answered_s = self._now()
-        finally:
-            stream.close()
-        version, python = self._hello.get("agent_version"), self._hello.get("python")
-        sentence = f"Agent {version} answers on {self._hello.get('hostname')} (Python {python})."
-        below = self._hello.get("below_floor") or []
-        if below:
-            return Outcome.WARNING, f"{sentence} Below our floor: {' '.join(below)}"
+        self._answered_s = self._now()
+        link.close()
+        self._hello = hello = link.hello
+        sentence = f"Agent {hello.agent_version} answers on {hello.hostname} (Python {hello.python})."
+        if hello.below_floor:
+            return Outcome.WARNING, f"{sentence} {' '.join(hello.below_floor)}"
         return Outcome.OK, sentence
 
     def step_runtime(self) -> Result:
-        runtimes = self._facts().get("runtimes") or []
+        runtimes = self._facts().runtimes
         if not runtimes:
             raise _StepFailed(
-                "No way to run tasks was found: install podman, then run the enrolment script again."
+                "It has no way to run tasks: install podman and run the enrolment script again."
             )
-        named = ", ".join(f"{each.get('kind')} {each.get('version') or ''}".strip() for each in runtimes)
+        silent = [kind for kind, version in runtimes if version is None and kind != "process"]
+        if silent:
+            raise _StepFailed(f"{silent[0]} does not answer there: install or mend it.")
+        named = ", ".join(f"{kind} {version or ''}".strip() for kind, version in runtimes)
         return Outcome.OK, f"It runs tasks with {named}."
 
     def step_gpus(self) -> Result:
-        gpus = self._facts().get("gpus") or []
+        gpus = self._facts().gpus
         if not gpus:
             return Outcome.WARNING, "It reports no GPU: jobs that ask for one will not be placed here."
-        models = sorted({f"{gpu.get('model')}" for gpu in gpus})
-        ill = [gpu for gpu in gpus if gpu.get("health") not in (None, "ok", "healthy")]
-        simulated = " (simulated)" if any(gpu.get("simulated") for gpu in gpus) else ""
-        sentence = (
-            f"{len(gpus)} x {', '.join(models)}{simulated}, driver {self._facts().get('driver') or 'none'}."
-        )
+        models = ", ".join(sorted({gpu.model for gpu in gpus}))
+        simulated = " (simulated)" if any(gpu.simulated for gpu in gpus) else ""
+        sentence = f"{len(gpus)} x {models}{simulated}, driver {self._facts().driver or 'unknown'}."
+        ill = [gpu.uuid for gpu in gpus if gpu.health != "ok"]
         if ill:
-            return (
-                Outcome.WARNING,
-                f"{sentence} Not healthy: {', '.join(str(gpu.get('uuid')) for gpu in ill)}.",
-            )
+            return Outcome.WARNING, f"{sentence} Not healthy: {', '.join(ill)}."
         return Outcome.OK, sentence
 
     def step_disk(self) -> Result:
-        free_mib = self._facts().get("disk_free_mib")
+        free_mib = self._facts().disk_free_mib
         if free_mib is None:
             return Outcome.WARNING, "It could not say how much disk is free."
         sentence = f"{free_mib / 1024:.1f} GiB are free where the agent keeps its state."
         return (Outcome.WARNING if free_mib < DISK_WARNING_MIB else Outcome.OK), sentence
 
     def step_clock(self) -> Result:
-        clock_s = self._facts().get("clock_s")
-        if not isinstance(clock_s, int | float) or not math.isfinite(clock_s):
-            return Outcome.WARNING, "It did not say what time it is there."
+        clock_s = self._facts().clock_s
         # The answer was written between question and answer; only what lies outside is skew.
         skew_s = max(self._asked_s - clock_s, clock_s - self._answered_s, 0.0)
         if skew_s > SKEW_WARNING_S:
-            way = "behind" if clock_s < self._asked_s else "ahead"
+            way = "behind" if clock_s < self._asked_s else "ahead of"
             return (
                 Outcome.WARNING,
-                f"Its clock is {skew_s:.0f} s {way} of the portal's; check its time service.",
+                f"Its clock is {skew_s:.0f} s {way} the portal's; check its time service.",
             )
         return Outcome.OK, f"Its clock agrees with the portal's within {max(skew_s, 0.1):.1f} s."
 
@@ -234,27 +223,7 @@ class _Test:
         connect_with_key(self._target, self._keys[purpose]).close()
         return Outcome.OK, f"The account {self._target.account} takes the key {use}."
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> Hello:
         if self._hello is None:
             raise _StepFailed("The agent was not asked.")
         return self._hello
-
-
-def _ask_hello(stream: SshStream, role: str, cluster: str) -> dict[str, Any]:
-    """Opens the conversation and gives the agent's hello. Raises _StepFailed or AgentMissing."""
-    stream.write(json.dumps({"role": role, "protocol": PROTOCOL, "cluster": cluster}).encode() + b"\n")
-    lines: queue.Queue[bytes] = queue.Queue(1)
-    threading.Thread(target=lambda: lines.put(stream.read_line(MAX_LINE_BYTES)), daemon=True).start()
-    try:
-        line = lines.get(timeout=HELLO_LIMIT_S)
-    except queue.Empty as error:
-        raise _StepFailed(f"The agent did not say hello within {HELLO_LIMIT_S:.0f} s.") from error
-    if not line:
-        raise agent_missing(stream)
-    try:
-        answer = json.loads(line)
-    except ValueError as error:
-        raise _StepFailed("Something else than our agent answered behind the login.") from error
-    if isinstance(answer, dict) and isinstance(answer.get("hello"), dict):
-        return dict(answer["hello"])
-    raise _StepFailed(str(answer.get("message") if isinstance(answer, dict) else answer))

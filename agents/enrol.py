@@ -13,7 +13,7 @@ from typing import Literal
 
 from agents.ssh import LoginRefused, SshTarget, login_with_password
 
-EngineAccess = Literal["rootless", "rootful"]
+EngineAccess = Literal["auto", "rootless", "rootful"]
 RuntimeKind = Literal["podman", "docker", "process"]
 
 INSTALL_FOLDER = Path(__file__).parent / "node_install"
@@ -61,13 +61,18 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class EnrolmentChoices:
-    """What an admin may choose for a node. `settings` adds to the agent's settings or overrides them."""
+    """What an admin may choose for a node. `settings` adds to the agent's settings or overrides them.
 
-    engine: EngineAccess = "rootless"
+    Engine access `auto` is decided on the node: rootless podman where the machine can hold a container's limits
+    without root (cgroup v2 and systemd), a sudoers line for exactly the loader elsewhere.
+    """
+
+    engine: EngineAccess = "auto"
     runtime: RuntimeKind = "podman"
     account: str = "fairway"
     home_root: str = "/var/lib/fairway-homes"
     from_addresses: tuple[str, ...] = ()
+    deny_addresses: tuple[str, ...] = ()  # of the portal: containers may not connect to them
     install_runtime: bool = True
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -100,15 +105,19 @@ def enrolment_script(
 
 
 def authorized_keys(keys: PublicKeys, from_addresses: tuple[str, ...] = ()) -> str:
-    """Gives the three lines that say what each key may do on a node, and nothing else."""
+    """Gives the three lines that say what each key may do on a node, and nothing else.
+
+    OpenSSH's port-forwarding is both ways; permitlisten names a port that no plain account can open, so that
+    the tunnel key can reach job ports and cannot offer one itself.
+    """
     origin = f'from="{",".join(from_addresses)}",' if from_addresses else ""
     return "".join(
         f"{line}\n"
         for line in (
             f'{origin}restrict,command="{LOADER_PATH} control" {_public_key(keys.control)} fairway-control',
             f'{origin}restrict,command="{LOADER_PATH} watch" {_public_key(keys.watch)} fairway-watch',
-            f'{origin}restrict,port-forwarding,permitopen="{JOB_ADDRESS}:*",command="/bin/false" '
-            f"{_public_key(keys.tunnel)} fairway-tunnel",
+            f'{origin}restrict,port-forwarding,permitopen="{JOB_ADDRESS}:*",permitlisten="127.0.0.1:1",'
+            f'command="/bin/false" {_public_key(keys.tunnel)} fairway-tunnel',
         )
     )
 
@@ -122,6 +131,7 @@ def node_settings(cluster: str, choices: EnrolmentChoices) -> dict[str, object]:
         "runtimes": [{"kind": choices.runtime}],
         "upgrade_signers": SIGNERS_PATH,
         "program_path": AGENT_PATH,
+        "egress_deny": list(choices.deny_addresses),
         **choices.settings,
     }
 
@@ -169,7 +179,7 @@ def _check(cluster: str, choices: EnrolmentChoices) -> None:
         raise EnrolmentError(
             "The runtime docker needs the sudoers line; choose podman for rootless containers."
         )
-    for address in choices.from_addresses:
+    for address in (*choices.from_addresses, *choices.deny_addresses):
         try:
             ipaddress.ip_network(address, strict=False)
         except ValueError as error:

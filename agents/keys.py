@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 Purpose = Literal["control", "watch", "tunnel", "signing"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
-SIGNATURE_NAMESPACE = "fairway-agent"
+SIGNATURE_NAMESPACE = "fairway-node"
 _SIGNATURE_MAGIC = b"SSHSIG"
 _SIGNATURE_VERSION = 1
 _KEY_TYPE = b"ssh-ed25519"

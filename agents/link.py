@@ -26,7 +26,7 @@ HELLO_WITHIN_S = 20.0
 Wire = dict[str, Any]
 
 
-class Refused(Exception):  # noqa: N818 - an outcome, not an error of ours
+class Refused(Exception):
     """The node refuses, with a stable code and a sentence; asking again unchanged gives the same."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -35,7 +35,7 @@ class Refused(Exception):  # noqa: N818 - an outcome, not an error of ours
         self.message = message
 
 
-class LinkUnknown(Exception):  # noqa: N818 - an outcome, not an error of ours
+class LinkUnknown(Exception):
     """It is not known whether the node did what was asked; the question has to be asked again."""
 
     def __init__(self, why: str) -> None:

@@ -74,6 +74,7 @@ class Hello:
     below_floor: tuple[str, ...]
     images: tuple[ImageState, ...]
     highest_epoch: int
+    separates_people: bool  # whether the runtime ``process`` gives each task an account of its own
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -95,6 +96,7 @@ class Hello:
             below_floor=tuple(row["below_floor"]),
             images=tuple(ImageState.from_wire(each) for each in row["images"]),
             highest_epoch=int(row["highest_epoch"]),
+            separates_people=bool(row.get("separates_people", True)),
         )
 
 

@@ -20,6 +20,7 @@ from paramiko.common import cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 
 from agents.keys import fingerprint
+from agents.link import HELLO_WITHIN_S, Link, LinkUnknown
 from agents.watchdog import WATCHDOG
 
 Role = Literal["control", "watch", "bulk"]
@@ -235,19 +236,37 @@ def connect_with_key(
 
 
 def open_ssh(
-    host: str,
-    port: int,
-    account: str,
+    target: SshTarget,
     key_path: Path,
-    host_key: str,
     role: Role,
     *,
     cluster: str,
-) -> SshStream:
-    """Opens the agent of a node in a role, over a connection of its own."""
-    target = SshTarget(host=host, port=port, account=account, host_key=host_key)
-    del cluster
-    return open_stream(target, key_path, role)
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    hello_within_s: float = HELLO_WITHIN_S,
+) -> Link:
+    """Opens a link to a node's agent in a role, over a connection of its own.
+
+    Raises a typed SshError when nothing could be asked, and what a Link raises when the agent refuses.
+    """
+    stream = open_stream(target, key_path, role)
+    try:
+        return Link(
+            stream,
+            stream,
+            role=role,
+            cluster=cluster,
+            close_streams=stream.close,
+            on_event=on_event,
+            hello_within_s=hello_within_s,
+            diagnostics=stream.why_ended,
+        )
+    except LinkUnknown as unknown:
+        if stream.exit_status(0.5) is not None:  # it ran and ended, or never ran
+            raise agent_missing(stream) from unknown
+        raise
+    finally:
+        if not stream.connection.alive:
+            stream.close()
 
 
 def open_stream(target: SshTarget, key_path: Path, role: Role) -> SshStream:
@@ -276,15 +295,22 @@ class SshStream:
         self._drain = threading.Thread(target=self._drain_stderr, name="ssh-stderr", daemon=True)
         self._drain.start()
 
-    def read_line(self, limit_bytes: int) -> bytes:
+    def readline(self, limit_bytes: int, /) -> bytes:
         """Gives the next line with its end, or b"" when the stream has ended."""
         line: bytes = self._reader.readline(limit_bytes)
         return line
 
-    def write(self, data: bytes) -> None:
+    def read_line(self, limit_bytes: int) -> bytes:
+        """The same under the name that reads as a sentence."""
+        return self.readline(limit_bytes)
+
+    def write(self, data: bytes, /) -> None:
         """Sends all of it, or raises OSError; the watchdog cuts a connection that takes nothing."""
         with WATCHDOG.limit(self.connection, SILENCE_LIMIT_S, "sending a request"):
             self._channel.sendall(data)
+
+    def flush(self) -> None:
+        """Nothing waits here; a stream for lines has to have it."""
 
     def why_ended(self) -> str:
         """Says what is known about the end of the stream: our cut, or the last words of the other side."""

@@ -164,6 +164,9 @@ class _NodeTunnel:
         with self._lock:
             if self._connection is not None and self._connection.alive:
                 return self._connection
+            if self._connection is not None:
+                self._connection.close()  # ends its thread; its streams have ended with it
+                self._connection = None
             if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_PAUSE_S:
                 raise TunnelError(str(self._failed[1])) from self._failed[
                     1

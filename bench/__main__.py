@@ -7,7 +7,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__main__", "calibration"}
+NOT_BENCHMARKS = {"__main__", "calibration", "line"}
 
 
 def names() -> list[str]:

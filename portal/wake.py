@@ -6,6 +6,7 @@ The row is swept when the message is lost; the message is only a hint, so sendin
 from __future__ import annotations
 
 import logging
+import time
 
 from django.db import transaction
 from django.utils import timezone
@@ -13,6 +14,7 @@ from kombu.exceptions import OperationalError as BrokerAway
 from redis.exceptions import RedisError
 
 from portal.config.celery import app
+from portal.killpoints import killpoint
 from portal.models import Outbox
 
 log = logging.getLogger(__name__)
@@ -36,10 +38,19 @@ def leave_hint(task: str, arguments: list[str], queue: str) -> None:
 
 def send_hint(row: Outbox) -> bool:
     """Sends one outbox row; False when the broker is away (the sweep tries again)."""
+    killpoint("hint.before_send")
     try:
-        app.send_task(row.name, args=row.arguments, queue=row.queue, retry=False, ignore_result=True)
+        app.send_task(
+            row.name,
+            args=row.arguments,
+            queue=row.queue,
+            retry=False,
+            ignore_result=True,
+            headers={"fairway_sent_s": time.time()},  # a cycle that began later has seen what this is about
+        )
     except (BrokerAway, RedisError, OSError) as problem:
         log.warning("the hint %s stays in the outbox: %s", row.name, problem)
         return False
+    killpoint("hint.sent")
     Outbox.objects.filter(pk=row.pk).update(sent_at=timezone.now())
     return True

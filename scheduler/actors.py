@@ -13,10 +13,9 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from django.db import Error as DatabaseError
-from django.db import close_old_connections, connection
+from django.db import connection
 from django.utils import timezone
 
 from agents.engines.contract import (
@@ -29,13 +28,14 @@ from agents.engines.contract import (
     Unknown,
 )
 from portal.models import Gpu, Node, Task
-from portal.services import lifecycle, nodes
-from portal.words.reasons import EndReason
-from portal.words.states import AttemptState, GpuHealth, JobKind
+from portal.services import nodes
+from portal.words.states import GpuHealth
 from scheduler import dispatch
-from scheduler.dispatch import After, Door
-from scheduler.images import ImageBringer
+from scheduler.dispatch import Door
+from scheduler.hands import Hands, leave_connection, rest_connection
+from scheduler.images import ImageBringer, note_images
 from scheduler.leases import Deposed, Held
+from scheduler.node_work import NodeWork
 from scheduler.opening import CannotOpen, open_engine
 from scheduler.reconcile import collect_and_remove, reconcile, welcome
 
@@ -43,27 +43,24 @@ log = logging.getLogger(__name__)
 
 INBOX_SIZE = 200
 RECONCILE_EVERY_S = 10.0
-STOP_AGAIN_S = 5.0
-PROBE_EVERY_S = 0.25
 UNREACHABLE_AFTER_S = 15.0
-FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 30.0
-START_TRIES = 5
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 15.0
+STEADY_AFTER_S = 10.0
+"""A link that has lived this long is tried again at once when it breaks."""
+AGAIN_S = 5.0
 IDLE_S = 1.0
+CERTAIN = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "not_allowed"})
+"""Refusals to connect that will not pass by themselves: the page says so at once."""
+
+IMAGES = "images"
+"""The hint that an environment was changed: which nodes have its image is asked anew."""
 
 
-@dataclass
-class Retry:
-    """When a task's start is tried again, and how often it was."""
-
-    at_s: float = 0.0
-    tries: int = 0
-
-
-class NodeActor(threading.Thread):
+class NodeActor:
     """The only one who speaks to its node, as long as the lease is ours."""
 
     def __init__(self, node: Node, lease: Held, opener: Callable[[Node], Engine] = open_engine) -> None:
-        super().__init__(name=f"node-{node.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"node-{node.name}", daemon=True)
         self.node_id = node.pk
         self.node_name = node.name
         self.lease = lease
@@ -71,14 +68,29 @@ class NodeActor(threading.Thread):
         self._inbox: queue.Queue[str | EngineEvent] = queue.Queue(INBOX_SIZE)
         self._stopping = threading.Event()
         self._door: Door | None = None
+        self._images_asked = False
+        self._faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self._images = ImageBringer(lambda: self.hint("image"))
+        self._hands = Hands(f"hand-{node.name}", self._faults.put, lambda: self.hint("done"))
+        self._work = NodeWork(self._hands, self._images, self._compare_soon)
         self._backoff_s = FIRST_BACKOFF_S
         self._connect_at_s = 0.0
         self._reconcile_at_s = 0.0
         self._look_at_s = 0.0
         self._heard_s: float | None = None
-        self._retries: dict[int, Retry] = {}
-        self._stops: dict[int, float] = {}
+        self._linked_s = 0.0
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """False once the actor has ended."""
+        return self._thread.is_alive()
+
+    def join(self, within_s: float) -> None:
+        """Waits for the end."""
+        self._thread.join(within_s)
 
     def hint(self, what: str) -> None:
         """Asks the actor to look at its work now; dropped when the inbox is full."""
@@ -92,7 +104,7 @@ class NodeActor(threading.Thread):
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Turns until it is told to end or the lease is lost. An error costs the link, never the thread."""
         try:
             while not self._stopping.is_set():
@@ -105,7 +117,9 @@ class NodeActor(threading.Thread):
                     self._lose_link(f"{silence}")
                 except Refused as refusal:
                     log.warning("%s refused: %s", self.node_name, refusal)
-                    self._look_at_s = time.monotonic() + STOP_AGAIN_S
+                    self._look_at_s = self._reconcile_at_s = time.monotonic() + AGAIN_S
+                    if refusal.code == "stale_epoch":
+                        self._lose_link("The node has heard a higher epoch.")
                 except DatabaseError as trouble:
                     log.warning("%s: the database does not answer: %s", self.node_name, trouble)
                     connection.close()
@@ -114,14 +128,17 @@ class NodeActor(threading.Thread):
                     log.exception("%s: the turn failed", self.node_name)
                     self._lose_link("An error on our side; see the log of worker-nodes.")
                 finally:
-                    close_old_connections()
+                    rest_connection()
         finally:
             if self._door is not None:
                 self._door.engine.close()
+            self._hands.end()
             self._images.end()
-            connection.close()
+            leave_connection()
 
     def _turn(self) -> None:
+        if not self._faults.empty():
+            raise self._faults.get()
         if self._door is not None and not self._door.engine.is_open:
             self._lose_link("The node closed the link.")
         if self._door is None:
@@ -135,8 +152,11 @@ class NodeActor(threading.Thread):
             self._heard_s = time.monotonic()
             self._reconcile_at_s = self._heard_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
             looked = True
+        if self._images_asked:
+            self._images_asked = False
+            note_images(self._door.node, self._door.engine.images())
         if looked or now_s >= self._look_at_s:
-            self._look_at_s = time.monotonic() + self._work(self._door)
+            self._look_at_s = time.monotonic() + self._work.look(self._door)
 
     def _take_inbox(self) -> bool:
         """Waits until something comes or something is due; handles events; True when there was a hint."""
@@ -148,11 +168,15 @@ class NodeActor(threading.Thread):
             while True:
                 if isinstance(item, str):
                     looked = True
+                    self._images_asked |= item == IMAGES
                 else:
                     self._on_event(item)
                 item = self._inbox.get_nowait()
         except queue.Empty:
             return looked
+
+    def _compare_soon(self) -> None:
+        self._reconcile_at_s = 0.0
 
     # -- the link ----------------------------------------------------------------------------------
 
@@ -163,19 +187,20 @@ class NodeActor(threading.Thread):
         try:
             engine = self._opener(node)
         except CannotOpen as problem:
-            self._note_unreachable(node, str(problem))
+            self._note_unreachable(node, str(problem), certain=problem.code in CERTAIN)
             return
         try:
             door = welcome(Door(engine, self.lease, node), time.time())
             node.refresh_from_db()
             self.lease = door.lease
+            note_images(node, engine.hello["images"])
             engine.watch(self._keep_event)
         except BaseException:
             engine.close()
             raise
         self._door = door
         self._heard_s = time.monotonic()
-        self._backoff_s, self._reconcile_at_s = FIRST_BACKOFF_S, 0.0
+        self._linked_s, self._reconcile_at_s = self._heard_s, 0.0
         log.info("connected to %s", node.name)
 
     def _keep_event(self, event: EngineEvent) -> None:
@@ -183,10 +208,10 @@ class NodeActor(threading.Thread):
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(event)
 
-    def _note_unreachable(self, node: Node, sentence: str) -> None:
+    def _note_unreachable(self, node: Node, sentence: str, *, certain: bool) -> None:
         self._back_off()
         silent_s = self._silent_for_s(node)
-        if silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
+        if certain or silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
             nodes.record_unreachable(node.pk, sentence)
 
     def _silent_for_s(self, node: Node) -> float | None:
@@ -202,9 +227,11 @@ class NodeActor(threading.Thread):
         if self._door is not None:
             self._door.engine.close()
             self._door = None
-            self._connect_at_s = 0.0  # once at once, then with growing pauses
-        else:
-            self._back_off()
+            if time.monotonic() - self._linked_s >= STEADY_AFTER_S:
+                self._backoff_s = FIRST_BACKOFF_S
+                self._connect_at_s = 0.0  # once at once, then with growing pauses
+                return
+        self._back_off()
 
     def _back_off(self) -> None:
         self._connect_at_s = time.monotonic() + self._backoff_s * random.uniform(0.5, 1.5)  # noqa: S311
@@ -233,83 +260,3 @@ class NodeActor(threading.Thread):
         dispatch.record_end(task.pk, event.container)
         if self._door is not None:
             collect_and_remove(self._door, key.job, key.attempt)
-
-    # -- work --------------------------------------------------------------------------------------
-
-    def _work(self, door: Door) -> float:
-        """Does what the record wants of this node now; gives the seconds until the next look."""
-        next_s = 3600.0
-        held = dispatch.tasks_held(door.node)
-        stopped: set[int] = set()
-        for task in held:
-            if self._stopping.is_set():
-                break
-            attempt = task.attempt
-            if attempt.stop_wanted_at is not None:
-                if attempt.pk not in stopped:
-                    stopped.add(attempt.pk)
-                    next_s = min(next_s, self._stop(door, task))
-            elif dispatch.is_to_start(task):
-                next_s = min(next_s, self._start(door, task))
-            elif _waits_for_its_server(task):
-                next_s = min(next_s, self._probe(door, task))
-        live = {task.pk for task in held}
-        self._retries = {pk: retry for pk, retry in self._retries.items() if pk in live}
-        self._stops = {pk: at_s for pk, at_s in self._stops.items() if pk in stopped}
-        return next_s
-
-    def _stop(self, door: Door, task: Task) -> float:
-        now_s = time.monotonic()
-        due_s = self._stops.get(task.attempt_id, 0.0)
-        if now_s < due_s:
-            return due_s - now_s
-        if dispatch.stop_attempt(door, task.attempt):
-            collect_and_remove(door, task.attempt.job.public_id, task.attempt.number)
-            return 3600.0
-        self._stops[task.attempt_id] = now_s + STOP_AGAIN_S
-        return STOP_AGAIN_S
-
-    def _start(self, door: Door, task: Task) -> float:
-        retry = self._retries.setdefault(task.pk, Retry())
-        now_s = time.monotonic()
-        if self._images.is_bringing(task):
-            return IDLE_S
-        failed = self._images.failure(task)
-        if failed is not None:
-            dispatch.give_up(door.node, task, EndReason.IMAGE_MISSING, failed)
-            return 0.0
-        if now_s < retry.at_s:
-            return retry.at_s - now_s
-        retry.tries += 1
-        match dispatch.start_task(door, task, tries_left=START_TRIES - retry.tries):
-            case After.NOTHING:
-                return PROBE_EVERY_S if task.attempt.job.kind == JobKind.WORKSPACE.value else 0.0
-            case After.BRING_IMAGE:
-                self._images.bring(door.node, task)
-                return IDLE_S
-            case After.LATER:
-                retry.at_s = time.monotonic() + min(2.0 ** (retry.tries - 1), 8.0)
-                self._reconcile_at_s = 0.0  # what it says may be news to the record
-                return IDLE_S
-        return IDLE_S
-
-    def _probe(self, door: Door, task: Task) -> float:
-        key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
-        port = task.attempt.job.environment.tool_port
-        if port is None:
-            lifecycle.attempt_ready(task.attempt_id)
-            return 3600.0
-        status = door.engine.probe(key, port, "/")
-        if status is None:
-            return PROBE_EVERY_S
-        lifecycle.attempt_ready(task.attempt_id)
-        return 3600.0
-
-
-def _waits_for_its_server(task: Task) -> bool:
-    attempt = task.attempt
-    return (
-        attempt.state == AttemptState.RUNNING
-        and attempt.ready_at is None
-        and attempt.job.kind == JobKind.WORKSPACE.value
-    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from django.db import IntegrityError, OperationalError, connection, transaction
 
 from portal.errors import Conflict
+from portal.killpoints import killpoint
 from portal.models import Gpu, Job, Node, NodePool, Volume
 from portal.services import lifecycle
 from portal.services.lifecycle import Seat
@@ -45,13 +46,16 @@ def commit_start(leader: Held, start: Start) -> Refusal | None:
             secret = new_attempt_secret(job) if job.kind == JobKind.WORKSPACE.value else ""
             if job.kind == JobKind.WORKSPACE.value:
                 _settle_home(job, seats[0].node)
+            killpoint("commit.in_transaction")
             lifecycle.begin_attempt(job, pool, seats, epoch=leader.epoch, secret=secret)
+            killpoint("commit.before_commit")
     except Conflict as moved:
         return Refusal(start.job, moved.code, moved.sentence)
     except IntegrityError as clash:
         return Refusal(start.job, "gpu_taken", f"A GPU of the plan is taken: {_first_line(clash)}")
     except OperationalError as trouble:
         return Refusal(start.job, "database", f"The database refused for now: {_first_line(trouble)}")
+    killpoint("commit.done")
     return None
 
 

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal.events import announce
+from portal.killpoints import killpoint
 from portal.models import ClusterSettings, Cycle
 from portal.words.reasons import VerdictCode
 from scheduler import leases
@@ -47,14 +48,17 @@ def run_cycle(cause: str, holder: str, decide: Decide = decide) -> Outcome | Non
     try:
         photo = take_photo(settings)
         photo_s = time.monotonic()
+        killpoint("cycle.photographed")
         plan = decide(photo.snapshot, photo.policy)
         decided_s = time.monotonic()
     except ValueError as wrong:  # a snapshot or a policy that the core refuses: no guess is better than none
         _alarm(leader, settings, f"The scheduler starts nothing: {wrong}")
         return Outcome(0, (), again=False)
     _alarm(leader, settings, "")
+    killpoint("cycle.decided")
     leases.renew([leader.name], holder, leases.LEADER_TTL_S)
     refused = _commit(leader, photo, plan)
+    killpoint("cycle.committed")
     row = Cycle(
         started_at=started_at,
         epoch=leader.epoch,

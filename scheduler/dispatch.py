@@ -10,7 +10,8 @@ import enum
 import logging
 from dataclasses import dataclass
 
-from agents.engines.contract import Container, Engine, Refused, TaskKey
+from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
+from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
 from portal.services import lifecycle
 from portal.services.logs import note_log_progress, write_log_bytes
@@ -18,7 +19,6 @@ from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
 from scheduler import leases
-from scheduler.killpoints import killpoint
 from scheduler.leases import Held
 from scheduler.start_spec import Part, image_of, start_spec
 
@@ -49,7 +49,7 @@ class Door:
         return leases.command_epoch(self.lease)
 
 
-TRIED_AGAIN = frozenset({"over_milli", "engine_error", "port_in_use", "stale_epoch"})
+TRIED_AGAIN = frozenset({"over_milli", "engine_error", "port_in_use"})
 """Refusals that may pass by themselves within seconds."""
 
 _ENDS = {
@@ -75,6 +75,8 @@ def start_task(door: Door, task: Task, *, tries_left: int) -> After:
         started = door.engine.start(epoch, spec)
     except Refused as refusal:
         killpoint("start.refused")
+        if refusal.code == "stale_epoch":
+            raise Unknown(refusal.message) from refusal  # a new hello brings a higher one
         return _start_refused(door.node, task, refusal, tries_left)
     killpoint("start.answered")
     if started.state == "exited":
@@ -193,11 +195,17 @@ def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
         except Refused:  # the node has no such task any more: what is here is all there will be
             note_log_progress(task.pk, offset, complete=True)
             return True
-        offset = write_log_bytes(key.job, key.attempt, key.task, piece.format, piece.offset, piece.data)
-        note_log_progress(task.pk, offset, complete=piece.eof)
-        if piece.eof:
+        end = piece.offset + len(piece.data)
+        try:
+            offset = write_log_bytes(key.job, key.attempt, key.task, piece.format, piece.offset, piece.data)
+        except OSError as full:  # it stays on the node and is fetched when there is room here
+            log.error("the log of %s cannot be kept: %s", key, full)
+            return False
+        complete = piece.eof and offset == end  # a lower offset asks for bytes that our copy lacks
+        note_log_progress(task.pk, offset, complete=complete)
+        if complete:
             return True
-        if not piece.data:
+        if not piece.data and offset == end:
             return False
     return False
 

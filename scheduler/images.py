@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from django.db import connection
 
@@ -132,11 +133,11 @@ def note_environment(
     )
 
 
-def note_images(node: Node, engine: Engine) -> None:
+def note_images(node: Node, images: list[dict[str, Any]]) -> None:
     """Writes down which environments a node has, from what it told of its images."""
     told = {
         name.removeprefix("sha256:")
-        for row in engine.hello["images"]
+        for row in images
         for name in (row["image_id"], *row["refs"], *row["digests"])
     }
     for environment in Environment.objects.filter(enabled=True, runtime__in=["podman", "docker"]):

@@ -10,7 +10,7 @@ from django.conf import settings
 
 from agents.engines.contract import Engine, Refused, Unknown
 from agents.engines.ssh import NodeEngine
-from agents.ssh import SshError
+from agents.ssh import Role, SshError
 from portal.models import ClusterSettings, Node
 from portal.words.states import LinkKind
 
@@ -25,7 +25,7 @@ class CannotOpen(Exception):
         self.code = code
 
 
-def open_engine(node: Node, role: str = "control") -> Engine:
+def open_engine(node: Node, role: Role = "control") -> Engine:
     """An open engine. Raises CannotOpen; every step on the way has a limit of some seconds."""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
     try:

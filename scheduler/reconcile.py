@@ -8,6 +8,7 @@ import time
 from django.utils import timezone
 
 from agents.engines.contract import Container, TaskKey
+from portal.killpoints import killpoint
 from portal.models import ClusterSettings, Node, Task
 from portal.services import lifecycle, nodes
 from portal.words.states import ATTEMPT_LIVE, AttemptState
@@ -22,7 +23,6 @@ from scheduler.dispatch import (
     stop_stranger,
     tasks_held,
 )
-from scheduler.killpoints import killpoint
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ def reconcile(door: Door) -> Differences:
     found = compare(recorded, seen.containers)
     _apply(door, found, {_key(task): task for task in held})
     nodes.record_seen(door.node.pk)
-    nodes.record_reconciled(door.node.pk, timezone.now())
+    if not (found.unknown and ClusterSettings.objects.get(id=1).adopt_only):
+        nodes.record_reconciled(door.node.pk, timezone.now())
     killpoint("reconcile.done")
     return found
 
@@ -91,7 +92,10 @@ def _stop(door: Door, job: str, attempt: int, held: dict[TaskKey, Task]) -> None
 
 
 def _stop_unknown(door: Door, container: Container) -> None:
-    """Ends a container of ours that the record never heard of; after a restore it is kept for the admin."""
+    """Ends a container of ours that the record never heard of.
+
+    After a restore it is left alone, and its node counts as not compared yet, until it has ended by itself.
+    """
     if ClusterSettings.objects.get(id=1).adopt_only:
         log.warning(
             "%s on %s is not in the restored record; it is left alone", container.name, door.node.name

@@ -25,6 +25,7 @@ from portal.models import (
     Task,
     Volume,
 )
+from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, GpuHealth, JobKind, JobState, NodeState, RuntimeKind
 from scheduler.core.cluster import (
     GpuRow,
@@ -50,6 +51,11 @@ from scheduler.core.policy import Policy
 FORGOTTEN_AFTER_HALF_LIVES = 20
 """Use older than this counts less than a millionth of itself, and is not read."""
 
+ASKED = JobId("asked")
+"""The id of a job that nobody has submitted; it is shorter than a public id."""
+FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
+_PAUSED_AFTER = frozenset({EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL})
+
 
 @dataclass(frozen=True)
 class Photo:
@@ -62,6 +68,10 @@ class Photo:
     """The newest verdict of each pending job, by job id."""
     pending_rows: dict[str, int]
     """Row numbers of the pending jobs, by job id."""
+    unfit: dict[str, tuple[NodeId, ...]]
+    """By kind of environment, the nodes that cannot run it."""
+    homes: dict[str, NodeId]
+    """By person, the node where their home is."""
 
 
 def take_photo(settings: ClusterSettings) -> Photo:
@@ -77,7 +87,9 @@ def take_photo(settings: ClusterSettings) -> Photo:
         quotas = _quotas()
         usage = _usage(now_s, policy.half_life_s)
         running = _running(tasks, shares)
-        pending, rows = _pending(pools, runtimes)
+        unfit = {kind.value: _unfit(kind, runtimes) for kind in RuntimeKind}
+        homes = _homes()
+        pending, rows = _pending(pools, unfit, homes)
         standings = _standings()
     return Photo(
         snapshot=Snapshot(
@@ -94,6 +106,8 @@ def take_photo(settings: ClusterSettings) -> Photo:
         adopt_only=settings.adopt_only,
         standings=standings,
         pending_rows=rows,
+        unfit=unfit,
+        homes=homes,
     )
 
 
@@ -272,33 +286,36 @@ def _running(tasks: dict[int, dict[str, Any]], shares: dict[int, list[GpuShare]]
     )
 
 
+def _homes() -> dict[str, NodeId]:
+    rows = Volume.objects.filter(kind="home", reach="node", node__isnull=False, owner__isnull=False)
+    return {
+        str(owner): NodeId(node) for owner, node in rows.values_list("owner__public_id", "node__public_id")
+    }
+
+
 def _pending(
-    pools: tuple[PoolRow, ...], runtimes: dict[str, str]
+    pools: tuple[PoolRow, ...], unfit: dict[str, tuple[NodeId, ...]], homes: dict[str, NodeId]
 ) -> tuple[tuple[PendingRow, ...], dict[str, int]]:
     """Waiting jobs. Nodes that run another kind of environment are among those a job avoids."""
     every_pool = tuple(pool.id for pool in pools)
-    unfit = {kind.value: _unfit(kind, runtimes) for kind in RuntimeKind}
     avoided: dict[int, list[str]] = defaultdict(list)
     waiting = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
     for job, node in Job.avoid_nodes.through.objects.filter(job__in=waiting).values_list(
         "job_id", "node__public_id"
     ):
         avoided[job].append(node)
-    homes = dict(
-        Volume.objects.filter(kind="home", reach="node", node__isnull=False).values_list(
-            "owner_id", "node__public_id"
-        )
-    )
     found, rows = [], {}
     for row in waiting.order_by("id").values(
         "id",
         "public_id",
         "name",
         "kind",
-        "owner_id",
         "held",
         "version",
         "submitted_at",
+        "queued_at",
+        "reason",
+        "attempts_made",
         "priority",
         "preemptible",
         "tasks",
@@ -324,11 +341,11 @@ def pending_row(
     every_pool: tuple[PoolId, ...],
     unfit: dict[str, tuple[NodeId, ...]],
     avoided: list[str],
-    homes: dict[Any, str],
+    homes: dict[str, NodeId],
 ) -> PendingRow:
     """One waiting job as the decision sees it. A workspace goes where its owner's home is."""
     avoid = unfit[row["environment__runtime"]]
-    home = homes.get(row["owner_id"]) if row["kind"] == JobKind.WORKSPACE.value else None
+    home = homes.get(row["owner__public_id"]) if row["kind"] == JobKind.WORKSPACE.value else None
     return PendingRow(
         job=JobId(row["public_id"]),
         name=row["name"],
@@ -347,10 +364,19 @@ def pending_row(
         memory_mib=row["memory_mib"],
         time_limit_s=row["time_limit_s"],
         held=row["held"],
+        not_before_s=_not_before_s(row),
         avoid_nodes=(*avoid, *map(NodeId, avoided)) if avoided else avoid,
-        node_affinity=NodeId(home) if home else None,
+        node_affinity=home,
         version=row["version"],
     )
+
+
+def _not_before_s(row: dict[str, Any]) -> float | None:
+    """When a job whose last start failed may be tried again: after 10, 20, 40 ... s, at most 5 minutes."""
+    if row["reason"] not in _PAUSED_AFTER:
+        return None
+    pause_s = min(FIRST_PAUSE_S * 2 ** max(0, row["attempts_made"] - 1), LAST_PAUSE_S)
+    return float(row["queued_at"].timestamp() + pause_s)
 
 
 def _unfit(kind: RuntimeKind, runtimes: dict[str, str]) -> tuple[NodeId, ...]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from portal.models import Environment, Job, Node, Volume
+from portal.services.environments import SECRET_FILE
 from portal.words.states import JobKind, RuntimeKind
 
-SECRET_NAME = "workspace"  # noqa: S105 - the name of the file, not the secret
+SECRET_NAME = SECRET_FILE
 PIDS = 8192
 PLACE_OF_SECRETS = "{secrets}"
 """The node fills in the folder of a task's secret files, as it does ``{port}`` and ``{address}``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,35 +19,33 @@ import pytest
 from portal.config import places
 
 START_LIMIT_S = 60
+STARTS_NOTHING = {"--help", "-h", "--version", "--collect-only"}
 _guardian: subprocess.Popen[str] | None = None
-
-os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(64))
-
-
-def _needed() -> bool:
-    return not (os.environ.get("DATABASE_URL") and os.environ.get("REDIS_URL"))
-
-
-def _is_worker() -> bool:
-    return "PYTEST_XDIST_WORKER" in os.environ
+_root: Path | None = None
 
 
 def _begin() -> None:
-    """Starts both servers in the background; their addresses are known before they answer."""
-    global _guardian
-    root = Path(tempfile.mkdtemp(prefix="fairway-tests-"))
-    _guardian = subprocess.Popen(
-        [sys.executable, "-m", "portal.standalone.temporary", str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parent.parent,
-    )
-    os.environ.setdefault("DATABASE_URL", places.database_url(root))
-    os.environ.setdefault("REDIS_URL", places.redis_url(root))
+    """A data folder of this run's own, and both servers in it unless others are named; they start meanwhile."""
+    global _guardian, _root
+    _root = Path(tempfile.mkdtemp(prefix="fairway-tests-"))
+    _root.chmod(0o711)
+    os.environ["FAIRWAY_DATA_DIR"] = str(_root)
+    os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(64))
+    if os.environ.get("DATABASE_URL") and os.environ.get("REDIS_URL"):
+        return
+    if not STARTS_NOTHING & set(sys.argv):
+        _guardian = subprocess.Popen(
+            [sys.executable, "-m", "portal.standalone.temporary", str(_root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+    os.environ.setdefault("DATABASE_URL", places.database_url(_root))
+    os.environ.setdefault("REDIS_URL", places.redis_url(_root))
 
 
-if _needed() and not _is_worker() and not {"--help", "-h", "--version", "--collect-only"} & set(sys.argv):
+if "PYTEST_XDIST_WORKER" not in os.environ:
     _begin()
 
 
@@ -64,3 +63,5 @@ def pytest_unconfigure() -> None:
     if _guardian is not None and _guardian.stdin is not None:
         _guardian.stdin.close()
         _guardian.wait(START_LIMIT_S)
+    if _root is not None:
+        shutil.rmtree(_root, ignore_errors=True)

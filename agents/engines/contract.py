@@ -127,6 +127,9 @@ class Engine(Protocol):
     def hello(self) -> dict[str, Any]:
         """What the node told of itself when the connection was opened, as JSON."""
 
+    def images(self) -> list[dict[str, Any]]:
+        """The images the node has now, as in its hello: image_id, refs and digests of each."""
+
     @property
     def is_open(self) -> bool:
         """False once the connection has ended; every call from then on raises Unknown."""

@@ -26,6 +26,7 @@ from agents.engines.contract import (
 from agents.link import Link
 from agents.local import open_local
 from agents.samples import ContainerState, Hello
+from agents.ssh import Role, SshTarget, open_ssh
 
 ANSWER_WITHIN_S = 20.0
 START_WITHIN_S = 60.0
@@ -44,7 +45,7 @@ class NodeEngine:
         self._link: Link
 
     @classmethod
-    def local(cls, pyz: Path, settings: Path, *, cluster: str, role: str = "control") -> NodeEngine:
+    def local(cls, pyz: Path, settings: Path, *, cluster: str, role: Role = "control") -> NodeEngine:
         """An agent on this machine, as a child process. Raises OSError, Refused or Unknown."""
         engine = cls()
         engine._link = open_local(
@@ -62,20 +63,21 @@ class NodeEngine:
         host_key: str,
         *,
         cluster: str,
-        role: str = "control",
+        role: Role = "control",
     ) -> NodeEngine:
         """The agent of a node over SSH. Raises SshError, Refused or Unknown."""
-        from agents.ssh import open_link
-
+        target = SshTarget(host=host, account=account, host_key=host_key, port=port)
         engine = cls()
-        engine._link = open_link(
-            host, port, account, key_path, host_key, role, cluster=cluster, on_event=engine._on_event
-        )
+        engine._link = open_ssh(target, key_path, role, cluster=cluster, on_event=engine._on_event)
         return engine
 
     @property
     def hello(self) -> dict[str, Any]:
         return hello_as_json(self._link.hello)
+
+    def images(self) -> list[dict[str, Any]]:
+        answer = self._link.ask("hello", timeout_s=ANSWER_WITHIN_S)
+        return list(answer["hello"].get("images", []))
 
     @property
     def is_open(self) -> bool:

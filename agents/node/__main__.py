@@ -36,7 +36,10 @@ def main() -> int:
         return 0
     from agents.node.serve import serve
 
-    return serve(settings, arguments.role, _own_command())
+    own = _own_command()
+    if own[1] == "-I" and os.path.isdir(settings.state_dir):
+        os.chdir(settings.state_dir)  # container monitors leave a note where they stand when memory ran out
+    return serve(settings, arguments.role, own)
 
 
 def _own_command() -> List[str]:

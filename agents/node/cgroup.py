@@ -31,6 +31,11 @@ class Group(NamedTuple):
     cpuacct: Optional[str]
     unified: Optional[str]
 
+    @property
+    def folder(self) -> str:
+        """The folder that counts memory."""
+        return self.memory or self.unified or ""
+
     def usage(self) -> Usage:
         if self.memory is not None:  # v1
             nanoseconds = _number(self.cpuacct, "cpuacct.usage")

@@ -60,11 +60,14 @@ def task_environment(
     return environment
 
 
-def fill_in(command: Tuple[str, ...], *, ports: Mapping[int, int], address: str) -> List[str]:
-    """The command with ``{port}``, ``{port_N}`` and ``{address}`` replaced, if the task has a port at all."""
+def fill_in(command: Tuple[str, ...], *, ports: Mapping[int, int], address: str, secrets: str) -> List[str]:
+    """The command with ``{port}``, ``{port_N}``, ``{address}`` and ``{secrets}`` replaced.
+
+    Only for a task that has a port, that is, a tool we start; a person's own words are left as they are.
+    """
     if not ports:
         return list(command)
-    words = {"{port}": str(next(iter(ports.values()))), "{address}": address}
+    words = {"{port}": str(next(iter(ports.values()))), "{address}": address, "{secrets}": secrets}
     words.update({f"{{port_{asked}}}": str(listen) for asked, listen in ports.items()})
     filled = []
     for word in command:

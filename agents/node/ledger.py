@@ -16,7 +16,7 @@ import random
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from agents.node import refusals
+from agents.node import machine, refusals
 from agents.node.durable import locked, read_json, write_json
 from agents.node.refusals import Refusal
 from agents.node.spec import MILLI_WHOLE, TaskSpec
@@ -45,7 +45,7 @@ class Ledger:
     ) -> None:
         self._path = os.path.join(state_dir, "ledger.json")
         self._lock_path = os.path.join(state_dir, "ledger.lock")
-        self._subnets = ipaddress.ip_network(subnets)
+        self._subnets = ipaddress.IPv4Network(subnets)
         self._uids = uids
         self._seen: Optional[Tuple[int, int, int]] = None
         self._copy: Record = _empty()
@@ -82,11 +82,12 @@ class Ledger:
     def is_tombstoned(self, job: str, attempt: int) -> bool:
         return attempt in self.read()["jobs"].get(job, {}).get("tombstones", ())
 
-    def tombstones(self) -> List[Record]:
-        """Every (job, attempt) that may never start again."""
+    def tombstones(self, *, newest: Optional[int] = None) -> List[Record]:
+        """Every (job, attempt) that may never start again, or those of the jobs heard of last."""
+        jobs = sorted(self.read()["jobs"].items(), key=lambda each: float(each[1]["seen_s"]), reverse=True)
         return [
             {"job": job, "attempt": attempt}
-            for job, facts in sorted(self.read()["jobs"].items())
+            for job, facts in jobs[:newest]
             for attempt in facts["tombstones"]
         ]
 
@@ -252,8 +253,9 @@ class Ledger:
             if record["job"] == job and record.get("subnet"):
                 return str(record["subnet"])
         taken = {record.get("subnet") for record in state["tasks"].values()}
+        routed = machine.routed_networks()  # another cluster on this machine, or the site's own network
         for subnet in self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS):
-            if str(subnet) not in taken:
+            if str(subnet) not in taken and not any(subnet.overlaps(each) for each in routed):
                 return str(subnet)
         raise Refusal(refusals.ENGINE_ERROR, "Every job network of this node is in use.")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from agents.node.durable import free_mib
 
 MIB = 1024 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SYS_PIDFD_OPEN = 434
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -41,6 +43,17 @@ def _meminfo_mib(field: str) -> Optional[int]:
         if line.startswith(field + ":"):
             return int(line.split()[1]) // 1024
     return None
+
+
+def routed_networks() -> List[ipaddress.IPv4Network]:
+    """The IPv4 networks this machine has routes to, but for the default route."""
+    networks = []
+    for line in (read_text("/proc/net/route") or "").splitlines()[1:]:
+        words = line.split()
+        address, mask = (int.from_bytes(bytes.fromhex(words[at]), "little") for at in (1, 7))
+        if mask:
+            networks.append(ipaddress.IPv4Network((address & mask, bin(mask).count("1"))))
+    return networks
 
 
 class CpuTicks(NamedTuple):
@@ -94,6 +107,23 @@ def process(pid: int) -> Optional[ProcessFacts]:
         resident_mib=int(fields[21]) * _PAGE_BYTES / MIB,
         state=fields[0],
     )
+
+
+def open_pid(pid: int) -> Optional[int]:
+    """A descriptor that becomes readable when the process ends; None when gone or not supported."""
+    if hasattr(os, "pidfd_open"):
+        try:
+            return int(os.pidfd_open(pid))
+        except OSError:
+            return None
+    descriptor = int(_libc().syscall(_SYS_PIDFD_OPEN, pid, 0))  # Python 3.8
+    return descriptor if descriptor >= 0 else None
+
+
+def _libc() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def is_alive(pid: Optional[int], start_ticks: Optional[int]) -> bool:

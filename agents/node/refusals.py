@@ -18,7 +18,7 @@ PORT_IN_USE = "port_in_use"
 PROTOCOL_VERSION = "protocol_version"
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not an error
+class Refusal(Exception):
     """The node will not do what was asked, and nothing of it was done that a repeat would not heal."""
 
     def __init__(self, code: str, message: str) -> None:

@@ -17,12 +17,14 @@ import traceback
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
 from agents.node import machine, refusals
+from agents.node.durable import full_disk_refused
 from agents.node.gpus import open_gpus
 from agents.node.images import Images
 from agents.node.ledger import Ledger
 from agents.node.logs import read_log
 from agents.node.places import Places
 from agents.node.preflight import below_floor, preflight
+from agents.node.probe import probe
 from agents.node.refusals import Refusal
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
@@ -42,7 +44,9 @@ OPENABLE = {"control": ("control", "bulk"), "bulk": ("bulk",), "watch": ("watch"
 _READING = frozenset({"hello", "list", "logs", "stats"})
 _IMAGES = frozenset({"images", "pull", "load"})
 VERBS_OF = {
-    "control": _READING | _IMAGES | {"start", "stop", "remove", "signal", "preflight", "gc", "upgrade"},
+    "control": _READING
+    | _IMAGES
+    | {"start", "stop", "remove", "signal", "probe", "preflight", "gc", "upgrade"},
     "bulk": (_READING | _IMAGES | {"upgrade"}) - {"stats"},
     "watch": _READING,
 }
@@ -81,6 +85,7 @@ class Session:
             "remove": self.tasks.remove,
             "signal": self.tasks.signal,
             "logs": lambda fields: read_log(self.tasks, fields),
+            "probe": lambda fields: probe(self.tasks, fields),
             "stats": self._stats,
             "images": lambda _: {"images": self._images.rows()},
             "pull": self._images.pull,
@@ -99,6 +104,10 @@ class Session:
             self._open(greeting)
         except Refusal as refusal:
             self.push({"ok": False, "code": refusal.code, "message": refusal.message})
+            return 2
+        except OSError as error:
+            message = f"The agent cannot begin: {error}."
+            self.push({"ok": False, "code": refusals.ENGINE_ERROR, "message": message})
             return 2
         self.push({"hello": self.hello()})
         watch = Watch(self.tasks, self.push) if self.role == "control" else None
@@ -143,6 +152,7 @@ class Session:
             "below_floor": below_floor(self.tasks),
             "images": self._images.rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
+            "separates_people": os.geteuid() == 0,
         }
 
     def push(self, message: Fields) -> None:
@@ -175,7 +185,10 @@ class Session:
         self._places.make()
         self.tasks.enter_boot()
         if self.role == "control":
-            self.tasks.heal()
+            try:
+                self.tasks.heal()
+            except Refusal as refusal:  # an engine that does not answer must not silence the node
+                sys.stderr.write(f"{refusal.message}\n")
 
     def _line(self) -> Optional[Fields]:
         line = self._reading.readline(MAX_LINE_BYTES + 1)
@@ -219,7 +232,8 @@ class Session:
                 )
             if verb not in VERBS_OF[self.role]:
                 raise Refusal(refusals.NOT_ALLOWED, f"The role {self.role} may not {verb}.")
-            answer = self._verbs[verb](request)
+            with full_disk_refused(self._settings.state_dir):
+                answer = self._verbs[verb](request)
         except Refusal as refusal:
             return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
         except Exception as error:  # the door: one broken request must not end the conversation
@@ -231,7 +245,7 @@ class Session:
     def _list(self, fields: Fields) -> Fields:
         if self.role == "control":
             self.tasks.heal()
-        return self.tasks.list(fields)
+        return self.tasks.list_tasks(fields)
 
     def _gc(self, fields: Fields) -> Fields:
         self.tasks.heal()

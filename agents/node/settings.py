@@ -98,7 +98,7 @@ def parse_settings(raw: Any) -> Settings:
     for key in ("state_dir", "home_root"):
         if not os.path.isabs(merged[key]):
             raise SettingsError(f"{key} is not an absolute path.")
-    network = ipaddress.ip_network(merged["subnets"])
+    network = ipaddress.IPv4Network(merged["subnets"])
     if network.prefixlen > 24:
         raise SettingsError("subnets must be a network of /24 or larger.")
     merged["path_roots"] = tuple(os.path.realpath(root) for root in merged["path_roots"])

@@ -17,7 +17,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from agents.node import cgroup, machine
-from agents.node.durable import read_json, write_json
+from agents.node.durable import full_disk_refused, read_json, write_json
 
 ALREADY_CLAIMED = 17
 _FAILED = 1
@@ -37,15 +37,17 @@ _LOOK_EVERY_S = 0.25
 
 def claim(folder: str, word: str) -> bool:
     """Decides whether the task runs; False when it was decided before."""
-    try:
-        descriptor = os.open(os.path.join(folder, "claim"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return False
-    try:
-        os.write(descriptor, word.encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    path = os.path.join(folder, "claim")
+    with full_disk_refused(path):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return False
+        try:
+            os.write(descriptor, word.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     return True
 
 
@@ -76,7 +78,7 @@ def main(folder: str) -> int:
 def _run(folder: str, report: int) -> None:
     lock = os.open(os.path.join(folder, "shim.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    order: Dict[str, Any] = read_json(os.path.join(folder, "order.json"))
+    order: Dict[str, Any] = read_json(os.path.join(folder, "order.json")) or {}
     if not claim(folder, "run"):
         os.write(report, b"already")
         return

@@ -13,9 +13,9 @@ MAX_SECRET_BYTES = 256 * 1024
 _PUBLIC_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}\Z")
 _DIGEST = re.compile(r"[A-Za-z0-9:._-]{1,128}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
-_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}\Z")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
-_HOME_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
+_HOME_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}\Z")
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,95}\Z")
 _PATH = re.compile(r"/[^\x00-\x1f,:]{0,1023}\Z")
@@ -120,7 +120,7 @@ def parse_spec(raw: Any) -> TaskSpec:
         pids=_optional_number(raw, "pids", 2, 4 * 10**6),
         ports=_ports(raw.get("ports")),
         mounts=_mounts(raw.get("mounts")),
-        stop_grace_s=_seconds(raw.get("stop_grace_s"), 10.0),
+        stop_grace_s=seconds(raw.get("stop_grace_s"), 10.0),
     )
     if spec.runtime != "process" and spec.image is None:
         raise bad_spec("The spec has no image.")
@@ -149,11 +149,12 @@ def _optional_number(raw: Dict[str, Any], key: str, lowest: int, highest: int) -
     return None if raw.get(key) is None else _number(raw, key, lowest, highest)
 
 
-def _seconds(value: Any, default: float) -> float:
+def seconds(value: Any, default: float) -> float:
+    """A grace in seconds, ``default`` when none is given."""
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:
-        raise bad_spec("stop_grace_s is not a number of seconds from 0 to 86400.")
+        raise bad_spec("The grace is not a number of seconds from 0 to 86400.")
     return float(value)
 
 

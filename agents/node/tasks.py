@@ -10,22 +10,24 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from agents.node import cgroup, machine, refusals
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
 from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record
+from agents.node.oom import KernelLog
 from agents.node.places import Places
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes import CREATED, Found, Order, Runtime
 from agents.node.runtimes import EXITED as IS_EXITED
 from agents.node.runtimes import RUNNING as IS_RUNNING
 from agents.node.settings import Settings
-from agents.node.spec import TaskSpec, parse_spec, public_id, whole_number
+from agents.node.spec import TaskSpec, parse_spec, public_id, seconds, whole_number
 
 Fields = Dict[str, Any]
 _PORT_TRIES = 3
+_TOMBSTONES_LISTED = 1000
 _SETTLE_WITHIN_S = 10.0
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
@@ -48,6 +50,8 @@ class Tasks:
         self.gpus = gpus
         self.poke: Callable[[], None] = lambda: None
         self.peaks: Dict[str, cgroup.Usage] = {}
+        self._groups: Dict[str, cgroup.Group] = {}
+        self._kernel_log = KernelLog()
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -111,6 +115,8 @@ class Tasks:
             if found is not None and found.state == IS_EXITED:
                 return _started(name, self._settle(name, runtime) or record, IS_EXITED, already=True)
             already = found is not None and found.state == IS_RUNNING
+            if already and record["phase"] == RUNNING:
+                return _started(name, record, IS_RUNNING, already=True)
             if not already:
                 self.ledger.begin(name)
                 try:
@@ -123,7 +129,7 @@ class Tasks:
                     found = None
                     continue
             break
-        return _started(name, self._note_running(name, runtime), IS_RUNNING, already=already)
+        return _started(name, self._note_started(name, runtime), IS_RUNNING, already=already)
 
     def _create(
         self, spec: TaskSpec, runtime: Runtime, record: Record, hold_fd: Optional[int]
@@ -179,16 +185,27 @@ class Tasks:
                 return False
             return True
 
+    def _note_started(self, name: str, runtime: Runtime) -> Record:
+        """What runs must be in the ledger: when that cannot be written, it does not run."""
+        try:
+            return self._note_running(name, runtime)
+        except Refusal:
+            runtime.remove(name)
+            raise
+
     def _note_running(self, name: str, runtime: Runtime) -> Record:
         pid, started_s = runtime.begun(name)
         facts = machine.process(pid) if pid else None
-        return self.ledger.note(
+        record = self.ledger.note(
             name,
             phase=RUNNING,
             pid=pid,
             pid_start=facts.start_ticks if facts else None,
             started_s=started_s or time.time(),
         )
+        self.look_at_peak(name)  # while its control group is there for certain
+        self.poke()
+        return record
 
     def _take_back(self, name: str, runtime: Runtime) -> None:
         """After a refused start: frees what was reserved, if it is certain that nothing runs."""
@@ -211,15 +228,13 @@ class Tasks:
         """Forbids the attempt first, then asks its tasks to end; says whether all are gone."""
         epoch, attempt = whole_number(fields, "epoch"), whole_number(fields, "attempt")
         job = public_id(fields, "job")
-        grace_s = float(fields.get("grace_s") if fields.get("grace_s") is not None else 10.0)
+        grace_s = seconds(fields.get("grace_s"), 10.0)
         if fields.get("tombstone", True):
             records = self.ledger.tombstone(epoch, job, attempt, grace_s=grace_s)
         else:
             records = self.ledger.stopping(epoch, job, attempt, grace_s=grace_s)
-        for runtime in self.runtimes.values():
-            for found in runtime.tasks(self.settings.cluster):
-                if found.job == job and found.attempt == attempt and found.name not in records:
-                    records[found.name] = {"runtime": runtime.kind, "phase": None, "stop_at_s": time.time()}
+        if not records:  # a ledger that was lost must not keep what runs from being stopped
+            records = self._unknown_to_ledger(job, attempt)
         gone = [self._stop_one(name, record) for name, record in sorted(records.items())]
         self.poke()
         if all(gone):
@@ -228,6 +243,14 @@ class Tasks:
                 "tasks": [_facts(n, r) for n, r in self.ledger.tasks_of(job, attempt).items()],
             }
         return {"stopping": True}
+
+    def _unknown_to_ledger(self, job: str, attempt: int) -> Dict[str, Record]:
+        return {
+            found.name: {"runtime": runtime.kind, "phase": None, "stop_at_s": None}
+            for runtime in self.runtimes.values()
+            for found in runtime.tasks(self.settings.cluster)
+            if found.job == job and found.attempt == attempt
+        }
 
     def _stop_one(self, name: str, record: Record) -> bool:
         """Moves one task towards its end; True when it is gone."""
@@ -256,15 +279,19 @@ class Tasks:
                 return self._settle(name, runtime) is not None
             return True
 
-    def enforce_deadlines(self, now_s: float) -> None:
-        """Ends the tasks whose time to leave is over."""
-        for name, record in list(self.ledger.tasks().items()):
-            if (
-                record["phase"] in HOLDING
-                and record["stop_at_s"] is not None
-                and record["stop_at_s"] <= now_s
-            ):
-                self._stop_one(name, record)
+    def past_deadline(self, now_s: float) -> List[str]:
+        """The tasks that were asked to leave and whose time for it is over."""
+        return [
+            name
+            for name, record in self.ledger.tasks().items()
+            if record["phase"] in HOLDING and record["stop_at_s"] is not None and record["stop_at_s"] <= now_s
+        ]
+
+    def end_now(self, name: str) -> None:
+        """Ends a task whose time to leave is over."""
+        record = self.ledger.tasks().get(name)
+        if record is not None:
+            self._stop_one(name, record)
 
     def signal(self, fields: Fields) -> Fields:
         """Sends a signal to one task, or to all of an attempt."""
@@ -298,8 +325,9 @@ class Tasks:
             with self._alone(name):
                 if record["phase"] in HOLDING and self._settle(name, runtime) is None:
                     raise Refusal(refusals.NOT_ALLOWED, f"{name} still runs; it is stopped first.")
-                runtime.remove(name)
-                self._clean(name, record, runtime)
+                if not (self.ledger.tasks().get(name) or record)["removed"]:
+                    runtime.remove(name)
+                    self._clean(name, record, runtime)
                 self.places.drop_task(name)
                 self.ledger.forget([name])
         return {"removed": sorted(records)}
@@ -323,8 +351,11 @@ class Tasks:
             found = self._ended(name, runtime, record)
             if found is not None and found.state != IS_EXITED:
                 return None
+            self.look_at_peak(name)
+            group = self._groups.pop(name, None)
             peak = self.peaks.pop(name, cgroup.NOTHING)
-            oom_seen = bool(peak.oom_kills) and (found is None or found.exit_code != 0)
+            oom_seen = bool(peak.oom_kills) or (group is not None and self._kernel_log.killed(group.folder))
+            oom_seen = oom_seen and (found is None or found.exit_code != 0)
             record = self.ledger.note(
                 name,
                 phase=EXITED,
@@ -370,15 +401,20 @@ class Tasks:
             runtime.remove_network(record["job"])
 
     def look_at_peak(self, name: str) -> None:
-        """Remembers the memory a running task used at most; its control group goes when it ends."""
-        pid = self.ledger.tasks().get(name, {}).get("pid")
-        group = cgroup.of_process(pid) if pid else None
+        """Remembers the memory a task used at most; its control group goes soon after it ended."""
+        group = self._groups.get(name)
+        if group is None:
+            pid = self.ledger.tasks().get(name, {}).get("pid")
+            group = cgroup.of_process(pid) if pid else None
         if group is not None:
-            self.peaks[name] = group.usage()
+            self._groups[name] = group
+            usage = group.usage()
+            if usage.peak_memory_mib is not None:
+                self.peaks[name] = usage
 
     # -- seeing -------------------------------------------------------------------------------------------
 
-    def list(self, fields: Fields) -> Fields:
+    def list_tasks(self, fields: Fields) -> Fields:
         """Every task of this node, live or ended and not yet removed, and every tombstone."""
         records = dict(self.ledger.tasks())
         rows = []
@@ -389,7 +425,7 @@ class Tasks:
         rows.extend(_facts(name, record) for name, record in records.items())
         return {
             "containers": sorted(rows, key=lambda row: str(row["name"])),
-            "tombstones": self.ledger.tombstones(),
+            "tombstones": self.ledger.tombstones(newest=_TOMBSTONES_LISTED),
             "boot_id": machine.boot_id(self.settings.boot_id_path),
             "highest_epoch": self.ledger.epoch(),
         }

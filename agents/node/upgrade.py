@@ -86,5 +86,7 @@ class Upgrades:
                 if os.path.exists(previous):
                     os.unlink(previous)
                 os.link(target + ending, previous)
+        # At each instant one of the two, the present program or the previous one, has its own signature.
+        for ending in (".sig", ""):
             os.replace(part + ending, target + ending)
         sync_folder(os.path.dirname(target))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import sys
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Optional, Set
 
 from agents.node import machine
@@ -16,60 +20,110 @@ from agents.node.tasks import Tasks
 
 LOOK_EVERY_S = 0.1
 _SLOW_EVERY_S = 1.0
+_HANDS = 4
 _Push = Callable[[Dict[str, Any]], None]
 
 
 class Watch:
-    """Looks at the first process of each running task; an engine is asked only when one is gone."""
+    """Waits for the first process of each running task to end; an engine is asked only then."""
 
     def __init__(self, tasks: Tasks, push: _Push) -> None:
         self._tasks = tasks
         self._push = push
-        self._wake = threading.Event()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopped = threading.Event()
         self._told: Set[str] = set()
+        self._ends: Dict[str, int] = {}  # descriptors that are readable once a task's first process ended
+        self._hands = ThreadPoolExecutor(max_workers=_HANDS, thread_name_prefix="settle")
+        self._busy: Set[str] = set()
         self._retry_at_s: Dict[str, float] = {}
         self._gpus: Optional[Dict[str, GpuFacts]] = None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        self._tasks.poke = self._wake.set
+        self._tasks.poke = self.wake
         self._told = {name for name, each in self._tasks.ledger.tasks().items() if each["phase"] == EXITED}
         self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
-        self._wake.set()
+        self.wake()
         self._thread.join(timeout=5.0)
+        self._hands.shutdown(wait=True)
+
+    def wake(self) -> None:
+        """Makes the watch look at once."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b".")
 
     def _run(self) -> None:
         slow_at_s = 0.0
         while not self._stopped.is_set():
             try:
-                self._look()
-                if time.monotonic() >= slow_at_s:
+                slow = time.monotonic() >= slow_at_s
+                if slow:
                     slow_at_s = time.monotonic() + _SLOW_EVERY_S
-                    self._tasks.enforce_deadlines(time.time())
+                    for name in self._tasks.past_deadline(time.time()):
+                        self._hand_on(name, self._tasks.end_now)
                     self._look_at_gpus()
+                self._look(peaks=slow)
             except (Refusal, OSError):
                 traceback.print_exc(file=sys.stderr)
                 self._stopped.wait(_SLOW_EVERY_S)
-            self._wake.wait(LOOK_EVERY_S)
-            self._wake.clear()
+            self._sleep()
 
-    def _look(self) -> None:
-        records = self._tasks.ledger.tasks()
+    def _sleep(self) -> None:
+        """Until a task ends, somebody wakes us, or it is time to look anyway."""
+        poll = select.poll()
+        for descriptor in (self._wake_read, *self._ends.values()):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(LOOK_EVERY_S * 1000.0)
+        with contextlib.suppress(OSError):
+            while os.read(self._wake_read, 4096):
+                pass
+
+    def _look(self, *, peaks: bool) -> None:
         now_s = time.monotonic()
-        for name, record in list(records.items()):
-            if record["phase"] != RUNNING:
-                continue
+        running = {n: r for n, r in self._tasks.ledger.tasks().items() if r["phase"] == RUNNING}
+        for name in set(self._ends) - set(running):
+            os.close(self._ends.pop(name))
+        for name, record in running.items():
             if machine.is_alive(record["pid"], record["pid_start"]):
-                self._tasks.look_at_peak(name)
+                self._follow(name, record["pid"])
+                if peaks:
+                    self._tasks.look_at_peak(name)
             elif now_s >= self._retry_at_s.get(name, 0.0):
+                self._tasks.look_at_peak(name)  # the last chance: the engine is about to remove the group
                 self._retry_at_s[name] = now_s + _SLOW_EVERY_S
-                if self._tasks.settle(name):
-                    self._retry_at_s.pop(name, None)
+                if name in self._ends:
+                    os.close(self._ends.pop(name))
+                self._hand_on(name, self._tasks.settle)
+        for name in set(self._retry_at_s) - set(running):
+            del self._retry_at_s[name]
         self._tell_ends(self._tasks.ledger.tasks())
+
+    def _hand_on(self, name: str, what: Callable[[str], object]) -> None:
+        """Lets another thread ask the engine, so that one slow end does not delay the news of others."""
+        if name in self._busy:
+            return
+        self._busy.add(name)
+
+        def work() -> None:
+            try:
+                what(name)
+            except (Refusal, OSError):
+                traceback.print_exc(file=sys.stderr)
+            finally:
+                self._busy.discard(name)
+
+        self._hands.submit(work)
+
+    def _follow(self, name: str, pid: int) -> None:
+        if name not in self._ends:
+            self._tasks.look_at_peak(name)
+            descriptor = machine.open_pid(pid)
+            if descriptor is not None:
+                self._ends[name] = descriptor
 
     def _tell_ends(self, records: Dict[str, Record]) -> None:
         """Tells each end once in a session; ends before it are told by ``list``."""

@@ -28,6 +28,14 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' ||
     stop "Python 3.8 or newer is needed; this is $(python3 -V 2>&1)."
 command -v ssh-keygen > /dev/null || stop "ssh-keygen is missing; install OpenSSH and run this script again."
 command -v useradd > /dev/null || stop "useradd is missing."
+if [ "$engine" = auto ]; then
+    # Without root, a container's limits hold only where systemd lends its account a part of cgroup v2.
+    if [ "$runtime" = podman ] && [ -f /sys/fs/cgroup/cgroup.controllers ] && [ -d /run/systemd/system ]; then
+        engine=rootless
+    else
+        engine=rootful
+    fi
+fi
 if [ "$engine" = rootful ]; then
     command -v sudo > /dev/null || stop "sudo is missing; it is needed for the engine access you chose."
 fi
@@ -96,16 +104,27 @@ put 755 "$library/fairway-node" <<'END_OF_LOADER'
 @LOADER@END_OF_LOADER
 echo "$engine" | put 644 "$config/engine"
 put 644 "$config/agent_signers" <<'END_OF_SIGNERS'
-fairway namespaces="fairway-agent" @SIGNING_KEY@
+fairway-upgrade namespaces="fairway-node" @SIGNING_KEY@
 END_OF_SIGNERS
-put 644 "$config/node.json" <<'END_OF_SETTINGS'
+# What only this machine knows (its GPU provider, its engine's flags) stands in node.local.json and wins.
+merge='
+import json, os, sys
+settings = json.load(sys.stdin)
+if os.path.exists(sys.argv[1]):
+    with open(sys.argv[1]) as local:
+        settings.update(json.load(local))
+print(json.dumps(settings, indent=2, sort_keys=True))
+'
+settings=$(python3 -I -c "$merge" "$config/node.local.json" <<'END_OF_SETTINGS'
 @SETTINGS@
 END_OF_SETTINGS
+) || stop "$config/node.local.json is not a JSON object."
+echo "$settings" | put 644 "$config/node.json"
 
 mkdir -p "$place/agent" "$place/state"
 chown "$owner:$owner" "$place/agent" "$place/state"
 chmod 755 "$place/agent"
-chmod 700 "$place/state"
+chmod 711 "$place/state"
 mkdir -p '@HOME_ROOT@'
 chown "$owner:$owner" '@HOME_ROOT@'
 chmod 711 '@HOME_ROOT@'
@@ -116,13 +135,13 @@ base64 -d > "$draft" <<'END_OF_AGENT'
 END_OF_AGENT
 cat > "$draft.sig" <<'END_OF_SIGNATURE'
 @AGENT_SIGNATURE@END_OF_SIGNATURE
-ssh-keygen -q -Y verify -f "$config/agent_signers" -I fairway -n fairway-agent -s "$draft.sig" \
+ssh-keygen -q -Y verify -f "$config/agent_signers" -I fairway-upgrade -n fairway-node -s "$draft.sig" \
     < "$draft" > /dev/null || stop "the agent in this script does not carry its signature; get the script again."
 chown "$owner:$owner" "$draft" "$draft.sig"
 chmod 644 "$draft" "$draft.sig"
 if [ -e "$place/agent/agent.pyz" ] && ! cmp -s "$draft" "$place/agent/agent.pyz"; then
-    for part in pyz pyz.sig; do
-        cp -p "$place/agent/agent.$part" "$place/agent/keep.$part" && mv -f "$place/agent/keep.$part" "$place/agent/previous.$part"
+    for ending in "" .sig; do
+        ln -f "$place/agent/agent.pyz$ending" "$place/agent/agent.pyz.previous$ending"
     done
 fi
 mv -f "$draft.sig" "$place/agent/agent.pyz.sig"
@@ -152,7 +171,12 @@ chown root:root "$home/.ssh"
 chmod 755 "$home/.ssh"
 
 # ---- what this machine is ----------------------------------------------------------------------------------
-say "account: $account (uid $(id -u "$account")), engine access $engine"
+case $engine in
+    rootless) access="rootless: the account runs containers itself" ;;
+    *) access="rootful: a sudoers line for exactly the loader" ;;
+esac
+say "account: $account (uid $(id -u "$account"))"
+say "engine access: $access"
 say "python: $(python3 -V 2>&1)"
 case $runtime in
     process) say "runtime: process (no container engine)" ;;

@@ -191,7 +191,8 @@ def install(root: Path, lock: Path) -> None:
             if (target / shared).exists():
                 shutil.copytree(target / shared, local / shared, dirs_exist_ok=True)
                 shutil.rmtree(target / shared)
-        shutil.rmtree(target / "bin", ignore_errors=True)
+        for unused in (target / "bin", *target.glob("**/tests"), *target.glob("**/*.map")):
+            shutil.rmtree(unused, ignore_errors=True) if unused.is_dir() else unused.unlink(missing_ok=True)
         site = local / "lib" / PYTHON / "site-packages"
         shutil.copytree(target, site, dirs_exist_ok=True)
     for library in libraries(site.rglob("*.so")):

@@ -12,18 +12,25 @@ from portal import throttle
 from portal.access import Policy, policy
 from portal.api.job_bodies import AskBody, job_request
 from portal.api.route import Route, operation
-from portal.services.jobs import check_job
+from portal.selectors.jobs import seen_of
+from portal.services.jobs import check_job, would_start
 from portal.services.tokens import Scope
 
 
 class AskAnswer(serializers.Serializer[Any]):
     """Whether a request could run here, and whether it would start now."""
 
-    possible = serializers.BooleanField(help_text="This cluster could run it; impossible ones get 422.")
+    possible = serializers.BooleanField(
+        help_text="This cluster could run it. What no node could ever hold gets 422 with the nearest request."
+    )
     starts_now = serializers.BooleanField(
         allow_null=True, help_text="null: the scheduler did not answer within a second."
     )
+    where = serializers.ListField(child=serializers.CharField(), help_text="Nodes it would start on.")
     verdict = serializers.DictField(allow_null=True, help_text="Why it would wait: code, sentence, numbers.")
+    alternatives = serializers.ListField(
+        child=serializers.DictField(), help_text="Changes of the request that would start now."
+    )
 
 
 @policy(Policy.SIGNED_IN)
@@ -45,4 +52,17 @@ class AskRoute(Route):
         """The scheduler's answer, or null when it takes longer than a second."""
         wanted = job_request(self.person, self.given, AskBody)
         check_job(self.person, wanted)
-        return self.answer({"possible": True, "starts_now": None, "verdict": None})
+        told = would_start(self.person, wanted) or {}
+        verdict = told.get("verdict")
+        if verdict is not None:
+            seen = seen_of(self.person, verdict.get("ahead") or [])
+            verdict = {**verdict, "ahead": [job for job in verdict.get("ahead") or [] if job in seen]}
+        return self.answer(
+            {
+                "possible": True,
+                "starts_now": told.get("starts_now"),
+                "where": told.get("where", []),
+                "verdict": verdict,
+                "alternatives": told.get("alternatives", []),
+            }
+        )

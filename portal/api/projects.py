@@ -11,6 +11,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, Verb, policy, require, visible_projects
+from portal.api import cursors
 from portal.api.bodies import Closed, Text, YesNo
 from portal.api.cursors import Order
 from portal.api.route import PageQuery, Route, operation, page_of
@@ -18,7 +19,14 @@ from portal.api.shapes import projects as shapes
 from portal.api.shapes.people import ROLES
 from portal.errors import Invalid, NotThere
 from portal.models import Project, User
-from portal.selectors.projects import members_of, person_for, project_for, projects_for, roles_of
+from portal.selectors.projects import (
+    counts_of,
+    members_of,
+    person_for,
+    project_for,
+    projects_for,
+    roles_of,
+)
 from portal.services.projects import (
     do_change_project,
     do_create_project,
@@ -76,7 +84,7 @@ def parent_of(person: User, key: str | None) -> Project | None:
 def shown(person: User, key: str) -> dict[str, Any]:
     """A project as it stands now, for an answer."""
     row = project_for(person, key)
-    return shapes.project(row, roles_of(person).get(row.pk))
+    return shapes.project(row, roles_of(person).get(row.pk), counts_of([row])[row.pk])
 
 
 @policy(Policy.SIGNED_IN)
@@ -98,7 +106,11 @@ class ProjectsRoute(Route):
         if "search" in self.query:
             text = self.query["search"]
             rows = rows.filter(Q(name__icontains=text) | Q(title__icontains=text))
-        return self.page(rows, lambda row: shapes.project(row, roles.get(row.pk)), Order("name"))
+        found: list[Project] = []
+        page = cursors.page(request, rows, Order("name"), self.query, found.append)
+        counts = counts_of(found)
+        items = [shapes.project(row, roles.get(row.pk), counts[row.pk]) for row in found]
+        return self.answer({**page, "items": items})
 
     @operation(
         "projects_create",

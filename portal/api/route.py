@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
 from rest_framework.authentication import BaseAuthentication
@@ -31,8 +32,8 @@ from portal.throttle import Rate
 
 log = logging.getLogger(__name__)
 
-Described = type[serializers.BaseSerializer[Any]] | serializers.BaseSerializer[Any] | None
-_Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
+Described = type[serializers.BaseSerializer[Any]] | type[str] | None
+_Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
 _Row = TypeVar("_Row", bound=Model)
 
 
@@ -183,13 +184,20 @@ class Route(APIView):
         """One page of a list."""
         return self.answer(cursors.page(self.request, rows, order, self.query, shown))
 
-    def once(self, work: Callable[[], Any], status: int = 201) -> HttpResponse:
-        """Does ``work`` (which gives the answer's body) at most once per Idempotency-Key."""
+    def once(
+        self, work: Callable[[], Any], status: int = 201, *, check: Callable[[], object] | None = None
+    ) -> HttpResponse:
+        """Does ``work`` (which gives the answer's body) at most once per Idempotency-Key.
+
+        With a key ``work`` runs in a transaction; ``check`` is what has to be asked before that begins.
+        """
         key = self.request.headers.get("Idempotency-Key")
         if key is None:
             return self.answer(work(), status)
         given = self.request.data
-        kept = idempotency.once(self.person, key, self.request.path, given, lambda: (status, work()))
+        kept = idempotency.once(
+            self.person, key, self.request.path, given, lambda: (status, work()), check=check
+        )
         headers = {"Idempotency-Replayed": "true"} if kept.again else {}
         return self.answer(kept.body, kept.status, headers)
 
@@ -208,10 +216,11 @@ class Route(APIView):
             raise NotAllowed("This route declares no policy, so nobody may use it.", code="no_policy")
         demand(request.user, wanted)
         self._take(throttle.ANYTHING if request.user else throttle.ANONYMOUS)
-        method = getattr(self, (request.method or "").lower(), None)
-        plan = getattr(method, "operation", None)
+        word = (request.method or "").lower()
+        method = getattr(self, word, None) if word in self.http_method_names else None
         if method is None:
             return  # 405 follows
+        plan = getattr(method, "operation", None)
         if not isinstance(plan, Operation):
             raise NotAllowed("This route declares no operation, so nobody may use it.", code="no_policy")
         if plan.scope is not None and self.token is not None and not has_scope(self.token, plan.scope):

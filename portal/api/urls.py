@@ -13,6 +13,7 @@ from portal.api import (
     description,
     health,
     jobs,
+    logs,
     people,
     problems,
     projects,
@@ -41,6 +42,8 @@ V1: list[URLPattern | URLResolver] = [
     path("jobs/<slug:job>/hold/", jobs.JobHoldRoute.as_view()),
     path("jobs/<slug:job>/release/", jobs.JobReleaseRoute.as_view()),
     path("jobs/<slug:job>/start-again/", jobs.JobStartAgainRoute.as_view()),
+    path("jobs/<slug:job>/logs/", logs.JobLogsRoute.as_view()),
+    path("jobs/<slug:job>/logs/download/", logs.JobLogFileRoute.as_view()),
     path("jobs/<slug:job>/events/", jobs.JobEventsRoute.as_view()),
     path("workspaces/", workspaces.WorkspacesRoute.as_view()),
     path("workspaces/<slug:workspace>/", workspaces.WorkspaceRoute.as_view()),
@@ -83,5 +86,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/schema/", description.SchemaRoute.as_view(), name="api-schema"),
     path("api/docs/", description.docs, name="api-docs"),
     path("api/docs/start.js", description.docs_start, name="api-docs-start"),
-    re_path(r"^api(/.*)?$", nothing_here),
+    re_path(r"^api(?:/.*)?$", nothing_here),
 ]

@@ -48,15 +48,9 @@ def enter(root: Path, argv: Sequence[str]) -> list[str]:
     process becomes the environment's Python with the same arguments.
     """
     wants_dev, rest = _wants_dev(root, argv)
-    locks = [root / RUN_LOCK, *([root / DEV_LOCK] if wants_dev else [])]
     folder = root / ".venv"
     python = folder / "bin" / "python"
-    fingerprint = lock_fingerprint(locks)
-    if not _stamped(folder, fingerprint):
-        with _one_at_a_time(root):
-            if not _stamped(folder, fingerprint):
-                _make(folder, python, locks)
-                _stamp(folder, fingerprint)
+    make_environment(root, dev=wants_dev)
     if Path(sys.prefix).resolve() != folder.resolve():
         if os.environ.get(ENTERED) == str(folder):
             raise BootstrapError(f"{python} does not run inside {folder}; remove that folder and try again.")
@@ -64,6 +58,19 @@ def enter(root: Path, argv: Sequence[str]) -> list[str]:
         os.execv(python, [str(python), *rest])  # noqa: S606  (no shell is the point)
     os.environ.pop(ENTERED, None)
     return rest
+
+
+def make_environment(root: Path, *, dev: bool) -> None:
+    """Brings `.venv` in step with the lock files; `dev` adds the tests and tools."""
+    locks = [root / RUN_LOCK, *([root / DEV_LOCK] if dev else [])]
+    folder = root / ".venv"
+    fingerprint = lock_fingerprint(locks)
+    if _stamped(folder, fingerprint):
+        return
+    with _one_at_a_time(root):
+        if not _stamped(folder, fingerprint):
+            _make(folder, folder / "bin" / "python", locks)
+            _stamp(folder, fingerprint)
 
 
 def lock_fingerprint(locks: Sequence[Path]) -> str:

@@ -21,7 +21,9 @@ def _broker_url(redis_url: str) -> str:
 def _configured() -> Celery:
     from django.conf import settings  # settings must be chosen first
 
-    app = Celery("fairway", set_as_current=True)
+    # Without Celery's Django fixup: it runs every system check, pages and all, before a worker may begin. The
+    # doors in scheduler.tasks look after database connections themselves.
+    app = Celery("fairway", set_as_current=True, fixups=[])
     app.conf.update(
         broker_url=_broker_url(settings.REDIS_URL),
         broker_connection_retry_on_startup=True,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import environ
+from django.core.exceptions import ImproperlyConfigured
 
 from portal.config import places
 
@@ -20,6 +21,10 @@ _secret_file = DATA_DIR / "secret_key"
 SECRET_KEY = env.str("FAIRWAY_SECRET_KEY", "") or (
     _secret_file.read_text().strip() if _secret_file.is_file() else ""
 )
+if SECRET_KEY and (len(SECRET_KEY) < 50 or len(set(SECRET_KEY)) < 16):
+    raise ImproperlyConfigured(
+        "FAIRWAY_SECRET_KEY is too easy to guess: it needs 50 random characters. Without it `manage.py up` makes one."
+    )
 SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", default=[])
 
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
@@ -37,7 +42,6 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django.contrib.postgres",
     "django_htmx",
-    "django_filters",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
@@ -62,7 +66,7 @@ MIDDLEWARE = [
 ]
 
 ROOT_URLCONF = "portal.config.urls"
-ASGI_APPLICATION = "portal.config.asgi.application"
+ASGI_APPLICATION = "portal.asgi.application"
 
 TEMPLATES: list[dict[str, Any]] = [
     {
@@ -84,12 +88,17 @@ TEMPLATES: list[dict[str, Any]] = [
 DATABASES = {"default": env.db_url("DATABASE_URL", default=places.database_url(DATA_DIR))}
 DATABASES["default"].setdefault("OPTIONS", {})
 DATABASES["default"]["OPTIONS"].update(
-    {"connect_timeout": 5, "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c timezone=UTC"}
+    {
+        "connect_timeout": 5,
+        "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c timezone=UTC -c jit=off",
+    }
 )
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+TRIAL_SERVERS = env.bool("FAIRWAY_TRIAL_SERVERS", False)
+"""`up` runs on the servers of its wheels: good for trying and small teams, and the admin page says so."""
 REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
 
 AUTH_USER_MODEL = "portal.User"

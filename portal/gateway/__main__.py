@@ -6,7 +6,7 @@ import argparse
 
 import uvicorn
 
-from portal.gateway.sockets import MAX_MESSAGE_BYTES
+from portal.gateway.pipe import PipeProtocol
 
 
 def main() -> None:
@@ -27,9 +27,7 @@ def main() -> None:
         ssl_keyfile=chosen.tls_key,
         loop="uvloop",
         http="httptools",
-        ws="websockets-sansio",
-        ws_max_size=MAX_MESSAGE_BYTES,
-        ws_per_message_deflate=False,
+        ws=PipeProtocol,
         lifespan="on",
         proxy_headers=False,  # what a client says about itself is dropped; see web.py for trusted peers
         server_header=False,

@@ -11,7 +11,6 @@ from portal.gateway.app import Gateway
 from portal.gateway.door import Places, WorkspaceDoor
 from portal.gateway.guard import Guard
 from portal.gateway.rights import Rights
-from portal.gateway.tunnels import Tunnels
 from portal.gateway.upstream import Upstreams
 from portal.gateway.web import WebDoor
 
@@ -23,7 +22,7 @@ def build_gateway(web_socket: str | None = None) -> Gateway:
     key = settings.KEY_FILES["tunnel"]
     rights = Rights()
     guard = Guard(rights)
-    upstreams = Upstreams(socket, Tunnels(Path(key) if key else None))
+    upstreams = Upstreams(socket, Path(key) if key else None)
     places = Places(settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE)
     return Gateway(
         settings.APPS_DOMAIN,

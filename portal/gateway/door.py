@@ -8,12 +8,12 @@ from urllib.parse import parse_qs
 
 from portal.access import Policy, policy
 from portal.gateway import headers as rules
-from portal.gateway.forward import Journey, NoAnswer, forward, upstream_url
+from portal.gateway.client import NoAnswer
+from portal.gateway.forward import Journey, forward
 from portal.gateway.guard import Guard, Hold
 from portal.gateway.pages import answer, page, wants_json
 from portal.gateway.rights import Answer, Rights, Target, Unknown
 from portal.gateway.sockets import HandshakeRefused, forward_socket
-from portal.gateway.tunnels import JOB_ADDRESS
 from portal.gateway.upstream import Upstreams
 from portal.gateway.wire import Headers, Receive, Scope, Send
 from portal.services.workspaces import ENTER_PATH
@@ -107,7 +107,7 @@ class WorkspaceDoor:
         journey = self._journey(scope, job, cookie, decision.target)
         try:
             if websocket:
-                await forward_socket(journey, scope, receive, send)
+                await forward_socket(journey, scope)
             else:
                 await forward(journey, scope, receive, send)
         except HandshakeRefused as problem:
@@ -143,8 +143,7 @@ class WorkspaceDoor:
         passed += rules.forwarded(None, "https" if places.secure else "http", host)
         passed.append((b"authorization", target.authorization.encode("ascii")))
         return Journey(
-            session=self._upstreams.node(target.node),
-            url=upstream_url(f"http://{JOB_ADDRESS}:{target.port}", scope),
+            way=self._upstreams.port(target.node, target.port),
             headers=passed,
             answer_headers=lambda pairs: rules.from_tool(pairs, secure=places.secure),
             hold=Hold(job, cookie, target),

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-import aiohttp
-from yarl import URL
-
+from portal.gateway.client import BrokenOff, Connection, NoAnswer, Way
 from portal.gateway.guard import Guard, Hold
 from portal.gateway.wire import Gone, Headers, Receive, Scope, Send
 
 LONG_AFTER_S = 1.0
 """From here on a request is watched: for a browser that left, and for a right that ended."""
+LOOK_EVERY_S = 0.25
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class NoAnswer(Exception):
-    """Nothing upstream answered, and nothing was sent to the browser yet."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Journey:
     """Where a request goes, with which headers, and what becomes of the headers of the answer."""
 
-    session: aiohttp.ClientSession
-    url: URL
+    way: Way
     headers: Headers
     answer_headers: Callable[[Iterable[tuple[bytes, bytes]]], Headers]
     answer_within_s: float | None = None
@@ -33,62 +29,138 @@ class Journey:
     guard: Guard | None = None
 
 
-def upstream_url(origin: str, scope: Scope) -> URL:
-    """The address upstream: our origin, and the browser's path and query byte for byte."""
-    target = scope["raw_path"]
-    if scope["query_string"]:
-        target += b"?" + scope["query_string"]
-    return URL(origin + target.decode("ascii"), encoded=True)
+def request_head(scope: Scope, headers: Headers, *, more: Headers | None = None) -> bytes:
+    """The head of the request upstream: the browser's path and query byte for byte, and our headers."""
+    query = scope["query_string"]
+    parts = [scope["method"].encode("ascii"), b" ", scope["raw_path"]]
+    if query:
+        parts += (b"?", query)
+    parts.append(b" HTTP/1.1\r\n")
+    for name, value in headers:
+        parts += (name, b": ", value, b"\r\n")
+    for name, value in more or ():
+        parts += (name, b": ", value, b"\r\n")
+    parts.append(b"\r\n")
+    return b"".join(parts)
 
 
-def text(headers: Headers) -> list[tuple[str, str]]:
-    """Headers as aiohttp wants them; it writes UTF-8."""
-    return [(name.decode("ascii"), _value(value)) for name, value in headers]
+async def forward(journey: Journey, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers the request from upstream. Raises NoAnswer while the browser can still be told something else.
 
-
-def _value(value: bytes) -> str:
+    An answer that breaks off upstream breaks off here too: it never looks whole.
+    """
+    method = scope["method"]
+    length = chunked = False
+    for name, _ in scope["headers"]:
+        if name == b"content-length":
+            length = True
+        elif name == b"transfer-encoding":
+            chunked = True
+    body = Body(receive, chunked=chunked, whole=not (length or chunked))
+    if body.whole:
+        await receive()  # the empty body; what follows can only be the end of the connection
+    head = request_head(
+        scope, journey.headers, more=[(b"transfer-encoding", b"chunked")] if chunked else None
+    )
+    watch = Watch(journey, body)
     try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+        await _exchange(journey, head, method, body, watch, send)
+    except asyncio.CancelledError:
+        if not watch.why:
+            raise
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        if not watch.answered and watch.why != "gone":
+            raise NoAnswer(watch.why) from None
+    except (Gone, BrokenOff):
+        pass  # the server sees an answer without its end, and closes the connection
+    finally:
+        watch.stop()
 
 
-@dataclass
+async def _exchange(journey: Journey, head: bytes, method: str, body: Body, watch: Watch, send: Send) -> None:
+    connection = await journey.way.connection()
+    sending: asyncio.Task[None] | None = None
+    kept = False
+    try:
+        while True:
+            connection.begin(head, head_request=method == "HEAD")
+            if not body.whole:
+                sending = asyncio.create_task(body.send_to(connection))
+            try:
+                await connection.head()
+                break
+            except NoAnswer:
+                if sending is not None and sending.done() and not sending.cancelled():
+                    sending.result()  # raises Gone when it was the browser that left
+                if sending is not None or method not in _REPEATABLE or connection.used == 1:
+                    raise
+                # The server had closed a connection that waited, just as we used it.
+                connection = await journey.way.connection(fresh=True)
+        watch.answered = True
+        headers = journey.answer_headers(connection.headers)
+        if connection.status in (204, 304):
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        await send({"type": "http.response.start", "status": connection.status, "headers": headers})
+        while True:
+            chunk = await connection.read()
+            end = connection.at_end
+            await send({"type": "http.response.body", "body": chunk, "more_body": not end})
+            if end:
+                break
+        if sending is None or sending.done():
+            journey.way.give_back(connection)
+            kept = True
+    finally:
+        if sending is not None and not sending.done():
+            sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Gone, OSError):
+                await sending
+        if not kept:
+            connection.close()
+
+
 class Body:
     """The request's body as it arrives."""
 
-    receive: Receive
-    whole: bool = False
-    last_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    __slots__ = ("_chunked", "_receive", "last_s", "whole")
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._chunks()
+    def __init__(self, receive: Receive, *, chunked: bool, whole: bool) -> None:
+        self._receive, self._chunked = receive, chunked
+        self.whole = whole
+        self.last_s = 0.0
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
+    async def send_to(self, connection: Connection) -> None:
+        """Sends it on as it comes. Raises Gone, and closes the connection, when the browser leaves."""
+        loop = asyncio.get_running_loop()
         while True:
-            message = await self.receive()
+            message = await self._receive()
             if message["type"] == "http.disconnect":
+                connection.close()
                 raise Gone
-            self.last_s = asyncio.get_running_loop().time()
-            chunk = message.get("body", b"")
-            if chunk:
-                yield bytes(chunk)
+            self.last_s = loop.time()
+            data = message.get("body", b"")
+            if data:
+                connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else bytes(data))
             if not message.get("more_body", False):
+                if self._chunked:
+                    connection.write(b"0\r\n\r\n")
                 self.whole = True
                 return
+            with contextlib.suppress(ConnectionError):
+                await connection.drain()  # upstream may answer before it has read all
 
     async def until_gone(self) -> None:
         """Returns when the browser has left; only to be awaited once the body is whole."""
-        while (await self.receive())["type"] != "http.disconnect":
+        while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
-class _Ended(Exception):
-    """The watch ended this request; the browser left or its right did."""
-
-
-class _Watch:
+class Watch:
     """Cancels a long request when its browser leaves, its right ends, or no answer begins in time."""
+
+    __slots__ = ("_began", "_body", "_journey", "_loop", "_main", "_task", "_timer", "answered", "why")
 
     def __init__(self, journey: Journey, body: Body) -> None:
         self._journey, self._body = journey, body
@@ -96,6 +168,7 @@ class _Watch:
         self._main = asyncio.current_task()
         self._timer = self._loop.call_later(LONG_AFTER_S, self._begin)
         self._task: asyncio.Task[None] | None = None
+        self._began = self._loop.time()
         self.answered = False
         self.why = ""
 
@@ -115,79 +188,21 @@ class _Watch:
     async def _look(self) -> None:
         journey = self._journey
         if journey.hold is not None and journey.guard is not None:
-            with journey.guard.watching(journey.hold, lambda: self._end("right")):
+            with journey.guard.watching(journey.hold, lambda: self._end("the right ended")):
                 await self._until_end()
         else:
             await self._until_end()
 
     async def _until_end(self) -> None:
-        limit_s = self._journey.answer_within_s
-        while not self._body.whole or (limit_s is not None and not self.answered):
-            if self._body.whole and not self.answered and limit_s is not None:
-                left_s = self._body.last_s + limit_s - self._loop.time()
+        limit_s, body = self._journey.answer_within_s, self._body
+        while not body.whole or (limit_s is not None and not self.answered):
+            if body.whole and limit_s is not None and not self.answered:
+                left_s = (body.last_s or self._began) + limit_s - self._loop.time()
                 if left_s <= 0:
-                    self._end("late")
+                    self._end("no answer in time")
                     return
-                await asyncio.sleep(min(left_s, 0.25))
+                await asyncio.sleep(min(left_s, LOOK_EVERY_S))
             else:
-                await asyncio.sleep(0.25)
-        await self._body.until_gone()
+                await asyncio.sleep(LOOK_EVERY_S)
+        await body.until_gone()
         self._end("gone")
-
-
-async def forward(journey: Journey, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers the request from upstream. Raises NoAnswer while the browser can still be told something else.
-
-    An answer that breaks off upstream breaks off here too: it never looks whole.
-    """
-    body = Body(receive)
-    has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-    if not has_body:
-        await receive()  # the empty body; what follows can only be the end of the connection
-        body.whole = True
-    watch = _Watch(journey, body)
-    started = False
-    try:
-        async with journey.session.request(
-            scope["method"],
-            journey.url,
-            headers=text(journey.headers),
-            data=body if has_body else None,
-            allow_redirects=False,
-        ) as response:
-            watch.answered = True
-            headers = journey.answer_headers(response.raw_headers)
-            if response.status in (204, 304):
-                headers = [pair for pair in headers if pair[0] != b"content-length"]
-            started = True
-            await send({"type": "http.response.start", "status": response.status, "headers": headers})
-            content = response.content
-            while not content.at_eof():
-                chunk = await content.readany()
-                await send({"type": "http.response.body", "body": chunk, "more_body": not content.at_eof()})
-                if content.at_eof() and chunk:
-                    return
-            await send({"type": "http.response.body", "body": b""})
-    except asyncio.CancelledError:
-        if not watch.why:
-            raise
-        task = asyncio.current_task()
-        if task is not None:
-            task.uncancel()
-        if watch.why == "late" and not started:
-            raise NoAnswer("no answer in time") from None
-        if watch.why == "right" and not started:
-            raise NoAnswer("the right ended") from None
-    except (aiohttp.ClientError, TimeoutError, OSError) as problem:
-        if not started and not _left(problem):
-            raise NoAnswer(str(problem) or type(problem).__name__) from problem
-    finally:
-        watch.stop()
-
-
-def _left(problem: BaseException | None) -> bool:
-    while problem is not None:
-        if isinstance(problem, Gone):
-            return True
-        problem = problem.__cause__
-    return False

@@ -1,21 +1,31 @@
-"""Carries one WebSocket upstream and back: subprotocols, text and binary, closing codes, back-pressure."""
+"""Joins the browser's WebSocket with one upstream: checks both handshakes, then passes bytes until an end."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 
-import aiohttp
+import httptools
 
-from portal.gateway.forward import Journey, NoAnswer, text
-from portal.gateway.wire import Receive, Scope, Send
+from portal.gateway.client import MAX_HEAD_BYTES, NoAnswer
+from portal.gateway.forward import Journey, request_head
+from portal.gateway.pipe import PIPE, Half, PipeProtocol
+from portal.gateway.wire import Headers, Scope
 
-HEARTBEAT_S = 30.0
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-CONNECT_WITHIN_S = 9.0
+ANSWER_WITHIN_S = 9.0
 RIGHT_ENDED = 1008
-UPSTREAM_BROKE = 1014
-_MAY_BE_SENT = frozenset({1000, 1001, 1002, 1003, *range(1007, 1015)})
+LAST_WORDS_S = 1.0
+_MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_ASKED = (
+    b"sec-websocket-key",
+    b"sec-websocket-version",
+    b"sec-websocket-protocol",
+    b"sec-websocket-extensions",
+)
+_ANSWERED = (b"sec-websocket-accept", b"sec-websocket-protocol", b"sec-websocket-extensions")
+_UPGRADE: Headers = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
 
 
 class HandshakeRefused(Exception):
@@ -26,99 +36,107 @@ class HandshakeRefused(Exception):
         self.status = status
 
 
-async def forward_socket(journey: Journey, scope: Scope, receive: Receive, send: Send) -> None:
-    """Joins the browser's socket with one upstream until either closes or the right ends.
+class _Far(Half):
+    """The tool's side: reads its answer to the handshake, then passes bytes on."""
+
+    def __init__(self, near: PipeProtocol) -> None:
+        super().__init__()
+        self._near = near
+        self._parser = httptools.HttpResponseParser(self)
+        self._seen = 0
+        self._headers: Headers = []
+        self.answer: asyncio.Future[tuple[int, Headers]] = asyncio.get_running_loop().create_future()
+        self.open = False
+
+    def data_received(self, data: bytes) -> None:
+        if self.open:
+            self._near.edges.passed(data)
+            self.pass_on(data)
+            return
+        self._seen += len(data)
+        rest = b""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+        except httptools.HttpParserError as problem:
+            self._fail(f"the answer to the handshake cannot be read: {problem}")
+            return
+        if not self.answer.done():
+            if self._seen > MAX_HEAD_BYTES:
+                self._fail("the answer to the handshake is too long")
+            return
+        self.open = True
+        if rest:
+            self._near.edges.passed(rest)
+            self.pass_on(rest)
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        super().connection_lost(problem)
+        self._fail("the connection was closed")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result((self._parser.get_status_code(), self._headers))
+
+    def _fail(self, why: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(NoAnswer(why))
+        self.close()
+
+
+async def forward_socket(journey: Journey, scope: Scope) -> None:
+    """Pipes the socket until either side closes or the right ends.
 
     Raises NoAnswer or HandshakeRefused while the handshake with the browser is still open.
     """
-    if (await receive())["type"] != "websocket.connect":
-        return
+    near: PipeProtocol = scope["extensions"][PIPE]
+    asked = [(name, value) for name, value in scope["headers"] if name in _ASKED]
+    key = next((value for name, value in asked if name == b"sec-websocket-key"), b"")
+    if scope["method"] != "GET" or not key:
+        raise HandshakeRefused(400)
+    far: _Far = await journey.way.open(lambda: _Far(near))
     try:
-        async with asyncio.timeout(CONNECT_WITHIN_S):
-            upstream = await journey.session.ws_connect(
-                journey.url,
-                protocols=scope["subprotocols"],
-                headers=text(journey.headers),
-                max_msg_size=MAX_MESSAGE_BYTES,
-                heartbeat=HEARTBEAT_S,
-                compress=0,
-            )
-    except aiohttp.WSServerHandshakeError as problem:
-        raise HandshakeRefused(problem.status) from problem
-    except (aiohttp.ClientError, TimeoutError, OSError) as problem:
-        raise NoAnswer(str(problem) or type(problem).__name__) from problem
-    try:
-        await send({"type": "websocket.accept", "subprotocol": upstream.protocol, "headers": []})
-        await _join(journey, upstream, receive, send)
-    finally:
-        await upstream.close()
-
-
-async def _join(
-    journey: Journey, upstream: aiohttp.ClientWebSocketResponse, receive: Receive, send: Send
-) -> None:
-    ended = asyncio.Event()
-    watching = (
-        journey.guard.watching(journey.hold, ended.set)
-        if journey.guard is not None and journey.hold is not None
-        else contextlib.nullcontext()
-    )
-    with watching:
-        up = asyncio.create_task(_upwards(upstream, receive))
-        down = asyncio.create_task(_downwards(upstream, send))
-        lost = asyncio.create_task(ended.wait())
+        if far.transport is not None:
+            far.transport.write(request_head(scope, journey.headers, more=[*_UPGRADE, *asked]))
         try:
-            await asyncio.wait({up, down, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if lost.done():
-                await _close(send, RIGHT_ENDED, "This workspace is no longer open to you.")
-            elif down.done() and not up.done():
-                code = upstream.close_code if down.exception() is None else UPSTREAM_BROKE
-                await _close(send, code, "")
-            elif up.done() and up.exception() is None:
-                await upstream.close(code=up.result())
+            status, headers = await asyncio.wait_for(far.answer, ANSWER_WITHIN_S)
+        except TimeoutError:
+            raise NoAnswer("no answer to the handshake in time") from None
+        if status != 101:
+            raise HandshakeRefused(status)
+        told = [pair for pair in headers if pair[0] in _ANSWERED]
+        wanted = base64.b64encode(hashlib.sha1(key + _MAGIC).digest())  # noqa: S324  (RFC 6455 names it)
+        if (b"sec-websocket-accept", wanted) not in told:
+            raise NoAnswer("the answer to the handshake is not one to this key")
+        near.upgrade([*_UPGRADE, *told])
+        near.join(far)
+        far.join(near)
+        await _until_end(journey, near)
+    finally:
+        if far.answer.done() and not far.answer.cancelled():
+            far.answer.exception()
+        far.close()
+
+
+async def _until_end(journey: Journey, near: PipeProtocol) -> None:
+    if journey.guard is None or journey.hold is None:
+        await near.gone
+        return
+    lost = asyncio.Event()
+    with journey.guard.watching(journey.hold, lost.set):
+        ending = asyncio.create_task(lost.wait())
+        try:
+            await asyncio.wait({ending, near.gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (up, down, lost):
-                task.cancel()
-            await asyncio.gather(up, down, lost, return_exceptions=True)
-
-
-async def _upwards(upstream: aiohttp.ClientWebSocketResponse, receive: Receive) -> int:
-    """From browser to tool; the code with which the browser closed."""
-    while True:
-        message = await receive()
-        if message["type"] == "websocket.disconnect":
-            return _sendable(message.get("code"), instead=1001)
-        words = message.get("text")
-        if words is not None:
-            await upstream.send_str(words)
-        else:
-            await upstream.send_bytes(message["bytes"])
-
-
-async def _downwards(upstream: aiohttp.ClientWebSocketResponse, send: Send) -> None:
-    """From tool to browser, until the tool closes."""
-    while True:
-        message = await upstream.receive()
-        if message.type is aiohttp.WSMsgType.TEXT:
-            await send({"type": "websocket.send", "text": message.data})
-        elif message.type is aiohttp.WSMsgType.BINARY:
-            await send({"type": "websocket.send", "bytes": message.data})
-        else:
-            return
-
-
-async def _close(send: Send, code: int | None, reason: str) -> None:
-    # The browser may be gone by now, which is what was wanted.
-    with contextlib.suppress(RuntimeError, OSError):
-        await send(
-            {"type": "websocket.close", "code": _sendable(code, instead=UPSTREAM_BROKE), "reason": reason}
-        )
-
-
-def _sendable(code: int | None, *, instead: int) -> int:
-    """A closing code that may stand in a close frame."""
-    if code is None or code == 1006:
-        return instead
-    if code == 1005:
-        return 1000
-    return code if code in _MAY_BE_SENT or 3000 <= code <= 4999 else instead
+            ending.cancel()
+    if lost.is_set() and not near.lost:
+        near.say_close(RIGHT_ENDED, "This workspace is no longer open to you.")
+        near.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(near.gone), LAST_WORDS_S)
+        if near.transport is not None and not near.lost:
+            near.transport.abort()

@@ -1,72 +1,75 @@
-"""Connections to what stands behind the gateway: web on its socket, nodes by TCP or through a tunnel."""
+"""The ways to what stands behind the gateway: web on its socket, job ports directly or through a tunnel."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-import aiohttp
-from aiohttp import ClientTimeout
-
+from agents.ssh import SshTarget
+from agents.tunnel import LocalPlace, Place, TunnelPool
+from portal.gateway.client import Way
 from portal.gateway.rights import NodeAddress
-from portal.gateway.tunnels import Tunnels
+from portal.words.states import LinkKind
 
-CONNECT_WITHIN_S = 5.0
-
-_NOTHING_OF_ITS_OWN = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-
-def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=connector,
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=_NOTHING_OF_ITS_OWN,
-        timeout=ClientTimeout(total=None, sock_connect=CONNECT_WITHIN_S),
-        read_bufsize=256 * 1024,
-        max_line_size=16 * 1024,
-        max_field_size=16 * 1024,
-    )
+WEB_WITHIN_S = 2.0
+WEB_IDLE_S = 3.0
+"""Web drops idle connections after 5 s; ours are dropped before, so that none dies under a request."""
+NODE_IDLE_S = 15.0
+KEPT_WAYS = 2_000
 
 
 class Upstreams:
-    """One client session for web and one for each node, made when first needed and reused."""
+    """A way for web and one for each job port in use. The tunnels belong to the running loop."""
 
-    def __init__(self, web_socket: str, tunnels: Tunnels) -> None:
+    def __init__(self, web_socket: str, tunnel_key: Path | None) -> None:
         self._web_socket = web_socket
-        self._tunnels = tunnels
-        self._web: aiohttp.ClientSession | None = None
-        self._nodes: dict[str, tuple[NodeAddress, aiohttp.ClientSession]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._tunnel_key = tunnel_key
+        self._pool: TunnelPool | None = None
+        self._ports: dict[tuple[NodeAddress, int], Way] = {}
+        self._web = Way(self._connect_web, keep_idle_s=WEB_IDLE_S)
 
-    def web(self) -> aiohttp.ClientSession:
-        """The session to web. Idle connections are dropped before web would drop them (5 s)."""
-        if self._web is None:
-            self._web = _session(aiohttp.UnixConnector(self._web_socket, limit=0, keepalive_timeout=3.0))
+    def web(self) -> Way:
+        """The way to web."""
         return self._web
 
-    def node(self, node: NodeAddress) -> aiohttp.ClientSession:
-        """The session to the job ports of a node; one that moved gets a new session."""
-        found = self._nodes.get(node.public_id)
-        if found is not None and found[0] == node:
-            return found[1]
-        session = _session(self._tunnels.connector(node))
-        self._nodes[node.public_id] = (node, session)
-        if found is not None:
-            self._close_later(found[1])
-        return session
+    def port(self, node: NodeAddress, port: int) -> Way:
+        """The way to a job port of a node."""
+        found = self._ports.get((node, port))
+        if found is None:
+            if len(self._ports) >= KEPT_WAYS:
+                self._ports = {key: way for key, way in self._ports.items() if not way.unused}
+            found = self._ports[(node, port)] = Way(self._connector(node, port), keep_idle_s=NODE_IDLE_S)
+        return found
 
     async def close(self) -> None:
         """Closes everything."""
-        sessions = [session for _, session in self._nodes.values()]
-        if self._web is not None:
-            sessions.append(self._web)
-        self._nodes.clear()
-        self._web = None
-        for session in sessions:
-            await session.close()
-        await self._tunnels.close()
+        for way in [self._web, *self._ports.values()]:
+            way.close()
+        if self._pool is not None:
+            await self._pool.close()
 
-    def _close_later(self, session: aiohttp.ClientSession) -> None:
-        task = asyncio.create_task(session.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+    async def _connect_web(
+        self, protocol: Callable[[], asyncio.Protocol]
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        async with asyncio.timeout(WEB_WITHIN_S):
+            return await asyncio.get_running_loop().create_unix_connection(protocol, self._web_socket)
+
+    def _connector(self, node: NodeAddress, port: int) -> Any:
+        if self._pool is None:
+            self._pool = TunnelPool(self._tunnel_key or Path("/nonexistent/tunnel-key"))
+        pool, place = self._pool, _place(node)
+
+        async def connect(
+            protocol: Callable[[], asyncio.Protocol],
+        ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+            return await pool.create_connection(protocol, place, port)
+
+        return connect
+
+
+def _place(node: NodeAddress) -> Place:
+    if node.link == LinkKind.LOCAL.value:
+        return LocalPlace()
+    return SshTarget(host=node.host, account=node.account, host_key=node.host_key, port=node.port)

@@ -6,7 +6,8 @@ import logging
 
 from portal.access import Policy, policy
 from portal.gateway import headers as rules
-from portal.gateway.forward import Journey, NoAnswer, forward, upstream_url
+from portal.gateway.client import NoAnswer
+from portal.gateway.forward import Journey, forward
 from portal.gateway.pages import answer, page, wants_json
 from portal.gateway.sockets import HandshakeRefused, forward_socket
 from portal.gateway.upstream import Upstreams
@@ -27,8 +28,7 @@ class WebDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         journey = Journey(
-            session=self._upstreams.web(),
-            url=upstream_url("http://web", scope),
+            way=self._upstreams.web(),
             headers=self._headers(scope),
             answer_headers=rules.from_upstream,
             answer_within_s=ANSWER_WITHIN_S,
@@ -36,7 +36,7 @@ class WebDoor:
         websocket = scope["type"] == "websocket"
         try:
             if websocket:
-                await forward_socket(journey, scope, receive, send)
+                await forward_socket(journey, scope)
             else:
                 await forward(journey, scope, receive, send)
         except HandshakeRefused as problem:

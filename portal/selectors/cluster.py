@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -25,6 +25,9 @@ class Square:
     ramp: int | None = None
     overlay: str = ""  # sim, away, warn
     title: str = ""
+    node: str = ""
+    at: int | None = None
+    """Its place among the node's GPUs by index, as live frames count them."""
 
 
 @dataclass
@@ -53,6 +56,8 @@ class ModelStrip:
     free: int = 0
     largest_free: int = 0
     nodes: list[NodeStrip] = field(default_factory=list)
+    pools: set[int] = field(default_factory=set)
+    largest_node: int = 0
 
     @property
     def sentence(self) -> str:
@@ -77,6 +82,7 @@ def free_now(person: Person) -> list[ModelStrip]:
     )
     strips: dict[tuple[str, int], ModelStrip] = {}
     rows: dict[tuple[str, int, int], NodeStrip] = {}
+    places: Counter[int] = Counter()
     for gpu in sorted(gpus, key=lambda gpu: (nodes[gpu.node_id].name, gpu.index)):
         node = nodes[gpu.node_id]
         strip = strips.setdefault((gpu.model, gpu.memory_mib), ModelStrip(gpu.model, gpu.memory_mib))
@@ -84,7 +90,9 @@ def free_now(person: Person) -> list[ModelStrip]:
         if key not in rows:
             rows[key] = NodeStrip(node.name, node.public_id)
             strip.nodes.append(rows[key])
-        square = square_of(gpu, node, starting=gpu.pk in starting)
+        square = square_of(gpu, node, starting=gpu.pk in starting, at=places[node.pk])
+        places[node.pk] += 1
+        strip.pools.add(node.pool_id)
         rows[key].squares.append(square)
         strip.total += 1
         if square.look == "free" and square.overlay != "away":
@@ -92,10 +100,13 @@ def free_now(person: Person) -> list[ModelStrip]:
             rows[key].free += 1
     for strip in strips.values():
         strip.largest_free = max(row.free for row in strip.nodes)
+        strip.largest_node = max(len(row.squares) for row in strip.nodes)
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))
 
 
-def square_of(gpu: Gpu, node: Node, *, starting: bool = False, ramp: int | None = None) -> Square:
+def square_of(
+    gpu: Gpu, node: Node, *, starting: bool = False, ramp: int | None = None, at: int | None = None
+) -> Square:
     """How one GPU is drawn. Held GPUs are busy of unknown use until a live value says more."""
     if gpu.health != GpuHealth.OK.value:
         look, ramp, word = "failed", None, gpu.health
@@ -115,7 +126,8 @@ def square_of(gpu: Gpu, node: Node, *, starting: bool = False, ramp: int | None 
         + (["node unreachable"] if not node.reachable else [])
         + (["simulated"] if gpu.simulated else [])
     )
-    return Square(gpu.uuid, look, ramp, overlay, f"{node.name} GPU {gpu.index}: {', '.join(notes)}")
+    title = f"{node.name} GPU {gpu.index}: {', '.join(notes)}"
+    return Square(gpu.uuid, look, ramp, overlay, title, node.public_id, at)
 
 
 def _counted(gpus: Iterable[Gpu]) -> list[ModelStrip]:
@@ -124,16 +136,15 @@ def _counted(gpus: Iterable[Gpu]) -> list[ModelStrip]:
     )
     rows = (
         gpus.order_by()  # type: ignore[attr-defined]
-        .values("model", "node_id")
+        .values("model", "node_id", "node__pool_id")
         .annotate(all=Count("pk"), free=Count("pk", filter=takes_work), memory=Max("memory_mib"))
     )
     strips: dict[str, ModelStrip] = {}
-    largest: dict[str, int] = defaultdict(int)
     for row in rows:
         strip = strips.setdefault(row["model"], ModelStrip(row["model"], row["memory"]))
         strip.total += row["all"]
         strip.free += row["free"]
-        largest[row["model"]] = max(largest[row["model"]], row["free"])
-    for model, strip in strips.items():
-        strip.largest_free = largest[model]
+        strip.pools.add(row["node__pool_id"])
+        strip.largest_free = max(strip.largest_free, row["free"])
+        strip.largest_node = max(strip.largest_node, row["all"])
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))

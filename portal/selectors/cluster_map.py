@@ -6,8 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from django.db.models import F
-
 from portal.access import Person, visible_jobs, visible_nodes
 from portal.models import Allocation, Gpu, Node, Task
 from portal.selectors.cluster import Square, square_of
@@ -146,7 +144,6 @@ def tasks_on(person: Person, node: Node) -> list[Task]:
         Task.objects.filter(node=node, gone=False)
         .select_related("attempt__job__project", "attempt__job__owner")
         .prefetch_related("allocations__gpu")
-        .annotate(number=F("attempt__number"))
         .order_by("attempt_id", "rank")
     )
     for row in rows:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from django.db.models import Count, F, IntegerField, OuterRef, Q, QuerySet, Subquery, Sum, Value
-from django.db.models.functions import Coalesce
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from portal.access import Person, signed_in, visible_projects, visible_quotas
 from portal.errors import NotThere
@@ -11,34 +14,43 @@ from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange
 from portal.words.states import ROLE_RANK, JobState, Role
 
 
-def _count(rows: QuerySet[Membership] | QuerySet[Job], by: str) -> Coalesce:
-    counted = rows.filter(project=OuterRef("pk")).order_by().values(by).annotate(n=Count("pk")).values("n")
-    return Coalesce(Subquery(counted, output_field=IntegerField()), Value(0))
+@dataclass(frozen=True)
+class Counts:
+    """How much a project holds by itself, descendants not counted."""
+
+    members: int = 0
+    running_jobs: int = 0
+    pending_jobs: int = 0
+    running_milli: int = 0
 
 
 def projects_for(person: Person, *, archived: bool | None = False) -> QuerySet[Project]:
-    """Visible projects by name, each with ``member_count``, ``running_count``, ``pending_count`` and
-    ``running_milli`` (GPU milli asked for by running jobs). ``archived`` None gives both kinds."""
-    running = Job.objects.filter(state=JobState.RUNNING.value)
-    held = (
-        running.filter(project=OuterRef("pk"))
-        .order_by()
-        .values("project")
-        .annotate(n=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu")))
-        .values("n")
-    )
-    rows = (
-        visible_projects(person)
-        .select_related("parent")
-        .annotate(
-            member_count=_count(Membership.objects.all(), "project"),
-            running_count=_count(running, "project"),
-            pending_count=_count(Job.objects.filter(state=JobState.PENDING.value), "project"),
-            running_milli=Coalesce(Subquery(held, output_field=IntegerField()), Value(0)),
-        )
-        .order_by("name", "id")
-    )
+    """Visible projects by name. ``archived`` None gives both kinds."""
+    rows = visible_projects(person).select_related("parent").order_by("name", "id")
     return rows if archived is None else rows.filter(archived_at__isnull=not archived)
+
+
+def counts_of(projects: Iterable[Project]) -> dict[int, Counts]:
+    """Members and jobs of each of these projects, by project row: two queries."""
+    wanted = [project.pk for project in projects]
+    members = Counter(Membership.objects.filter(project__in=wanted).values_list("project_id", flat=True))
+    asked = F("tasks") * F("gpus_per_task") * F("milli_per_gpu")
+    jobs = (
+        Job.objects.filter(project__in=wanted, state__in=[JobState.RUNNING.value, JobState.PENDING.value])
+        .order_by()
+        .values_list("project_id", "state")
+        .annotate(n=Count("pk"), milli=Sum(asked))
+    )
+    by_state = {(project, state): (n, milli) for project, state, n, milli in jobs}
+    return {
+        row: Counts(
+            members=members[row],
+            running_jobs=by_state.get((row, JobState.RUNNING.value), (0, 0))[0],
+            pending_jobs=by_state.get((row, JobState.PENDING.value), (0, 0))[0],
+            running_milli=by_state.get((row, JobState.RUNNING.value), (0, 0))[1],
+        )
+        for row in wanted
+    }
 
 
 def project_for(person: Person, key: str) -> Project:

@@ -51,7 +51,7 @@ def shares_in(projects: Sequence[Project]) -> list[Share]:
     quotas = {
         (quota.project_id, quota.pool_id): quota for quota in Quota.objects.filter(project__in=projects)
     }
-    parents = dict(Project.objects.values_list("id", "parent_id"))
+    parents: dict[int, int | None] = dict(Project.objects.values_list("id", "parent_id"))
     used = _used(parents)
     shares = []
     for project in projects:

@@ -33,9 +33,9 @@ class UsageRow:
 
 
 _KEYS = {
-    UsageBy.PROJECT: ("k.public_id", "k.name", "JOIN portal_project k ON k.id = u.project_id"),
-    UsageBy.USER: ("k.public_id", "k.username", "JOIN portal_user k ON k.id = u.user_id"),
-    UsageBy.POOL: ("k.public_id", "k.name", "JOIN portal_nodepool k ON k.id = u.pool_id"),
+    UsageBy.PROJECT: ("k.public_id", "k.name", "project_id", "JOIN portal_project k ON k.id = u.project_id"),
+    UsageBy.USER: ("k.public_id", "k.username", "user_id", "JOIN portal_user k ON k.id = u.user_id"),
+    UsageBy.POOL: ("k.public_id", "k.name", "pool_id", "JOIN portal_nodepool k ON k.id = u.pool_id"),
 }
 
 
@@ -58,15 +58,16 @@ def usage_for(
     )
     if by is UsageBy.DAY:
         return _by_day(spans, list(span_values), start, end)
-    key, name, join = _KEYS[by]
+    key, name, column, join = _KEYS[by]
     # Only our own constants are written into the text; every value travels as a parameter.
     query = f"""
-        SELECT {key}, {name},
-               sum(extract(epoch FROM least(coalesce(u.ended_at, now()), %s) - greatest(u.started_at, %s))
-                   * u.milli) / 3600000.0,
-               count(DISTINCT u.job_id)
-        FROM ({spans}) u {join}
-        GROUP BY 1, 2 ORDER BY 3 DESC, 1
+        SELECT {key}, {name}, u.milli_s / 3600000, u.jobs FROM (
+            SELECT {column}, sum(milli_s) AS milli_s, count(*) AS jobs FROM (
+                SELECT {column}, job_id, sum(milli * date_part(
+                           'epoch', least(coalesce(ended_at, now()), %s) - greatest(started_at, %s))) AS milli_s
+                FROM ({spans}) span GROUP BY 1, 2
+            ) by_job GROUP BY 1
+        ) u {join} ORDER BY 3 DESC, 1
     """  # noqa: S608
     with connection.cursor() as cursor:
         cursor.execute(query, [end, start, *span_values])
@@ -75,21 +76,32 @@ def usage_for(
 
 def _by_day(spans: str, span_values: list[Any], start: datetime, end: datetime) -> list[UsageRow]:
     first = start.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    # Most spans lie within one day; only the others are cut at each midnight.
     query = f"""
-        SELECT to_char(d.day, 'YYYY-MM-DD'), to_char(d.day, 'YYYY-MM-DD'),
-               coalesce(sum(extract(epoch FROM
-                   least(coalesce(u.ended_at, now()), d.day + interval '1 day', %s)
-                   - greatest(u.started_at, d.day, %s)) * u.milli) / 3600000.0, 0),
-               count(DISTINCT u.job_id)
+        WITH span AS (
+            SELECT job_id, milli, greatest(started_at, %s) AS began,
+                   least(coalesce(ended_at, now()), %s) AS ended
+            FROM ({spans}) whole
+        ), piece AS (
+            SELECT date_trunc('day', began) AS day, job_id, milli * date_part('epoch', ended - began) AS milli_s
+            FROM span WHERE ended <= date_trunc('day', began) + interval '1 day'
+            UNION ALL
+            SELECT cut.day, job_id, milli * date_part('epoch',
+                       least(ended, cut.day + interval '1 day') - greatest(began, cut.day))
+            FROM span, LATERAL generate_series(
+                date_trunc('day', began), ended - interval '1 microsecond', interval '1 day') AS cut(day)
+            WHERE ended > date_trunc('day', began) + interval '1 day'
+        ), by_day AS (
+            SELECT day, sum(milli_s) AS milli_s, count(DISTINCT job_id) AS jobs FROM piece GROUP BY day
+        )
+        SELECT to_char(days.day, 'YYYY-MM-DD'), to_char(days.day, 'YYYY-MM-DD'),
+               coalesce(by_day.milli_s, 0) / 3600000, coalesce(by_day.jobs, 0)
         FROM generate_series(
-            %s::timestamptz, %s::timestamptz - interval '1 microsecond', interval '1 day') AS d(day)
-        LEFT JOIN ({spans}) u
-          ON u.started_at < least(d.day + interval '1 day', %s)
-         AND coalesce(u.ended_at, now()) > greatest(d.day, %s)
-        GROUP BY d.day ORDER BY d.day
+            %s::timestamptz, %s::timestamptz - interval '1 microsecond', interval '1 day') AS days(day)
+        LEFT JOIN by_day USING (day) ORDER BY 1
     """  # noqa: S608
     with connection.cursor() as cursor:
-        cursor.execute(query, [end, start, first, end, *span_values, end, start])
+        cursor.execute(query, [start, end, *span_values, first, end])
         return [UsageRow(*_plain(row)) for row in cursor.fetchall()]
 
 

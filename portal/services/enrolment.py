@@ -6,7 +6,9 @@ folder. What needs the control key runs in worker-nodes, which this module asks 
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from django.conf import settings
 from django.db import transaction
 
 from agents.enrol import EnrolmentChoices, EnrolmentError, PublicKeys, SignedAgent, enrolment_script
-from agents.keys import key_path, make_keys, public_line, sign_agent
+from agents.keys import PURPOSES, key_path, make_keys, public_line, sign_agent
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Verb, require
 from portal.errors import Invalid, Unavailable
@@ -45,12 +47,12 @@ def prepare_agent(program: bytes) -> None:
     _write(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
 
 
-def get_script(*, engine: str = "rootless", runtime: str = "podman", account: str = "fairway") -> str:
-    """The script to run in a root shell on a new node. Raises Invalid for choices it cannot be made from."""
-    public = {
-        name: public_line(key_path(settings.KEY_DIR, name))
-        for name in ("control", "watch", "tunnel", "signing")
-    }  # type: ignore[arg-type]
+def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", account: str = "fairway") -> str:
+    """The script to run in a root shell on a new node. Raises Invalid for choices it cannot be made from.
+
+    Containers there may not connect to this machine by the address that it has towards ``host``.
+    """
+    public = {name: public_line(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     folder = settings.DATA_DIR / "agent"
     try:
         agent = SignedAgent((folder / "agent.pyz").read_bytes(), (folder / "agent.pyz.sig").read_text())
@@ -63,10 +65,29 @@ def get_script(*, engine: str = "rootless", runtime: str = "podman", account: st
             ClusterSettings.objects.get(id=1).cluster_id,
             PublicKeys(**public),
             agent,
-            EnrolmentChoices(engine=engine, runtime=runtime, account=account),  # type: ignore[arg-type]
+            EnrolmentChoices(
+                engine=engine,  # type: ignore[arg-type]
+                runtime=runtime,  # type: ignore[arg-type]
+                account=account,
+                deny_addresses=_own_addresses(host),
+            ),
         )
     except EnrolmentError as wrong:
         raise Invalid(str(wrong)) from wrong
+
+
+def _own_addresses(host: str) -> tuple[str, ...]:
+    """This machine's address on the way to ``host``; no packet is sent. Loopback is closed to containers anyway."""
+    if not host:
+        return ()
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return ()
+    return () if ipaddress.ip_address(own).is_loopback else (own,)
 
 
 def get_host_key(host: str, port: int) -> HostKey:

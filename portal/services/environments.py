@@ -18,6 +18,8 @@ RECIPE = Path(settings.BASE_DIR) / "deploy" / "images" / "jupyterlab"
 LOCK_FILE = RECIPE / "requirements.lock"
 SERVER_CONFIG = RECIPE / "files" / "usr" / "local" / "etc" / "jupyter" / "jupyter_server_config.py"
 INSTALL_WITHIN_S = 900
+OLDEST_PYTHON = (3, 11)
+SYSTEM_PYTHONS = (Path("/usr/bin/python3"), Path("/usr/local/bin/python3"))
 TOOL_PORT = 8888
 SECRET_FILE = "token"  # noqa: S105  (the name of a file)
 """Name of the secret file (``secret_files`` of a start) that JupyterLab's configuration reads."""
@@ -73,12 +75,15 @@ def ensure_process_jupyterlab(data_dir: Path) -> ProcessTool:
 
 
 def _install(prefix: Path) -> None:
-    _run([sys.executable, "-m", "venv", str(prefix)])
+    # the installer is ours, so that a system without ensurepip serves as well
+    _run([str(_readable_python()), "-m", "venv", "--without-pip", str(prefix)])
     _run(
         [
-            str(prefix / "bin" / "python"),
+            sys.executable,
             "-m",
             "pip",
+            "--python",
+            str(prefix / "bin" / "python"),
             "install",
             "--quiet",
             "--no-input",
@@ -93,6 +98,32 @@ def _install(prefix: Path) -> None:
     config = prefix / "etc" / "jupyter"
     config.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(SERVER_CONFIG, config / SERVER_CONFIG.name)
+
+
+def _readable_python() -> Path:
+    """A Python that every account may run: this one, or the system's where this one lives in a closed folder.
+
+    A Python below, say, root's home cannot be reached by the accounts that tasks run under.
+    """
+    own = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (own, *SYSTEM_PYTHONS):
+        real = python.resolve()
+        if not real.is_file() or not all(folder.stat().st_mode & 0o001 for folder in real.parents):
+            continue
+        version = subprocess.run(
+            [str(python), "-c", "import sys, venv; print(*sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        if version.returncode == 0 and tuple(map(int, version.stdout.split())) >= OLDEST_PYTHON:
+            return python
+    raise Unavailable(
+        f"JupyterLab needs a Python of at least {'.'.join(map(str, OLDEST_PYTHON))} that every account may run; "
+        f"{own} lies in a folder that is closed to others. Install the distribution's python3.",
+        code="environment_failed",
+    )
 
 
 def _run(command: list[str]) -> None:

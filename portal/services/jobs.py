@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import transaction
 
 from portal.access import Verb, can, require
+from portal.ask import ask_would_start
 from portal.errors import Conflict, Impossible, Invalid, NotAllowed
-from portal.models import Environment, Job, NodePool, Project, Template, User
+from portal.models import Environment, Job, Node, NodePool, Project, Template, User
 from portal.services import bounds, lifecycle
 from portal.services.audit import record_act
 from portal.words.reasons import EndReason
-from portal.words.states import JOB_ENDS, JobKind, JobState
+from portal.words.states import JOB_ENDS, JobKind, JobState, NodeState, RuntimeKind
 
 NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?$")
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
@@ -26,6 +28,23 @@ MAX_GPUS_PER_TASK = 64
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_TIME_LIMIT_S = 30 * 24 * 3600
 PRIORITIES = range(-100, 101)
+
+
+ASKED = (
+    "name",
+    "kind",
+    "tasks",
+    "gpus_per_task",
+    "milli_per_gpu",
+    "gpu_model",
+    "min_gpu_memory_mib",
+    "cpu_milli",
+    "memory_mib",
+    "priority",
+    "preemptible",
+    "time_limit_s",
+)
+"""The columns of a request that decide whether and when it starts."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,8 @@ def check_job(user: User, request: JobRequest) -> None:
     require(user, Verb.SUBMIT, request.project)
     if not request.environment.enabled and not can(user, Verb.CHANGE, request.environment):
         raise Invalid(fields={"environment": "This environment is not offered any more."})
+    if request.environment.runtime == RuntimeKind.PROCESS.value:
+        _check_process_is_open(user)
     wrong = dict(_wrong_words(request)) | dict(_wrong_numbers(request))
     if request.priority > 0 and not can(user, Verb.MANAGE, request.project):
         raise NotAllowed(
@@ -88,9 +109,36 @@ def check_job(user: User, request: JobRequest) -> None:
         raise Impossible(sentence, code="never", facts=facts)
 
 
+def would_start(user: User, request: JobRequest) -> dict[str, Any] | None:
+    """The engine's answer to "would this start now" (``portal.ask``); None when it gives none in time.
+
+    Raises Impossible when the engine knows that this cluster could never run it, which goes further than
+    the plain bounds of ``check_job``.
+    """
+    answer = ask_would_start(question_body(user, request))
+    if answer is None or "error" in answer:
+        return None
+    if answer["never"]:
+        nearest = answer["alternatives"][0]["fields"] if answer["alternatives"] else None
+        facts = {**answer["verdict"]["numbers"], "nearest": nearest}
+        raise Impossible(answer["verdict"]["sentence"], code="never", facts=facts)
+    return answer
+
+
+def question_body(user: User, request: JobRequest) -> dict[str, Any]:
+    """A request as a question to the engine: columns of a Job by name, rows by public id."""
+    columns = _columns(request)
+    body = {name: columns[name] for name in ASKED}
+    body |= {name: columns[name].public_id for name in ("project", "environment")}
+    body["pool"] = request.pool.public_id if request.pool else None
+    body["user"] = user.public_id
+    return body
+
+
 def do_submit_job(user: User, request: JobRequest) -> Job:
     """A PENDING job, acknowledged for ever once this transaction commits (I2)."""
     check_job(user, request)
+    would_start(user, request)
     with transaction.atomic():
         job = Job.objects.create(owner=user, **_columns(request))
         lifecycle.note_submitted(job, actor=user.username)
@@ -118,7 +166,7 @@ def do_hold_job(user: User, job: Job, held: bool) -> Job:
 
 def do_start_again(user: User, job: Job) -> Job:
     """A new job with the same request as one that ended; a workspace finds the same home again."""
-    require(user, Verb.SEE, job)
+    require(user, Verb.CONTROL, job)  # its variables are copied along
     if job.state not in JOB_ENDS:
         raise Conflict("It has not ended yet.", code="job_not_ended")
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
@@ -140,6 +188,21 @@ def _columns(request: JobRequest) -> dict[str, Any]:
     """The request as columns of the record: lists and dictionaries of its own."""
     columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__}
     return columns | {"command": list(request.command), "environ": dict(request.environ)}
+
+
+def _check_process_is_open(user: User) -> None:
+    """Where tasks run under one account for everybody, they are for the one admin who is alone here."""
+    nodes = Node.objects.filter(runtime=RuntimeKind.PROCESS.value).exclude(state=NodeState.RETIRED.value)
+    if any(node.hello.get("separates_people", True) for node in nodes) or not nodes:
+        return
+    others = User.objects.filter(is_active=True).exclude(pk=user.pk)
+    others = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
+    if not user.is_admin or others.exists():
+        raise NotAllowed(
+            "Here everything without a container would run under one account, so it is closed as soon as a "
+            "second person has an account. Use an environment in a container, or start Fairway as root.",
+            code="process_closed",
+        )
 
 
 def _wrong_words(request: JobRequest) -> list[tuple[str, str]]:

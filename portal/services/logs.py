@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from django.conf import settings
 from django.db.models.functions import Greatest
 
 from portal.models import Task
+from portal.selectors.log_files import log_path
 
 MAX_LOG_BYTES = 256 * 1024 * 1024
 """What is kept of one task's log; the rest is counted and dropped."""
-FORMATS = ("k8s", "raw")
-
-
-def log_path(job: str, attempt: int, rank: int, form: str) -> Path:
-    """Where the mirrored log of a task stands; ``form`` is k8s (time and stream before each line) or raw."""
-    if form not in FORMATS:
-        raise ValueError(f"{form!r} is not a log format")
-    return Path(settings.LOG_DIR) / job / str(attempt) / f"{rank}.{form}"
 
 
 def write_log_bytes(job: str, attempt: int, rank: int, form: str, offset: int, data: bytes) -> int:
-    """Puts bytes of a node's log file at the same offset of ours; gives the offset after them.
+    """Puts bytes of a node's log file at the same offset of ours; gives the offset to ask for next.
 
-    Beyond ``MAX_LOG_BYTES`` nothing is written. Raises OSError when the portal's disk is full.
+    That is the end of ``data``, or the end of our file where bytes before ``offset`` are missing (nothing is
+    written then: a file with a hole would look whole). Beyond MAX_LOG_BYTES nothing is kept. Raises OSError
+    when the portal's disk is full.
     """
     kept = data[: max(0, MAX_LOG_BYTES - offset)]
     path = log_path(job, attempt, rank, form)
-    if kept or not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
-        try:
-            written = 0
-            while written < len(kept):
-                written += os.pwrite(descriptor, kept[written:], offset + written)
-        finally:
-            os.close(descriptor)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    try:
+        size = os.fstat(descriptor).st_size
+        if offset > size and offset <= MAX_LOG_BYTES:
+            return size
+        written = 0
+        while written < len(kept):
+            written += os.pwrite(descriptor, kept[written:], offset + written)
+    finally:
+        os.close(descriptor)
     return offset + len(data)
 
 

@@ -51,6 +51,11 @@ def apps_domain(url: str) -> str:
     return urlsplit(url).netloc
 
 
+def sign_in_link(url: str, code: str) -> str:
+    """The one-time link; its code stands in the fragment, which no server sees and no log keeps."""
+    return f"{url}/sign-in/link/#{code}"
+
+
 def ssh_line(port: int) -> str:
     """What to type on one's own machine to reach a portal that listens on loopback elsewhere."""
     return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"

@@ -71,6 +71,14 @@ class DataFolder:
         except (PermissionError, NotADirectoryError, FileExistsError) as trouble:
             raise StartError(f"The data folder {self.root} cannot be used: {trouble.strerror}.") from trouble
 
+    def prepare_light(self) -> None:
+        """Makes what is missing in a data folder that somebody else owns, as in a container of any uid."""
+        try:
+            for private in (self.keys, self.root / "logs"):
+                private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as trouble:
+            raise StartError(f"The data folder {self.root} cannot be used: {trouble.strerror}.") from trouble
+
     def ensure_secret_key(self) -> None:
         """Writes the key that signs sessions and tickets at the first start; nobody else may read it."""
         if self.secret_key.exists():

@@ -55,6 +55,8 @@ def common_environment(folder: DataFolder, given: Mapping[str, str]) -> dict[str
     environment["FAIRWAY_DATA_DIR"] = str(folder.root)
     environment["FAIRWAY_WEB_SOCKET"] = str(web_socket(folder))
     environment["PYTHONUNBUFFERED"] = "1"
+    # Celery warns of root; whoever runs `up` as root has read what that means in docs/operations.md.
+    environment["PYTHONWARNINGS"] = "ignore:You're running the worker with superuser privileges"
     environment[MARK] = str(folder.root)
     return environment
 
@@ -84,10 +86,10 @@ def server_processes(
 
 def portal_processes(
     checkout: Path, folder: DataFolder, listening: Listening, environment: Mapping[str, str]
-) -> list[Process]:
-    """Our own processes, each with the one key that its work needs."""
+) -> tuple[list[Process], list[Process]]:
+    """Our own processes, each with the one key that its work needs: the doors people come in by, and the rest."""
     python = (sys.executable,)
-    celery = (*python, "-m", "celery", "-A", "scheduler.worker")
+    celery = (*python, "-m", "celery", "--quiet", "-A", "scheduler.worker")
     quiet = ("--without-gossip", "--without-mingle", "--loglevel", "INFO")
 
     def row(name: str, *command: str, key: str | None = None, niceness: int = 0) -> Process:
@@ -103,22 +105,22 @@ def portal_processes(
     gateway = [*python, "-m", "portal.gateway", "--bind", listening.bind, "--port", str(listening.port)]
     if listening.tls_cert and listening.tls_key:
         gateway += ["--tls-cert", str(listening.tls_cert), "--tls-key", str(listening.tls_key)]
-    return [
-        row("web", *python, *_uvicorn(web_socket(folder))),
-        row("gateway", *gateway, key="tunnel"),
-        worker("worker-cycle", "cycle", "--concurrency", "1"),
+    doors = [row("web", *python, *_uvicorn(web_socket(folder))), row("gateway", *gateway, key="tunnel")]
+    workers = [
+        worker("worker-cycle", "cycle", "-P", "solo"),
         worker("worker-nodes", "nodes", "-P", "threads", "--concurrency", "4", key="control"),
         row("collector", *python, "manage.py", "collect", key="watch"),
-        worker("worker-ask", "ask", "--concurrency", "1"),
+        worker("worker-ask", "ask", "-P", "solo"),
         worker("worker-replay", "replay", "--concurrency", "1", niceness=10),
         row("beat", *celery, "beat", "--loglevel", "INFO", "-s", str(folder.run / "beat"), "--pidfile", ""),
     ]
+    return doors, workers
 
 
 def _uvicorn(socket: Path) -> tuple[str, ...]:
     """Only the gateway can reach the socket, so only its proxy headers arrive there."""
     return (
-        *("-m", "uvicorn", "portal.config.asgi:application", "--uds", str(socket)),
+        *("-m", "uvicorn", "portal.asgi:application", "--uds", str(socket)),
         *("--proxy-headers", "--forwarded-allow-ips", "*", "--no-server-header", "--no-access-log"),
         *("--lifespan", "off", "--timeout-graceful-shutdown", "3", "--ws-max-size", "1048576"),
     )

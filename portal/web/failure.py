@@ -61,30 +61,66 @@ def failure_of(job: Job, last: Attempt | None) -> Failure | None:
 
 
 def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None) -> tuple[str, list[Fix]]:
-    logs = Fix("Read the last lines of its log", "The program's own words usually name the cause.", "Open the log", "job-logs")
-    edit = Fix("Change the request and launch it", "The form opens filled with this job's values.", "Change and launch", "launch")
+    logs = Fix(
+        "Read the last lines of its log",
+        "The program's own words usually name the cause.",
+        "Open the log",
+        "job-logs",
+    )
+    edit = Fix(
+        "Change the request and launch it",
+        "The form opens filled with this job's values.",
+        "Change and launch",
+        "launch",
+    )
     same = Fix("Start the same request again", "It joins the queue as a new job.", "", "again")
     peak = max((task.peak_memory_mib or 0 for task in last.task_rows.all()), default=0) if last else 0
     if reason is EndReason.OUT_OF_MEMORY:
         more = job.memory_mib * 2
-        used = f"it used {memory(peak)} of {memory(job.memory_mib)}" if peak else f"it had {memory(job.memory_mib)}"
-        raised = Fix(f"Ask for more memory, such as {memory(more)}", f"Per task {used}.", "Change and launch", "launch")
+        used = (
+            f"it used {memory(peak)} of {memory(job.memory_mib)}"
+            if peak
+            else f"it had {memory(job.memory_mib)}"
+        )
+        raised = Fix(
+            f"Ask for more memory, such as {memory(more)}", f"Per task {used}.", "Change and launch", "launch"
+        )
         return "It ran out of memory", [raised, logs]
     if reason is EndReason.TIME_LIMIT:
-        longer = Fix("Ask for a longer time limit", "Or save checkpoints and go on from the last one.", "Change and launch", "launch")
+        longer = Fix(
+            "Ask for a longer time limit",
+            "Or save checkpoints and go on from the last one.",
+            "Change and launch",
+            "launch",
+        )
         return "Its time was up", [longer, same]
     if reason is EndReason.NEVER_READY:
         return "Its server never answered", [logs, same]
     if reason in {EndReason.IMAGE_MISSING, EndReason.START_REFUSED, EndReason.DISK_FULL}:
         told = Fix("Tell an administrator", "This is the cluster's fault, not your program's.")
         return "It could not be started", [told, same]
-    if reason in {EndReason.NODE_REBOOTED, EndReason.NODE_FENCED, EndReason.CONTAINER_VANISHED, EndReason.GPU_LOST}:
+    if reason in {
+        EndReason.NODE_REBOOTED,
+        EndReason.NODE_FENCED,
+        EndReason.CONTAINER_VANISHED,
+        EndReason.GPU_LOST,
+    }:
         return "The node failed it", [same]
     if code == 127:
-        spelled = Fix("Check the command's spelling", f"“{_first_word(job)}” is not in the environment {job.environment.name}.", "Change and launch", "launch")
+        spelled = Fix(
+            "Check the command's spelling",
+            f"“{_first_word(job)}” is not in the environment {job.environment.name}.",
+            "Change and launch",
+            "launch",
+        )
         return "The command was not found", [spelled, logs]
     if code == 137:
-        killed = Fix("Look for a kill", "Something ended it with SIGKILL; often that is memory.", "Open the log", "job-logs")
+        killed = Fix(
+            "Look for a kill",
+            "Something ended it with SIGKILL; often that is memory.",
+            "Open the log",
+            "job-logs",
+        )
         return "It was killed", [killed, edit]
     return "The command failed", [logs, edit, same]
 

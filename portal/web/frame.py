@@ -38,7 +38,39 @@ PLACES: dict[str, tuple[Place, ...]] = {
     "Work": (
         Place("Home", "home", "home", "h", tab=True),
         Place("Launch", "launch", "launch", "l", tab=True),
-        Place("Jobs", "jobs", "jobs", "j", count="jobs", here=("job",), tab=True),
+        Place(
+            "Jobs",
+            "jobs",
+            "jobs",
+            "j",
+            count="jobs",
+            here=("job", "job-logs", "job-metrics", "job-run"),
+            tab=True,
+        ),
+    ),
+    "Cluster": (
+        Place(
+            "Cluster",
+            "cluster",
+            "cluster",
+            "c",
+            count="free",
+            here=("node", "add-node", "node-check", "test-node"),
+            tab=True,
+        ),
+        Place("Environments", "environments", "model", "e", here=("environment",)),
+    ),
+    "Sharing": (
+        Place("Quotas", "quotas", "quota", "q", here=("save-quotas",), tab=True),
+        Place(
+            "Projects",
+            "projects",
+            "project",
+            "p",
+            here=("project", "add-project", "set-member", "invite-into"),
+        ),
+        Place("People", "people", "people", "u", here=("invite", "change-person"), admin=True),
+        Place("Audit", "audit", "report", "a", admin=True),
     ),
 }
 """The side bar, group by group. A page adds itself here (docs/recipes.md, "Add a page")."""
@@ -64,7 +96,8 @@ class Figures:
 
 def frame(request: HttpRequest) -> dict[str, Any]:
     """Context of every template; the queries run only where the frame is drawn."""
-    user = request.user if isinstance(getattr(request, "user", None), User) else None
+    person = getattr(request, "user", None)
+    user = person if isinstance(person, User) else None
     return {"frame": SimpleLazyObject(lambda: _frame(request, user))}
 
 

@@ -30,11 +30,12 @@ def home(request: HttpRequest) -> HttpResponse:
 
 
 def _context(user: User) -> dict[str, Any]:
-    mine = JobFilter(owner=user.username, live=True)
-    live = rows_of(user, jobs_for(user, mine).order_by("-id")[:40])
+    living = list(jobs_for(user, JobFilter(owner=user.username, live=True)).order_by("-id")[:40])
+    past = list(jobs_for(user, JobFilter(owner=user.username, live=False)).order_by("-id")[:RECENT])
+    rows = rows_of(user, living + past)
+    live, ended = rows[: len(living)], rows[len(living) :]
     workspaces = [row for row in live if row.is_workspace]
     live_jobs = [row for row in live if not row.is_workspace]
-    ended = rows_of(user, jobs_for(user, JobFilter(owner=user.username, live=False)).order_by("-id")[:RECENT])
     jobs = (live_jobs + ended)[: max(RECENT, len(live_jobs))]
     strips = cluster.free_now(user)
     shares = shares_of(user)
@@ -65,7 +66,13 @@ def first_steps(rows: list[JobRow], user: User) -> list[tuple[bool, str, str]]:
     offered = Environment.objects.filter(enabled=True).exists()
     steps = [
         (user.has_usable_password(), "Set a password", "account"),
-        (opened, "Start a notebook" if offered else "Start a notebook (an administrator adds an environment first)", "launch"),
+        (
+            opened,
+            "Start a notebook"
+            if offered
+            else "Start a notebook (an administrator adds an environment first)",
+            "launch",
+        ),
         (ran, "Run a job without a screen", "launch"),
     ]
     return [] if all(done for done, _, _ in steps) else steps

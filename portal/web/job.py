@@ -13,12 +13,12 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from portal.access import Policy, Verb, can, policy, signed_in
-from portal.models import Attempt, Job, Task, User
+from portal.models import Attempt, Job, JobEvent, Task, User
 from portal.selectors.cluster import Square, square_of
 from portal.selectors.jobs import attempts_of, events_of, job_for, jobs_for
 from portal.services import workspaces
 from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again
-from portal.web.failure import Failure, failure_of
+from portal.web.failure import failure_of
 from portal.web.job_row import JobRow, numbers_of, rows_of, standing_of
 from portal.web.words import duration
 from portal.words.states import ATTEMPT_LIVE, AttemptState, JobState
@@ -36,16 +36,19 @@ class Phase:
     now: bool = False
     todo: bool = False
     bad: bool = False
+    start: dt.datetime | None = None
 
 
 @policy(Policy.SIGNED_IN)
 @require_safe
 def job(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The overview, or its live parts for htmx."""
+    """The overview, or its live parts for htmx; ``shown`` is the attempt whose charts and log stand there."""
     user = signed_in(request.user)
     row = job_for(user, public_id)
     template = "job/live.html" if request.htmx else "job/overview.html"  # type: ignore[attr-defined]
-    return render(request, template, overview(user, row) | {"tab": "overview"})
+    context = overview(user, row) | {"tab": "overview"}
+    shown = request.GET.get("shown", "")
+    return render(request, template, context | {"other_attempt": shown != str(row.attempts_made)})
 
 
 def overview(user: User, found: Job) -> dict[str, Any]:
@@ -58,12 +61,12 @@ def overview(user: User, found: Job) -> dict[str, Any]:
     events = list(events_of(found).order_by("-id")[:NEWEST_EVENTS])
     return context | {
         "phases": phases_of(row, last),
-        "standing": standing if found.state == JobState.PENDING else None,
+        "standing": standing if found.state == JobState.PENDING and not found.held else None,
         "numbers": numbers_of(standing) if standing else [],
         "ahead": _ahead(user, found),
         "failure": failure_of(found, last),
         "places": places_of(last),
-        "events": events,
+        "events": without_echoes(events),
         "last_task": _telling_task(last),
     }
 
@@ -90,13 +93,22 @@ def phases_of(row: JobRow, last: Attempt | None) -> list[Phase]:
     job, now = row.job, timezone.now()
     waits = row.job.state == JobState.PENDING
     begun = None if waits else (last.created_at if last else None)
-    queued_from = job.queued_at if waits or last is None or job.queued_at <= last.created_at else job.submitted_at
+    queued_from = (
+        job.queued_at if waits or last is None or job.queued_at <= last.created_at else job.submitted_at
+    )
     queued = _span("Waiting", queued_from, begun or (job.ended_at if row.ended else None), now)
     if begun is None or last is None:
-        ahead = [] if row.ended else [Phase("Starting", "then", 1, todo=True), Phase("Running", "", 3, todo=True)]
+        ahead = (
+            [] if row.ended else [Phase("Starting", "then", 1, todo=True), Phase("Running", "", 3, todo=True)]
+        )
         return [queued, *ahead]
     ended = last.ended_at
-    bad = AttemptState(last.state) in {AttemptState.FAILED, AttemptState.OUT_OF_MEMORY, AttemptState.NODE_FAIL, AttemptState.TIMEOUT}
+    bad = AttemptState(last.state) in {
+        AttemptState.FAILED,
+        AttemptState.OUT_OF_MEMORY,
+        AttemptState.NODE_FAIL,
+        AttemptState.TIMEOUT,
+    }
     starting = _span("Starting", begun, last.running_at or ended, now, bad=bad and last.running_at is None)
     if last.running_at is None:
         return [queued, starting] + ([] if ended else [Phase("Running", "", 3, todo=True)])
@@ -108,10 +120,21 @@ def phases_of(row: JobRow, last: Attempt | None) -> list[Phase]:
     return [queued, starting, server, _span("Open", last.ready_at, ended, now, bad=bad)]
 
 
-def _span(name: str, start: dt.datetime, end: dt.datetime | None, now: dt.datetime, *, bad: bool = False) -> Phase:
+def _span(
+    name: str, start: dt.datetime, end: dt.datetime | None, now: dt.datetime, *, bad: bool = False
+) -> Phase:
     seconds = max(0.0, ((end or now) - start).total_seconds())
     weight = min(6.0, 1.0 + seconds**0.25 / 2)
-    return Phase(name, duration(seconds), round(weight, 2), now=end is None, bad=bad)
+    return Phase(name, duration(seconds), round(weight, 2), now=end is None, bad=bad, start=start)
+
+
+def without_echoes(events: list[JobEvent]) -> list[JobEvent]:
+    """Newest first, a sentence once: an end is told by the rank, the attempt and the job alike."""
+    kept: list[JobEvent] = []
+    for event in events:
+        if not kept or not event.sentence or kept[-1].sentence != event.sentence:
+            kept.append(event)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -133,7 +156,9 @@ def places_of(attempt: Attempt | None) -> list[Place]:
     for task in attempt.task_rows.all():
         gpus = [allocation.gpu for allocation in task.allocations.all()]
         squares = [
-            square_of(gpu, task.node, starting=starting) if live else Square(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
+            square_of(gpu, task.node, starting=starting)
+            if live
+            else Square(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
             for gpu in gpus
         ]
         label = f"rank {task.rank}: {len(gpus)} of the GPUs of {task.node.name}"
@@ -165,16 +190,31 @@ def run(request: HttpRequest, public_id: str) -> HttpResponse:
     """Environment and configuration: everything the job was asked to be, and each attempt."""
     user = signed_in(request.user)
     found = job_for(user, public_id)
-    return render(request, "job/run.html", heading(user, found) | {"tab": "run", "request_rows": request_rows(found)})
+    return render(
+        request, "job/run.html", heading(user, found) | {"tab": "run", "request_rows": request_rows(found)}
+    )
 
 
 def request_rows(found: Job) -> list[tuple[str, str]]:
     """The request, field by field, in the words of the API."""
     fields = (
-        "tasks", "gpus_per_task", "milli_per_gpu", "gpu_model", "min_gpu_memory_mib", "cpu_milli", "memory_mib",
-        "shm_mib", "priority", "preemptible", "time_limit_s", "stop_grace_s", "max_attempts",
+        "tasks",
+        "gpus_per_task",
+        "milli_per_gpu",
+        "gpu_model",
+        "min_gpu_memory_mib",
+        "cpu_milli",
+        "memory_mib",
+        "shm_mib",
+        "priority",
+        "preemptible",
+        "time_limit_s",
+        "stop_grace_s",
+        "max_attempts",
     )
-    return [(name, "none" if getattr(found, name) in (None, "") else str(getattr(found, name))) for name in fields]
+    return [
+        (name, "none" if getattr(found, name) in (None, "") else str(getattr(found, name))) for name in fields
+    ]
 
 
 # -- acts --------------------------------------------------------------------------------------------
@@ -187,7 +227,12 @@ def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
     user = signed_in(request.user)
     found = do_cancel_job(user, job_for(user, public_id))
     ended = found.state == JobState.CANCELLED
-    messages.success(request, f"{found.name} is stopped." if ended else f"{found.name} is stopping; its GPUs are free once its node says so.")
+    messages.success(
+        request,
+        f"{found.name} is stopped."
+        if ended
+        else f"{found.name} is stopping; its GPUs are free once its node says so.",
+    )
     return redirect("job", public_id=public_id)
 
 

@@ -223,11 +223,13 @@ def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
     for task in Task.objects.filter(attempt__in=attempts.values()).select_related("node").order_by("rank"):
         tasks.setdefault(task.attempt_id, []).append(task)
     models: dict[int, set[str]] = {}
-    pairs = Gpu.objects.filter(
-        allocations__ended_at__isnull=True, allocations__task__attempt__in=attempts.values()
-    ).values_list("allocations__task__attempt_id", "model")
-    for attempt_id, model in pairs:
-        models.setdefault(attempt_id, set()).add(model)
+    pairs = (
+        Gpu.objects.filter(allocations__task__attempt__job__in=[job.pk for job in listed])
+        .values_list("allocations__task__attempt__job_id", "model")
+        .distinct()
+    )
+    for job_id, model in pairs:
+        models.setdefault(job_id, set()).add(model)
     rights: dict[tuple[int, bool], bool] = {}
     rows = []
     for job in listed:
@@ -238,7 +240,7 @@ def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
         attempt = attempts.get(job.pk)
         number = attempt.pk if attempt else 0
         rows.append(
-            JobRow(job, attempt, tasks.get(number, []), sorted(models.get(number, [])), rights[key], mine)
+            JobRow(job, attempt, tasks.get(number, []), sorted(models.get(job.pk, [])), rights[key], mine)
         )
     return rows
 
@@ -256,5 +258,5 @@ def numbers_of(standing: Standing) -> list[tuple[str, Any]]:
                 if unit == "_milli" and isinstance(value, (int, float)):
                     value = gpu_amount(int(value))
                 break
-        plain.append((title.replace("_", " ").capitalize(), value))
+        plain.append((title.replace("_", " ").capitalize().replace("gpu", "GPU"), value))
     return plain

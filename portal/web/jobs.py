@@ -101,7 +101,11 @@ def jobs(request: HttpRequest) -> HttpResponse:
 def _page(rows: Any, query: QueryDict) -> tuple[list[Job], str, str]:
     """One page by cursor, newest first, with the queries that lead to the older and the newer page."""
     after, before = query.get("after", ""), query.get("before", "")
-    edge = Job.objects.filter(public_id=after or before).values_list("pk", flat=True).first() if after or before else None
+    edge = (
+        Job.objects.filter(public_id=after or before).values_list("pk", flat=True).first()
+        if after or before
+        else None
+    )
     if edge is not None and before:
         found = list(rows.filter(pk__gt=edge).order_by("id")[: PAGE + 1])
         more_newer, page = len(found) > PAGE, found[:PAGE][::-1]
@@ -140,8 +144,5 @@ def cancel_many(request: HttpRequest) -> HttpResponse:
         messages.success(request, f"Stopped {plural(stopped, 'job')}.")
     for sentence in refused[:5]:
         messages.error(request, sentence)
-    return redirect(request.POST.get("back") if _ours(request.POST.get("back", "")) else "jobs")
-
-
-def _ours(back: str) -> bool:
-    return back.startswith("/jobs/") and "//" not in back
+    back = request.POST.get("back", "")
+    return redirect(back if back.startswith("/jobs/") and "//" not in back else "jobs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.db.models import QuerySet
@@ -19,7 +19,11 @@ SHELL = ["/bin/sh", "-c"]
 _NEEDS_SHELL = re.compile(r"[|&;<>()$`\n*?~#]")
 _SPAN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*$", re.IGNORECASE)
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-KINDS = [(JobKind.WORKSPACE.value, "Notebook"), (JobKind.TRAINING.value, "Job"), (JobKind.SERVICE.value, "Service")]
+KINDS = [
+    (JobKind.WORKSPACE.value, "Notebook"),
+    (JobKind.TRAINING.value, "Job"),
+    (JobKind.SERVICE.value, "Service"),
+]
 SHARES = [(1000, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
 
 
@@ -33,7 +37,9 @@ class SpanField(forms.CharField):
             return None
         found = _SPAN.match(text)
         if found is None:
-            raise forms.ValidationError("Write a time such as 90 min, 12 h or 2 d, or leave it empty for no limit.")
+            raise forms.ValidationError(
+                "Write a time such as 90 min, 12 h or 2 d, or leave it empty for no limit."
+            )
         return int(float(found[1]) * _SECONDS[(found[2] or "h").lower()])
 
 
@@ -49,7 +55,13 @@ def _select() -> forms.Select:
     return forms.Select({"class": "form-select"})
 
 
-class ByPublicId(forms.ModelChoiceField):
+if TYPE_CHECKING:
+    _RowChoice = forms.ModelChoiceField[Any]
+else:
+    _RowChoice = forms.ModelChoiceField
+
+
+class ByPublicId(_RowChoice):
     """A choice whose values are public ids."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -68,7 +80,9 @@ class LaunchForm(forms.Form):
     project = ByPublicId(queryset=Project.objects.none(), widget=_select())
     template = ByPublicId(queryset=Template.objects.none(), required=False, widget=forms.HiddenInput)
     environment = ByPublicId(queryset=Environment.objects.none(), widget=_select())
-    pool = ByPublicId(queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=_select())
+    pool = ByPublicId(
+        queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=_select()
+    )
     gpu_model = forms.CharField(max_length=100, required=False)
     gpus_per_task = forms.IntegerField(
         label="GPUs", min_value=0, max_value=64, initial=1, widget=_number(min=0, max=64)
@@ -78,23 +92,34 @@ class LaunchForm(forms.Form):
         help_text="Equal parts that start together; each may sit on another node.",
     )  # fmt: skip
     milli_per_gpu = forms.TypedChoiceField(
-        label="Of each GPU", choices=SHARES, coerce=int, initial=1000, widget=_select(), required=False, empty_value=1000
+        label="Of each GPU",
+        choices=SHARES,
+        coerce=int,
+        initial=1000,
+        widget=_select(),
+        required=False,
     )
-    cores = forms.FloatField(label="CPU cores for each task", min_value=0.1, initial=1, widget=_number(min=0.1, step="any"))
+    cores = forms.FloatField(
+        label="CPU cores for each task", min_value=0.1, initial=1, widget=_number(min=0.1, step="any")
+    )
     memory_gib = forms.FloatField(
         label="Memory for each task, GiB", min_value=0.1, initial=2, widget=_number(min=0.1, step="any")
     )
     command = forms.CharField(
-        max_length=65536, required=False, widget=forms.Textarea({"class": "form-control", "spellcheck": "false"}),
+        max_length=65536, required=False,
+        widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
         help_text="With pipes, variables or several lines it is run by /bin/sh -c.",
     )  # fmt: skip
     environ = forms.CharField(
         label="Variables", max_length=65536, required=False,
-        widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "placeholder": "NAME=value"}),
+        widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
         help_text="One NAME=value a line.",
     )  # fmt: skip
     time_limit_s = SpanField(
-        label="Time limit", required=False, widget=_text(placeholder="no limit"), help_text="Such as 90 min, 12 h, 2 d."
+        label="Time limit",
+        required=False,
+        widget=_text(placeholder="no limit"),
+        help_text="Such as 90 min, 12 h, 2 d.",
     )
     preemptible = forms.BooleanField(
         required=False, initial=True, label="May give its GPUs back when others are owed them",
@@ -109,8 +134,8 @@ class LaunchForm(forms.Form):
         help_text="After failures of the cluster's making.",
     )  # fmt: skip
 
-    def __init__(self, user: User, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, label_suffix="", **kwargs)
+    def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
+        super().__init__(data, initial=initial, label_suffix="")
         self.user = user
         self._choices("project", submit_projects(user))
         self._choices("environment", visible_environments(user).filter(enabled=True).order_by("title"))
@@ -215,7 +240,15 @@ def initial_of_template(template: Template) -> dict[str, Any]:
 def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Request fields by the API's names, in the units of the form; unknown names are left out."""
     found: dict[str, Any] = {}
-    for name in ("gpu_model", "gpus_per_task", "tasks", "milli_per_gpu", "preemptible", "priority", "max_attempts"):
+    for name in (
+        "gpu_model",
+        "gpus_per_task",
+        "tasks",
+        "milli_per_gpu",
+        "preemptible",
+        "priority",
+        "max_attempts",
+    ):
         if name in fields and fields[name] not in (None, ""):
             found[name] = fields[name]
     if fields.get("cpu_milli"):

@@ -37,6 +37,11 @@ class Bar:
         return self.share.borrowed_milli
 
     @property
+    def after(self) -> int:
+        """Held once what is asked for has started."""
+        return self.used + self.asked
+
+    @property
     def scale(self) -> int:
         """The right end: the limit, or the pool where there is none."""
         ends = (

@@ -132,6 +132,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
             "The server could not finish, and its database does not answer. Try again in a minute.",
             status=503,
             content_type="text/plain; charset=utf-8",
+            headers={"Retry-After": "5"},
         )
 
 

@@ -53,7 +53,7 @@ def gpu_amount(milli: int) -> str:
 def short_gpu(model: str) -> str:
     """The model without maker and form factor: NVIDIA H100-SXM5-80GB reads H100."""
     name = _FORM.sub("", _MAKER.sub("", model.strip()))
-    return name.removesuffix(" GPU") or model
+    return name.removesuffix(" GPU").removesuffix(" Generation") or model
 
 
 def cores(milli: int) -> str:
@@ -81,6 +81,7 @@ def clock(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
     return f"{here.day} {here:%b %Y}"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """1 node, 3 nodes."""
+def plural(count: int, names: str) -> str:
+    """1 node, 3 nodes; 1 person, 2 people for the names ``person,people``."""
+    one, _, many = names.partition(",")
     return f"{count:,}{NB}{one if count == 1 else (many or one + 's')}"

@@ -4,16 +4,18 @@ import { startKeys } from "./keys.js";
 import { lookAgain, startLive } from "./live.js";
 import { openPalette, startPalette } from "./palette.js";
 import { applyProperties } from "./properties.js";
-import { startAutoSubmit, startBulk, startCopy, startTabs } from "./small.js";
+import { startAutoSubmit, startBulk, startCopy, startFocusKeeping, startTabs } from "./small.js";
 import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./times.js";
 import { startUndo } from "./undo.js";
 
-async function lookAt(root) {
+async function lookAt(swapped) {
+  const root = swapped.parentElement ?? swapped; // a swapped element may be the part itself
   applyProperties(root);
   if (root.querySelector("[data-plot]")) (await import("./plots.js")).drawIn(root);
   if (root.querySelector("[data-log]")) (await import("./logs.js")).followIn(root);
   if (root.querySelector("[data-launch]")) (await import("./launch.js")).startLaunch(root);
+  if (root.querySelector("[data-quota-sheet]")) (await import("./quota_sheet.js")).startSheet(root);
   if (root.querySelector("[data-gpu]")) (await import("./squares.js")).watchIn(root);
 }
 
@@ -31,6 +33,7 @@ startHandOver();
 startTimes();
 lookAt(document.body);
 startLive();
+startFocusKeeping();
 document.addEventListener("htmx:load", (event) => {
   if (event.target === document.body) return;
   lookAt(event.target);

@@ -10,6 +10,8 @@ let socket = null;
 let wait = 500;
 let heard = Date.now();
 let open = false;
+let sampled = 0;
+let lag = 0;
 
 export function onTopic(topic, act) {
   if (!listeners.has(topic)) listeners.set(topic, new Set());
@@ -51,15 +53,21 @@ function fire(element) {
   if (fetches.has(element)) return;
   fetches.set(element, setTimeout(() => {
     fetches.delete(element);
-    if (element.isConnected && document.visibilityState === "visible") window.htmx?.trigger(element, "live");
+    if (!element.isConnected || document.visibilityState !== "visible") return;
+    if (element.querySelector("[data-bulk]:checked")) return; // somebody is choosing
+    window.htmx?.trigger(element, "live");
   }, QUIET_MS));
 }
 
-function hear({ topic, data, error }) {
+const FIGURES = new Set(["sample", "backfill", "logs"]); // drawn where they stand; they change no fragment
+
+function hear({ topic: named, data, error }) {
   heard = Date.now();
-  if (error || !topic) return;
+  if (error || !named) return;
+  const topic = named === `user.${document.body.dataset.me}` ? "user.me" : named;
+  if (data?.kind === "sample") { sampled = Date.now(); lag = data.lag_s ?? 0; }
   for (const act of listeners.get(topic) ?? []) act(data);
-  if (data?.kind === "sample" || data?.kind === "logs" || topic.startsWith("logs.") || topic.startsWith("metrics.")) return;
+  if (FIGURES.has(data?.kind)) return;
   for (const element of document.querySelectorAll("[data-live]")) {
     if (element.dataset.live.split(/\s+/).includes(topic)) fire(element);
   }
@@ -89,7 +97,13 @@ function connect() {
 function chip() {
   const age = Math.round((Date.now() - heard) / 1000);
   for (const mark of document.querySelectorAll("[data-live-chip]")) {
-    if (open) { mark.removeAttribute("data-late"); mark.textContent = "live"; continue; }
+    const silent = sampled ? Math.round((Date.now() - sampled) / 1000 + lag) : 0;
+    if (open && silent < 10) {
+      mark.removeAttribute("data-late");
+      mark.textContent = sampled ? `live, ${lag.toFixed(1)}\u00a0s old` : "live";
+      continue;
+    }
+    if (open) { mark.setAttribute("data-late", ""); mark.textContent = `figures are ${silent}\u00a0s old`; continue; }
     mark.setAttribute("data-late", "");
     mark.textContent = `data is ${age}\u00a0s old`;
   }

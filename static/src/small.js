@@ -64,3 +64,19 @@ export function startBulk() { // the bar with the common act appears with the fi
   });
   document.addEventListener("htmx:afterSwap", refresh);
 }
+
+export function startFocusKeeping() { // a fragment that is fetched anew must not throw the keyboard back to the top
+  let mark = null;
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const held = document.activeElement;
+    if (!held || held === document.body || !event.detail.target?.contains(held) || held.id) { mark = null; return; }
+    const same = (element) => element.tagName === held.tagName && element.getAttribute("href") === held.getAttribute("href")
+      && element.getAttribute("aria-label") === held.getAttribute("aria-label") && element.textContent === held.textContent;
+    mark = { same, target: event.detail.target };
+  });
+  document.addEventListener("htmx:afterSettle", () => {
+    if (!mark) return;
+    [...mark.target.querySelectorAll("a, button, input, select")].find(mark.same)?.focus({ preventScroll: true });
+    mark = null;
+  });
+}

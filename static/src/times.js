@@ -1,6 +1,13 @@
 // Keeps relative times true while a page stays open; the exact time is in the title.
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 
+export function clock(at, seconds = false) { // in the zone of the person, not of the browser
+  const when = new Date(at);
+  if (Number.isNaN(when.getTime())) return "";
+  const parts = { hour: "2-digit", minute: "2-digit", ...(seconds ? { second: "2-digit" } : {}) };
+  return when.toLocaleTimeString("en-GB", { ...parts, timeZone: document.body.dataset.zone || undefined });
+}
+
 export function spoken(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
   if (whole < 60) return `${whole}\u00a0s`;

@@ -18,10 +18,25 @@ function note(form, words) {
   return { row, text, back, words };
 }
 
+function send(action, body) {
+  const form = document.createElement("form");
+  form.method = "post";
+  form.action = action;
+  for (const [name, value] of body) {
+    const field = document.createElement("input");
+    field.type = "hidden";
+    field.name = name;
+    field.value = value;
+    form.append(field);
+  }
+  document.body.append(form);
+  form.submit();
+}
+
 export function startUndo() {
   document.addEventListener("submit", (event) => {
     const form = event.target;
-    if (!form.matches("form[data-undo]") || form.dataset.sure) return;
+    if (!form.matches("form[data-undo]")) return;
     event.preventDefault();
     const body = new FormData(form, event.submitter);
     const { row, text, back, words } = note(form, form.dataset.undo);
@@ -35,9 +50,7 @@ export function startUndo() {
     const end = () => { clearInterval(tick); removeEventListener("pagehide", leave); row.remove(); };
     const go = () => {
       end();
-      form.dataset.sure = "1";
-      buttons.forEach((button) => { button.disabled = false; });
-      form.requestSubmit(event.submitter ?? undefined);
+      send(form.action, body); // the form itself may have been fetched anew meanwhile
     };
     addEventListener("pagehide", leave, { once: true });
     back.addEventListener("click", () => { end(); buttons.forEach((button) => { button.disabled = false; }); });

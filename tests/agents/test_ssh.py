@@ -33,7 +33,7 @@ Keys = dict[Purpose, Path]
 
 def say_hello(stream: ssh.SshStream, role: str) -> dict[str, object]:
     stream.write(json.dumps({"role": role, "protocol": 1, "cluster": "rig"}).encode() + b"\n")
-    answer: dict[str, object] = json.loads(stream.read_line(LINE_LIMIT_BYTES))
+    answer: dict[str, object] = json.loads(stream.readline(LINE_LIMIT_BYTES))
     return answer
 
 
@@ -42,11 +42,11 @@ def test_a_stream_carries_lines_both_ways(target: SshTarget, key_pairs: Keys) ->
     try:
         assert "hello" in say_hello(stream, "control")
         stream.write(b'{"id": 7, "text": "' + b"x" * 500_000 + b'"}\n')
-        assert json.loads(stream.read_line(LINE_LIMIT_BYTES))["id"] == 7
+        assert json.loads(stream.readline(LINE_LIMIT_BYTES))["id"] == 7
         assert "echo agent is ready" in stream.diagnostics()
     finally:
         stream.close()
-    assert stream.read_line(LINE_LIMIT_BYTES) == b""
+    assert stream.readline(LINE_LIMIT_BYTES) == b""
 
 
 def test_a_key_opens_its_own_role_only(target: SshTarget, key_pairs: Keys) -> None:
@@ -125,21 +125,19 @@ def test_a_missing_agent_is_told_with_what_to_do(
     keys = sshd.folder / "authorized_keys"
     keys.write_text(f'restrict,command="/nowhere/fairway-node control" {public_line(key_pairs["control"])}\n')
     stream = open_stream(target, key_pairs["control"], "control")
-    assert stream.read_line(LINE_LIMIT_BYTES) == b""
+    assert stream.readline(LINE_LIMIT_BYTES) == b""
     explained = agent_missing(stream)
     assert isinstance(explained, AgentMissing)
     assert "run the enrolment script" in str(explained)
     stream.close()
 
 
-def test_an_agent_that_dies_at_once_is_quoted(
-    sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys
-) -> None:
+def test_an_agent_that_dies_at_once_is_quoted(sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys) -> None:
     keys = sshd.folder / "authorized_keys"
     dying = "echo 'fairway-node: the disk is full.' >&2; exit 78"
     keys.write_text(f'restrict,command="{dying}" {public_line(key_pairs["control"])}\n')
     stream = open_stream(target, key_pairs["control"], "control")
-    assert stream.read_line(LINE_LIMIT_BYTES) == b""
+    assert stream.readline(LINE_LIMIT_BYTES) == b""
     assert str(agent_missing(stream)).endswith("did not start: the disk is full.")
     stream.close()
 
@@ -154,11 +152,11 @@ def test_a_frozen_node_is_cut_by_the_watchdog(
     say_hello(stream, "control")
     time.sleep(3.5)  # an idle link lives
     stream.write(b'{"id": 1}\n')
-    assert stream.read_line(LINE_LIMIT_BYTES)
+    assert stream.readline(LINE_LIMIT_BYTES)
     sshd.freeze()
     try:
         began_s = time.monotonic()
-        assert stream.read_line(LINE_LIMIT_BYTES) == b""
+        assert stream.readline(LINE_LIMIT_BYTES) == b""
         assert time.monotonic() - began_s < 5
         assert "nothing was heard" in stream.why_ended()
     finally:
@@ -174,13 +172,13 @@ def test_a_half_open_connection_ends_within_the_silence_limit(  # type: ignore[n
     monkeypatch.setattr(ssh, "SILENCE_LIMIT_S", 3.0)
     node = make_rig(1).nodes[0]
     rig_cluster.enrol(node)
-    stream = rig_cluster.open(node)
+    stream = rig_cluster.open_bare(node)
     assert "hello" in say_hello(stream, "control")
     node.half_open()
     began_s = time.monotonic()
-    assert stream.read_line(LINE_LIMIT_BYTES) == b""
+    assert stream.readline(LINE_LIMIT_BYTES) == b""
     assert time.monotonic() - began_s < ssh.SILENCE_LIMIT_S + 2
-    again = rig_cluster.open(node)  # the node itself is well
+    again = rig_cluster.open_bare(node)  # the node itself is well
     assert "hello" in say_hello(again, "control")
     again.close()
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from portal import throttle
 from tests.api import world as worlds
+
+
+@pytest.fixture(autouse=True)
+def logs_of_this_test(tmp_path: Path, settings: Any) -> None:
+    """Logs in a folder of their own."""
+    settings.LOG_DIR = tmp_path / "logs"
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ def test_unknown_addresses_are_problems(client, path):
 
 
 def test_a_missing_slash_is_pointed_out(client):
-    assert "/api/v1/jobs/" in is_problem(client.post("/api/v1/jobs", "{}"), 404, "not_found")["detail"]
+    assert "/api/v1/jobs/" in is_problem(client.post("/api/v1/jobs", {}), 404, "not_found")["detail"]
 
 
 def test_a_wrong_host_is_a_problem(client):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.db import transaction
 from django.test import Client
 
-from portal.models import Job, Quota, Template, User
+from portal.models import Job, Node, Quota, Template, User
 from portal.services.jobs import do_cancel_job
+from portal.services.lifecycle import Seat, begin_attempt
+from portal.services.logs import write_log_bytes
 from portal.services.projects import QuotaNumbers, do_change_quota
 from portal.services.tokens import Scope, do_create_token
 from tests import record
@@ -38,6 +41,14 @@ class World:
         return {"Authorization": f"Bearer {text}"}
 
 
+LOG = (
+    b"2026-11-21T07:00:00.000001Z stdout F one\n"
+    b"2026-11-21T07:00:00.000002Z stderr P tw\n"
+    b"2026-11-21T07:00:00.000003Z stderr F o\xff\n"
+)
+"""What rank 1 of the running job has written, in the format k8s."""
+
+
 def make() -> World:
     """A fresh world."""
     record.cluster()
@@ -61,6 +72,7 @@ def make() -> World:
         "workspace": record.job(owner, project, tool, name="lab", kind="workspace"),
         "ended_workspace": record.job(owner, project, tool, name="old-lab", kind="workspace"),
     }
+    jobs["running"] = running(record.job(owner, project, batch, name="runs", tasks=2), node)
     for key in ("ended", "ended_workspace"):
         jobs[key] = do_cancel_job(owner, jobs[key])
     quota = do_change_quota(
@@ -81,6 +93,17 @@ def make() -> World:
     names = {key: row.public_id for key, row in rows.items()}
     names |= {"gpu": node.gpus.first().uuid, "colleague": "colleague-x", "newcomer": "stranger-x"}
     return World(people, names, rows)
+
+
+def running(job: Job, node: Node) -> Job:
+    """The job with an attempt on the node, a GPU for each task, committed as the engine does."""
+    gpus = list(node.gpus.order_by("index").values_list("pk", flat=True))
+    with transaction.atomic():
+        locked = Job.objects.select_for_update().get(pk=job.pk)
+        seats = [Seat(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
+        begin_attempt(locked, node.pool, seats, epoch=1)
+    write_log_bytes(job.public_id, 1, 1, "k8s", 0, LOG)
+    return Job.objects.get(pk=job.pk)
 
 
 def job(world: World, key: str) -> Job:

@@ -14,8 +14,22 @@ from tests import record
 from tests.gateway.stand import Stand, running_workspace, sign_in
 
 
+@pytest.fixture(scope="session")
+def _running(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """One gateway for all tests: starting and ending it takes longer than most of them."""
+    with Stand(tmp_path_factory.mktemp("gateway")) as running:
+        yield running
+
+
 @pytest.fixture
-def stand(transactional_db: None, tmp_path: Path) -> Iterator[Stand]:
+def stand(transactional_db: None, _running: Stand) -> Stand:
+    _running.tool.seen.clear()
+    return _running
+
+
+@pytest.fixture
+def own_stand(transactional_db: None, tmp_path: Path) -> Iterator[Stand]:
+    """A gateway for one test alone, which may take parts of it away."""
     with Stand(tmp_path) as running:
         yield running
 

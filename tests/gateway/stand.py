@@ -21,6 +21,7 @@ from django.contrib.sessions.backends.db import SessionStore
 from django.db import transaction
 
 from portal.gateway.build import build_gateway
+from portal.gateway.pipe import PipeProtocol
 from portal.models import Attempt, Gpu, Job, Task, User
 from portal.services import lifecycle
 from portal.services.workspaces import new_attempt_secret
@@ -196,7 +197,7 @@ class Stand:
         self.tool.port = self._runner.addresses[0][1]
         await self.serve(echo_web, uds=self.web_socket)
         server = await self.serve(
-            build_gateway(self.web_socket), host="127.0.0.1", port=0, ws_max_size=64 << 20, lifespan="on"
+            build_gateway(self.web_socket), host="127.0.0.1", port=0, ws=PipeProtocol, lifespan="on"
         )
         self.port = server.servers[0].sockets[0].getsockname()[1]
 
@@ -205,7 +206,6 @@ class Stand:
         config = uvicorn.Config(
             app,
             http="httptools",
-            ws="websockets-sansio",
             ws_per_message_deflate=False,
             proxy_headers=False,
             server_header=False,
@@ -213,7 +213,7 @@ class Stand:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
-            **{"lifespan": "off"} | options,
+            **{"lifespan": "off", "ws": "websockets-sansio"} | options,
         )
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None

@@ -8,6 +8,9 @@ import time
 
 import aiohttp
 
+from portal.services.workspaces import do_open_workspace
+from tests.gateway.stand import running_workspace
+
 
 def _headers(answer) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
@@ -60,10 +63,10 @@ def test_sockets_reach_web(stand):
     assert asyncio.run(run()) == "web says hi"
 
 
-def test_a_web_process_that_is_away_is_a_clear_503(stand):
-    with stand.browser() as browser:
+def test_a_web_process_that_is_away_is_a_clear_503(own_stand):
+    with own_stand.browser() as browser:
         assert browser.get("/").status_code == 200
-        stand.stop_web()
+        own_stand.stop_web()
         started = time.monotonic()
         answer = browser.get("/")
         assert answer.status_code == 503
@@ -82,6 +85,10 @@ def test_a_web_process_that_hangs_is_a_503_within_ten_seconds(stand):
     assert time.monotonic() - started < 10
 
 
-def test_workspaces_outlive_web(stand, inside):
-    stand.stop_web()
-    assert inside.get("/lab").status_code == 200
+def test_workspaces_outlive_web(own_stand, owner, session):
+    job = running_workspace(owner, port=own_stand.tool.port)
+    _, ticket = do_open_workspace(owner, job, session)
+    crumb = own_stand.enter(job, ticket).headers["set-cookie"].partition(";")[0]
+    own_stand.stop_web()
+    with own_stand.browser(job) as browser:
+        assert browser.get("/lab", headers={"Cookie": crumb}).status_code == 200

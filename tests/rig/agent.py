@@ -1,13 +1,17 @@
-"""The agent program that rig nodes are enrolled with."""
+"""The agent program that rig nodes are enrolled with: the real one."""
 
 from __future__ import annotations
 
 import functools
+import tempfile
+from pathlib import Path
 
-from tests.rig.echo_agent import echo_agent
+from agents.bundle import build
 
 
 @functools.cache
 def rig_agent() -> bytes:
     """Gives the agent as a .pyz."""
-    return echo_agent()
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder) / "agent.pyz")
+        return (Path(folder) / "agent.pyz").read_bytes()

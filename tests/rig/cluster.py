@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from agents.enrol import EnrolmentChoices, PublicKeys, SignedAgent, enrolment_script
 from agents.keys import PURPOSES, Purpose, make_keys, public_line, sign_agent
-from agents.ssh import SshStream, SshTarget, open_stream
-from tests.rig.node import BOOT_ID_PATH, GPUS_PATH, RigNode
-
-ROLE_OF = {"control": "control", "bulk": "control", "watch": "watch"}
+from agents.link import Link
+from agents.ssh import Role, SshStream, SshTarget, open_ssh, open_stream
+from tests.rig.node import RigNode
 
 
 class RigCluster:
@@ -24,9 +21,8 @@ class RigCluster:
         self.agent = SignedAgent(agent, sign_agent(agent, self.keys["signing"]))
 
     def script(self, choices: EnrolmentChoices | None = None) -> str:
-        """Gives the enrolment script, with what is special about a rig node in the agent's settings."""
-        chosen = choices or EnrolmentChoices(engine="rootful")
-        return enrolment_script(self.id, self.public_keys, self.agent, with_rig_settings(chosen))
+        """Gives the enrolment script, as a page would."""
+        return enrolment_script(self.id, self.public_keys, self.agent, choices)
 
     def enrol(self, node: RigNode, choices: EnrolmentChoices | None = None) -> str:
         """Runs the real enrolment script in a root shell of the node and gives what it printed."""
@@ -35,13 +31,13 @@ class RigCluster:
     def target(self, node: RigNode) -> SshTarget:
         return SshTarget(node.address, "fairway", node.host_key(), node.port)
 
-    def open(self, node: RigNode, role: str = "control", key: Purpose | None = None) -> SshStream:
-        """Opens the bare stream to the node's agent."""
-        purpose: Purpose = key or ("watch" if role == "watch" else "control")
-        return open_stream(self.target(node), self.keys[purpose], role)  # type: ignore[arg-type]
+    def open(self, node: RigNode, role: Role = "control") -> Link:
+        """Opens a link to the node's agent."""
+        return open_ssh(self.target(node), self.key_for(role), role, cluster=self.id)
 
+    def open_bare(self, node: RigNode, role: Role = "control") -> SshStream:
+        """Opens the stream under a link, before any word was said."""
+        return open_stream(self.target(node), self.key_for(role), role)
 
-def with_rig_settings(choices: EnrolmentChoices) -> EnrolmentChoices:
-    """Adds what a rig node's agent must know: its own boot id, and its pretend GPUs."""
-    rig: Mapping[str, object] = {"boot_id_path": BOOT_ID_PATH, "gpus": f"file:{GPUS_PATH}"}
-    return replace(choices, settings={**rig, **choices.settings})
+    def key_for(self, role: Role) -> Path:
+        return self.keys["watch" if role == "watch" else "control"]

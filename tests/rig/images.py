@@ -43,11 +43,13 @@ def rig_image(recipe: str) -> RigImage:
 
 
 def _build(recipe: str, folder: Path) -> None:
-    for older in (folder, *CACHE.glob(f"{recipe}-*/")):
-        if older == folder or time.time() - older.stat().st_mtime > KEPT_S:
-            shutil.rmtree(older, ignore_errors=True)
-    folder.mkdir()
-    archive = folder / "image.tar"
+    """Builds beside the final place and moves there when all is done, so that a killed build is no image."""
+    for older in CACHE.glob(f"{recipe}-*/"):
+        if older == folder or older.suffix == ".new" or time.time() - older.stat().st_mtime > KEPT_S:
+            _remove(older)
+    draft = Path(tempfile.mkdtemp(prefix=f"{recipe}-", suffix=".new", dir=CACHE))
+    draft.chmod(0o755)
+    archive = draft / "image.tar"
     built = subprocess.run(
         [sys.executable, str(BUILD), recipe, "--out", str(archive)],
         capture_output=True,
@@ -59,7 +61,7 @@ def _build(recipe: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="fwr") as run_root:  # podman wants it shorter than 50 letters
         loaded = subprocess.run(
             [
-                *("podman", "--root", str(folder / "store"), "--runroot", run_root),
+                *("podman", "--root", str(draft / "store"), "--runroot", run_root),
                 *("--storage-driver", "overlay", "load", "--quiet", "--input", str(archive)),
             ],
             capture_output=True,
@@ -68,4 +70,16 @@ def _build(recipe: str, folder: Path) -> None:
         )
     if loaded.returncode != 0:
         raise RuntimeError(f"podman could not load the image {recipe}: {loaded.stderr[-2000:]}")
-    (folder / "ready").write_text(built.stdout.strip().splitlines()[-1])
+    _release(draft)
+    (draft / "ready").write_text(built.stdout.strip().splitlines()[-1])
+    draft.rename(folder)
+
+
+def _release(folder: Path) -> None:
+    """Ends the mount that podman leaves on a store it has worked on."""
+    subprocess.run(["umount", "-l", str(folder / "store/overlay")], capture_output=True, timeout=10)
+
+
+def _remove(folder: Path) -> None:
+    _release(folder)
+    shutil.rmtree(folder, ignore_errors=True)

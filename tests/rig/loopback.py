@@ -35,6 +35,12 @@ class LoopbackSshd:
     def thaw(self) -> None:
         self._signal_all(signal.SIGCONT)
 
+    def kill_sessions(self) -> None:
+        """Kills the processes of all sessions; the listener lives."""
+        for pid in _descendants(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _signal_all(self, number: signal.Signals) -> None:
         for pid in (self.pid, *_descendants(self.pid)):
             with contextlib.suppress(ProcessLookupError):

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,16 @@ BOOT_ID_PATH = "/run/rig/boot_id"
 GPUS_PATH = "/etc/fairway-rig/gpus.json"
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SSH_PORT = 22
+DISK_FLOOR_MIB = 64
+# In a virtual machine CAP_SYS_RESOURCE may be missing, and then runc cannot raise limits to podman's defaults.
+CREATE_FLAGS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+HIDDEN = (
+    "/etc/fairway",
+    "/etc/sudoers.d/fairway",
+    "/usr/local/lib/fairway",
+    "/var/lib/fairway",
+    "/var/lib/fairway-homes",
+)
 
 
 @dataclass
@@ -65,6 +76,8 @@ class RigNode(NodeFaults):
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
         (etc / "resolv.conf").write_text("")  # nobody to ask: a name that is unknown is so at once
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
+        self._forget_fairway()
+        self._write_local_settings()
         self._configure_engine()
         self.write_gpus()
 
@@ -160,7 +173,8 @@ class RigNode(NodeFaults):
 
     def stop_sshd(self) -> None:
         """Stops the listening sshd; open sessions live on, as they do when the service is restarted."""
-        self.execute("sh", "-c", 'kill "$(cat /run/sshd.pid)"; rm -f /run/sshd.pid')
+        pid = self.execute("cat", "/run/sshd.pid").stdout.strip()
+        self.execute("sh", "-c", f"kill {pid}; while kill -0 {pid}; do sleep 0.01; done 2> /dev/null; true")
 
     def change_host_key(self) -> None:
         """Gives the node another host key, as a machine that someone put in its place would have."""
@@ -168,6 +182,13 @@ class RigNode(NodeFaults):
         self.execute("sh", "-c", "rm -f /etc/ssh/ssh_host_*")
         self._make_host_key()
         self.start_sshd()
+
+    def set_local(self, **settings: object) -> None:
+        """Changes the node's own settings; the next enrolment puts them in force. None takes one back."""
+        path = "/etc/fairway/node.local.json"
+        local = {**json.loads(self.execute("cat", path).stdout), **settings}
+        kept = {key: value for key, value in local.items() if value is not None}
+        self.execute("sh", "-c", f"cat > {path}", text_in=json.dumps(kept))
 
     def add_admin(self, name: str, password: str) -> None:
         """Adds a person who may use sudo with a password, for the one-time sudo login."""
@@ -220,6 +241,41 @@ class RigNode(NodeFaults):
     def _note_pids(self, pids: list[int]) -> None:
         self.record.pids = [(pid, records.process_start(pid) or "") for pid in pids]
         self.run.save()
+
+    def _forget_fairway(self) -> None:
+        """Hides what this machine has of Fairway, since it may itself be a portal or a node."""
+        etc = self.folder / "upper/etc"
+        for name in ("passwd", "group", "shadow", "gshadow", "subuid", "subgid"):
+            source = Path("/etc") / name
+            if source.exists():
+                lines = source.read_text().splitlines(keepends=True)
+                (etc / name).write_text("".join(line for line in lines if not line.startswith("fairway")))
+                (etc / name).chmod(source.stat().st_mode & 0o777)
+                os.chown(etc / name, source.stat().st_uid, source.stat().st_gid)
+        for hidden in HIDDEN:
+            if Path(hidden).exists():
+                cover = self.folder / "upper" / hidden.lstrip("/")
+                if Path(hidden).is_dir():
+                    cover.mkdir(parents=True, exist_ok=True)
+                    os.setxattr(cover, "trusted.overlay.opaque", b"y")
+                else:
+                    cover.parent.mkdir(parents=True, exist_ok=True)
+                    os.mknod(cover, stat.S_IFCHR, os.makedev(0, 0))  # as overlayfs marks what was deleted
+
+    def _write_local_settings(self) -> None:
+        """Writes what an agent must know of this machine alone, where the enrolment script looks for it."""
+        local = self.folder / "upper/etc/fairway/node.local.json"
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.write_text(
+            json.dumps(
+                {
+                    "boot_id_path": BOOT_ID_PATH,
+                    "gpus": f"file:{GPUS_PATH}",
+                    "disk_floor_mib": DISK_FLOOR_MIB,
+                    "runtimes": [{"kind": "podman", "create_flags": list(CREATE_FLAGS)}],
+                }
+            )
+        )
 
     def _configure_engine(self) -> None:
         """Writes what an administrator sets for podman on a machine like this (see the record on the rig)."""

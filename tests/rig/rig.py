@@ -20,7 +20,7 @@ class Rig:
         *,
         image_stores: Sequence[Path] | Sequence[Sequence[Path]] = (),
         gpus: int = 4,
-        state_disk_mib: int = 512,
+        state_disk_mib: int = 1024,
         kept: bool = False,
     ) -> None:
         """`image_stores` are the stores every node shares, or one list of stores per node."""
@@ -62,6 +62,11 @@ class Rig:
         if self._owner is not None:
             self._owner.close()
         self.record, self._owner, self.nodes = None, None, []
+
+    def add_address(self, address: str) -> None:
+        """Lets this machine answer at one more address that nodes reach, such as a cloud's metadata address."""
+        assert self.record is not None
+        network.ip("addr", "add", f"{address}/32", "dev", self.record.bridge)
 
     def __enter__(self) -> Self:
         return self.up()

@@ -123,3 +123,19 @@ def test_start_again_makes_the_same_request(scene):
     again = do_start_again(scene["owner"], job)
     assert (again.gpus_per_task, again.environ, again.state) == (2, {"A": "1"}, "PENDING")
     assert again.pk != job.pk
+
+
+def test_one_account_for_all_is_for_one_person_alone(scene):
+    """Without root the runtime process cannot keep people apart."""
+    admin = record.person(admin=True)
+    node = record.node(scene["pool"], runtime="process", hello={"separates_people": False})
+    process = record.environment(runtime="process", prefix="/usr")
+    assert record.job(admin, scene["project"], process).state == "PENDING"
+    with pytest.raises(NotAllowed, match="one account"):
+        record.job(scene["owner"], scene["project"], process)
+    record.person(password=record.PASSWORD)
+    with pytest.raises(NotAllowed, match="second person"):
+        record.job(admin, scene["project"], process)
+    node.hello = {"separates_people": True}
+    node.save()
+    assert record.job(scene["owner"], scene["project"], process).state == "PENDING"

@@ -11,7 +11,7 @@ class GpuFacts(NamedTuple):
     """What a GPU is. Memory in MiB; health is ok, lost or quarantined."""
 
     uuid: str
-    index: int
+    index: int  # type: ignore[assignment]  # the tuple's own method of that name is not missed
     model: str
     memory_mib: Optional[int]
     simulated: bool

@@ -67,7 +67,8 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         words += ["--publish", f"{engine.loopback}:{host_port}:{port}/tcp"]
     if spec.workdir or order.home_path:
         words += ["--workdir", spec.workdir or _home(order)]
-    command = fill_in(spec.command, ports={port: port for port in spec.ports}, address=LISTEN_ON)
+    same = {port: port for port in spec.ports}
+    command = fill_in(spec.command, ports=same, address=LISTEN_ON, secrets=SECRETS_IN_CONTAINER)
     return [*words, "--entrypoint", command[0], image_id, *command[1:]]
 
 
@@ -137,6 +138,11 @@ def listing(cluster: str) -> List[str]:
         "--format",
         "{{.ID}}",
     ]
+
+
+def remove(engine: Engine, name: str) -> List[str]:
+    """The words that end and remove a container at once; its patience was given before, by a signal."""
+    return ["rm", "--force", "--volumes", *(["--time", "0"] if engine.kind == "podman" else []), name]
 
 
 def inspect(names: Sequence[str]) -> List[str]:

@@ -120,6 +120,7 @@ class EngineRuntime(Runtime):
 
     def prepare(self, order: Order) -> None:
         spec = order.spec
+        self.image_facts(spec.image or "")  # refused before anything is made
         if self._firewall is not None:
             self._firewall.raise_once()
         words = arguments.create_network(self.engine, spec.cluster, spec.job, order.subnet or "")
@@ -158,22 +159,24 @@ class EngineRuntime(Runtime):
         return [found for found in self._inspect(ids) if found.cluster == cluster] if ids else []
 
     def _inspect(self, names: Sequence[str]) -> List[Found]:
+        found = (found_in(row) for row in self._rows(names))
+        return [each for each in found if each is not None]
+
+    def _rows(self, names: Sequence[str]) -> List[Dict[str, Any]]:
         answer = self.call(arguments.inspect(names))
         try:
-            rows = json.loads(answer.out or "[]")
+            rows: List[Dict[str, Any]] = json.loads(answer.out or "[]")
         except ValueError:
             rows = []
         if answer.code != 0 and not rows and not answer.says(_NOT_THERE):
             raise self.refusal("inspect", answer)
-        found = (found_in(row) for row in rows)
-        return [each for each in found if each is not None]
+        return rows
 
     def signal(self, name: str, signal_name: str) -> None:
-        self._ours(name)
         self.must(["kill", "--signal", signal_name, name])
 
     def kill(self, name: str) -> None:
-        found = self._ours(name)
+        found = self.find(name)
         answer = self.call(["kill", "--signal", "KILL", name])
         if answer.code != 0 and not answer.says((*_NOT_THERE, "not running", "state improper")):
             raise self.refusal("kill", answer)
@@ -184,7 +187,7 @@ class EngineRuntime(Runtime):
     def remove(self, name: str) -> None:
         if self._ours(name) is None:
             return
-        answer = self.call(["rm", "--force", "--volumes", name])
+        answer = self.call(arguments.remove(self.engine, name))
         if answer.code != 0 and not answer.says(_NOT_THERE):
             raise self.refusal("rm", answer)
 
@@ -197,10 +200,9 @@ class EngineRuntime(Runtime):
 
     def _ours(self, name: str) -> Optional[Found]:
         """The task of this name, None when there is none; one without our label is refused."""
-        found = self.find(name)
-        if found is None and self.call(arguments.inspect([name])).code == 0:
-            raise Refusal(refusals.NOT_ALLOWED, f"{name} is not a container of this cluster.")
-        if found is not None and found.cluster != self.settings.cluster:
+        rows = self._rows([name])
+        found = found_in(rows[0]) if rows else None
+        if rows and (found is None or found.cluster != self.settings.cluster):
             raise Refusal(refusals.NOT_ALLOWED, f"{name} is not a container of this cluster.")
         return found
 

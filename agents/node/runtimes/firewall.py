@@ -1,14 +1,17 @@
 """What job networks may not reach: the node itself, other jobs, the metadata address, the control plane.
 
 Rules are by address range, not by bridge name, so they stand before the first job network exists. They live
-in two chains of our own; a restart or a second agent finds them and changes nothing.
+in two chains of this cluster's own, each replaced in one step whenever an agent first starts a container.
+They stand in the table mangle, which packets meet before the table filter: there the engine puts its own
+rules first, at a time of its choosing, and they accept what a container sends.
 """
 
 from __future__ import annotations
 
 import subprocess
 import threading
-from typing import List, Sequence
+import zlib
+from typing import List, Sequence, Tuple
 
 from agents.node import refusals
 from agents.node.durable import locked
@@ -17,29 +20,32 @@ from agents.node.settings import Settings
 
 METADATA = "169.254.0.0/16"
 _WITHIN_S = 10.0
+_ANSWERS = "-m conntrack --ctstate ESTABLISHED,RELATED -j RETURN"
 
 
-def chain_rules(subnets: str, egress_deny: Sequence[str]) -> List[List[str]]:
-    """The rules for packets of job networks, pure: words after ``iptables -A CHAIN``."""
-    refuse = ["-j", "REJECT", "--reject-with", "icmp-port-unreachable"]
-    rules = [["-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "RETURN"]]
+def chains(cluster: str) -> Tuple[str, str]:
+    """The names of the two chains: for routed packets, and for packets to the node itself."""
+    mark = format(zlib.crc32(cluster.encode()), "08x")
+    return f"FAIRWAY-FORWARD-{mark}", f"FAIRWAY-INPUT-{mark}"
+
+
+def rules(cluster: str, subnets: str, egress_deny: Sequence[str]) -> str:
+    """The text for ``iptables-restore --noflush``, pure: replaces both chains and touches nothing else."""
+    forward, to_node = chains(cluster)
+    lines = ["*mangle", f":{forward} - [0:0]", f":{to_node} - [0:0]"]
+    lines.append(f"-A {forward} {_ANSWERS}")
     for place in (METADATA, *egress_deny):
-        rules.append(["-s", subnets, "-d", place, *refuse])
+        if ":" not in place:
+            lines.append(f"-A {forward} -s {subnets} -d {place} -j DROP")
     # Between job networks packets are routed; within one they are bridged, and those pass.
-    rules.append(["-s", subnets, "-d", subnets, "-m", "physdev", "!", "--physdev-is-bridged", *refuse])
-    return rules
-
-
-def input_rules(subnets: str) -> List[List[str]]:
-    """The rules for packets of job networks to the node itself: answers only."""
-    return [
-        ["-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "RETURN"],
-        ["-s", subnets, "-j", "REJECT", "--reject-with", "icmp-port-unreachable"],
-    ]
+    lines.append(f"-A {forward} -s {subnets} -d {subnets} -m physdev ! --physdev-is-bridged -j DROP")
+    lines.append(f"-A {to_node} {_ANSWERS}")
+    lines.append(f"-A {to_node} -s {subnets} -j DROP")
+    return "\n".join([*lines, "COMMIT", ""])
 
 
 class Firewall:
-    """Puts the rules up before the first container of this agent process."""
+    """Puts the rules up before the first container of this agent process; without them none is started."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -47,45 +53,37 @@ class Firewall:
         self._lock = threading.Lock()
 
     def raise_once(self) -> None:
-        """Makes sure that the rules stand; without them no container is started."""
         with self._lock:
             if self._up:
                 return
+            cluster = self._settings.cluster
             with locked(f"{self._settings.state_dir}/firewall.lock"):
-                self._chain("FAIRWAY-FORWARD", "FORWARD", self._forward())
-                self._chain("FAIRWAY-INPUT", "INPUT", input_rules(self._settings.subnets))
+                text = rules(cluster, self._settings.subnets, self._settings.egress_deny)
+                self._must(["iptables-restore", "--wait", "5", "--noflush"], text)
+                for hook, chain in zip(("FORWARD", "INPUT"), chains(cluster)):
+                    if self._run(["iptables", "-w", "5", "-t", "mangle", "-C", hook, "-j", chain])[0] != 0:
+                        self._must(["iptables", "-w", "5", "-t", "mangle", "-I", hook, "1", "-j", chain])
             self._up = True
 
-    def _forward(self) -> List[List[str]]:
-        return chain_rules(self._settings.subnets, self._settings.egress_deny)
-
-    def _chain(self, chain: str, hook: str, rules: List[List[str]]) -> None:
-        """A chain that other clusters of this node may share: rules are added when missing, never flushed."""
-        if self._run("-n", "-L", chain) != 0:
-            self._must("-N", chain)
-        for rule in rules:
-            if self._run("-C", chain, *rule) != 0:
-                self._must("-A", chain, *rule)
-        if self._run("-C", hook, "-j", chain) != 0:
-            self._must("-I", hook, "1", "-j", chain)
-
-    def _must(self, *words: str) -> None:
-        if self._run(*words) != 0:
+    def _must(self, command: List[str], text: str = "") -> None:
+        code, said = self._run(command, text)
+        if code != 0:
             raise Refusal(
                 refusals.ENGINE_ERROR,
-                f"The firewall rule 'iptables {' '.join(words)}' cannot be set, so no container is started.",
+                f"The firewall of the node cannot be set, so no container is started: {said}",
             )
 
     @staticmethod
-    def _run(*words: str) -> int:
+    def _run(command: List[str], text: str = "") -> Tuple[int, str]:
         try:
-            return subprocess.run(
-                ["iptables", "-w", "5", *words],
-                stdin=subprocess.DEVNULL,
+            answer = subprocess.run(
+                command,
+                input=text.encode(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 timeout=_WITHIN_S,
                 check=False,
-            ).returncode
-        except (OSError, subprocess.TimeoutExpired):
-            return -1
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return -1, str(error)
+        return answer.returncode, answer.stderr.decode(errors="replace").strip()[-300:]

@@ -16,7 +16,8 @@ class PodmanRuntime(EngineRuntime):
     log_format = "k8s"
 
     def begun(self, name: str) -> Tuple[Optional[int], Optional[float]]:
-        text = (read_text(os.path.join(self.settings.state_dir, "tasks", name, "pid")) or "").strip()
+        path = os.path.join(self.settings.state_dir, "tasks", name, "pid")
+        text = (read_text(path) or "").strip()
         if text.isdigit():
-            return int(text), None
+            return int(text), os.stat(path).st_mtime
         return super().begun(name)

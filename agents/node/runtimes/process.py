@@ -54,7 +54,7 @@ class ProcessRuntime(Runtime):
                 address=self._loopback,
             )
         )
-        command = fill_in(spec.command, ports=order.host_ports, address=self._loopback)
+        command = fill_in(spec.command, ports=order.host_ports, address=self._loopback, secrets=secrets)
         needed = [folder, order.home_path or "", command[0], spec.workdir or "", sys.executable]
         write_json(
             path,

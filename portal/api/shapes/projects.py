@@ -10,6 +10,7 @@ from portal.api.shapes.people import ROLES
 from portal.api.shapes.words import Named, PersonName, named, person_name, when
 from portal.models import Membership, NodePool, Quota, QuotaChange
 from portal.models import Project as ProjectRow
+from portal.selectors.projects import Counts
 from portal.services.projects import quota_numbers
 from portal.words.states import Role
 
@@ -73,8 +74,8 @@ class QuotaChangeOut(serializers.Serializer[Any]):
     undoes = serializers.IntegerField(allow_null=True, help_text="Number of the change this one undid.")
 
 
-def project(row: Any, role: Role | None) -> dict[str, Any]:
-    """A project with its counts; ``row`` comes from ``selectors.projects.projects_for``."""
+def project(row: ProjectRow, role: Role | None, counts: Counts) -> dict[str, Any]:
+    """A project with its counts."""
     return {
         "id": row.public_id,
         "name": row.name,
@@ -83,10 +84,10 @@ def project(row: Any, role: Role | None) -> dict[str, Any]:
         "role": role.value if role else None,
         "created_at": when(row.created_at),
         "archived_at": when(row.archived_at),
-        "members": row.member_count,
-        "running_jobs": row.running_count,
-        "pending_jobs": row.pending_count,
-        "running_milli": row.running_milli,
+        "members": counts.members,
+        "running_jobs": counts.running_jobs,
+        "pending_jobs": counts.pending_jobs,
+        "running_milli": counts.running_milli,
     }
 
 

@@ -15,7 +15,7 @@ from portal.services import enrolment, nodes
 from portal.words.states import LinkKind, NodeState, RuntimeKind
 
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
-DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "rootless"}
+DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "auto"}
 
 
 @policy(Policy.ADMIN)
@@ -30,7 +30,10 @@ def add_node(request: HttpRequest) -> HttpResponse:
         if "confirmed" not in request.POST:
             key = enrolment.get_host_key(values.get("host", ""), port)
             script = enrolment.get_script(
-                engine=values["engine"], runtime=values["runtime"], account=values["account"]
+                values.get("host", ""),
+                engine=values["engine"],
+                runtime=values["runtime"],
+                account=values["account"],
             )
             return _form(request, values, host_key=key.line, fingerprint=key.fingerprint, script=script)
         node = nodes.do_add_node(

@@ -42,7 +42,7 @@ def invite(request: HttpRequest) -> HttpResponse:
         )
     except Invalid as refusal:
         return _page(request, status=400, problems=refusal.fields, values=values)
-    link = request.build_absolute_uri(reverse("join")) + f"#{code}"
+    link = request.build_absolute_uri(reverse("invitation")) + f"#{code}"
     return _page(request, link=link, invitation=invitation)
 
 

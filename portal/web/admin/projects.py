@@ -121,7 +121,7 @@ def invite_into(request: HttpRequest, public_id: str) -> HttpResponse:
         )
     except Invalid as refusal:
         return _page(request, project, status=400, problems=refusal.fields)
-    link = request.build_absolute_uri(reverse("join")) + f"#{code}"
+    link = request.build_absolute_uri(reverse("invitation")) + f"#{code}"
     return _page(request, project, link=link, invitation=invitation)
 
 

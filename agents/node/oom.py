@@ -1,0 +1,43 @@
+"""Whom the kernel ended for want of memory, from its own log: an engine's group may be gone before we look."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from typing import Optional, Set
+
+_GROUP = re.compile(r"oom_memcg=([^,\s]+)")
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
+
+
+class KernelLog:
+    """Follows ``/dev/kmsg`` from now on; where it may not be read, nothing is known."""
+
+    def __init__(self, path: str = "/dev/kmsg") -> None:
+        self._lock = threading.Lock()
+        self._killed: Set[str] = set()
+        try:
+            self._log: Optional[int] = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._log, 0, os.SEEK_END)
+        except OSError:
+            self._log = None
+
+    def killed(self, group_folder: str) -> bool:
+        """True when the kernel has ended something in this container for want of memory."""
+        with self._lock:
+            self._read()
+            return any(container in self._killed for container in _CONTAINER.findall(group_folder))
+
+    def _read(self) -> None:
+        while self._log is not None:
+            try:
+                line = os.read(self._log, 8192).decode(errors="replace")
+            except BrokenPipeError:
+                continue  # older lines were overwritten; the next read goes on with those that are left
+            except OSError:
+                return
+            if not line:
+                return
+            for group in _GROUP.findall(line):
+                self._killed.update(_CONTAINER.findall(group))

@@ -1,0 +1,230 @@
+"""Live fan-out: a tick a second to many browsers; when the last of them has it, and what it costs.
+
+    DATABASE_URL=... REDIS_URL=... python -m bench fanout [--browsers N] [--seconds S] [--nodes N] [--direct]
+
+The browsers come through the gateway, as in life (``--direct``: straight to web), signed in as several people,
+watching ``cluster`` and ``user.me``; the frame is that of a cluster of N nodes with 8 GPUs. Makes a database of
+its own and drops it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.calibration import calibration_ms
+from bench.gateway import _cpu_s, _free, _process, _rss_mib, _until_open
+
+SOCKETS_A_PERSON = 25
+_AT = re.compile(rb'"kind":"sample","at_s":([0-9.]+)')
+
+
+def main(arguments: list[str]) -> int:
+    """Prints one line."""
+    parser = argparse.ArgumentParser(prog="bench fanout")
+    parser.add_argument("--browsers", type=int, default=500)
+    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--nodes", type=int, default=6)
+    parser.add_argument("--direct", action="store_true", help="straight to web, without the gateway")
+    parser.add_argument("--part", nargs="*", help=argparse.SUPPRESS)
+    wanted = parser.parse_args(arguments)
+    if wanted.part:
+        asyncio.run(_browse(int(wanted.part[0]), float(wanted.part[1]), wanted.part[2].split(",")))
+        return 0
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
+    os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
+    os.environ.setdefault("FAIRWAY_LOG_LEVEL", "ERROR")
+    port, web_port = _free("127.0.0.1"), _free("127.0.0.1")
+    os.environ["FAIRWAY_PORTAL_URL"] = f"http://localhost:{port}"
+
+    import django
+    from django.db import connection
+
+    django.setup()
+    old = connection.settings_dict["NAME"]
+    connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    made = connection.settings_dict["NAME"]
+    try:
+        people = -(-wanted.browsers // SOCKETS_A_PERSON)
+        keys = _sign_in(people, wanted.nodes)
+        with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
+            url = os.environ["DATABASE_URL"].rpartition("/")[0] + "/" + made
+            web_socket = f"{folder}/web.sock"
+            environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder, "FAIRWAY_WEB_SOCKET": web_socket}
+            listen = ["--port", str(web_port)] if wanted.direct else ["--uds", web_socket]
+            uvicorn = ["-m", "uvicorn", "portal.config.asgi:application", *listen, "--lifespan", "off"]
+            web = stack.enter_context(
+                _process(sys.executable, *uvicorn, "--log-level", "error", "--no-access-log", **environment)
+            )
+            pids = {"web": web.pid}
+            if wanted.direct:
+                port = web_port
+            else:
+                gateway = stack.enter_context(
+                    _process(sys.executable, "-m", "portal.gateway", "--port", str(port), **environment)
+                )
+                pids["gateway"] = gateway.pid
+            _until_open(port)
+            if not wanted.direct:
+                until = time.monotonic() + 20
+                while not Path(web_socket).exists() and time.monotonic() < until:
+                    time.sleep(0.05)
+            _measure(wanted, port, os.environ["FAIRWAY_PORTAL_URL"], keys, pids)
+    finally:
+        connection.creation.destroy_test_db(old, verbosity=0)
+    return 0
+
+
+def _measure(wanted: Any, port: int, origin: str, keys: list[str], pids: dict[str, int]) -> None:
+    each = [keys[number % len(keys)] for number in range(wanted.browsers)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench",
+        "fanout",
+        "--part",
+        str(port),
+        str(wanted.seconds),
+        ",".join(each),
+    ]
+    environment = dict(os.environ) | {"FAIRWAY_BENCH_ORIGIN": origin}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as browsers:
+        assert browsers.stdout is not None
+        ready = browsers.stdout.readline().strip()
+        assert ready == "ready", ready
+        time.sleep(1)
+        before = {name: _cpu_s(pid) for name, pid in pids.items()}
+        began = time.monotonic()
+        frame_bytes = asyncio.run(_tick(wanted.seconds, wanted.nodes))
+        took_s = time.monotonic() - began
+        spent = {name: (_cpu_s(pid) - before[name]) / took_s * 100 for name, pid in pids.items()}
+        found = json.loads(browsers.stdout.readline())
+    last = sorted(found["last_ms"])
+    print(
+        json.dumps(
+            {
+                "bench": "fanout",
+                "browsers": wanted.browsers,
+                "through": "web" if wanted.direct else "gateway",
+                "ticks": len(last),
+                "frame_bytes": frame_bytes,
+                "last_delivery_p50_ms": round(statistics.median(last), 1),
+                "last_delivery_p95_ms": round(last[int(len(last) * 0.95) - 1], 1),
+                "missed": found["missed"],
+                **{f"{name}_percent_of_a_core": round(percent, 1) for name, percent in spent.items()},
+                **{f"{name}_rss_mib": round(_rss_mib(pid), 1) for name, pid in pids.items()},
+                "goal_last_delivery_ms": 100,
+                "goal_percent_of_a_core": 25,
+                "calibration_ms": round(calibration_ms(), 2),
+            }
+        ),
+        flush=True,
+    )
+
+
+def _sign_in(people: int, nodes: int) -> list[str]:
+    from tests import record
+    from tests.gateway.stand import sign_in
+
+    pool = record.pool()
+    for _ in range(nodes):
+        record.node(pool, gpus=8)
+    return [sign_in(record.person()) for _ in range(people)]
+
+
+async def _tick(seconds: int, nodes: int) -> int:
+    """Sends what the collector sends, once a second."""
+    from channels.layers import get_channel_layer
+
+    from portal.events import group_of
+
+    layer = get_channel_layer()
+    rows = {
+        f"node{number:06d}": {"lag_s": 0.1, "cpu": 50, "u": [50] * 8, "m": [40000] * 8, "w": [300] * 8}
+        for number in range(nodes)
+    }
+    text = ""
+    for _ in range(seconds):
+        await asyncio.sleep(1 - time.time() % 1)
+        frame = {"kind": "sample", "at_s": round(time.time(), 6), "lag_s": 0.1, "nodes": rows}
+        text = json.dumps(frame, separators=(",", ":"))
+        await layer.group_send(
+            group_of("cluster"), {"type": "fairway.frame", "topic": "cluster", "text": text}
+        )
+    await asyncio.sleep(1)
+    return len(text)
+
+
+# -- the browsers ----------------------------------------------------------------------------------
+
+
+class _Browser(asyncio.Protocol):
+    """Reads as little as it must: the time that stands in each frame."""
+
+    def __init__(self, key: str, port: int, heard: dict[float, list[float]]) -> None:
+        self._heard, self._open, self._data = heard, False, b""
+        origin = os.environ["FAIRWAY_BENCH_ORIGIN"]
+        self._hello = (
+            f"GET /live/ HTTP/1.1\r\nHost: {origin.removeprefix('http://')}\r\nOrigin: {origin}\r\n"
+            f"Cookie: fairway_session={key}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}\r\n\r\n"
+        ).encode()
+        self.filled = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.write(self._hello)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.time()
+        if not self._open:
+            self._data += data
+            if b"\r\n\r\n" not in self._data:
+                return
+            if b" 101 " not in self._data[:16]:
+                self.filled.set_exception(RuntimeError(self._data[:300].decode("latin-1")))
+                return
+            self._open, self._data = True, b""
+            words = json.dumps({"subscribe": ["cluster", "user.me"]}).encode()
+            self._transport.write(bytes([0x81, 0x80 | len(words), 0, 0, 0, 0]) + words)
+            return
+        if not self.filled.done() and b"backfill" in data:
+            self.filled.set_result(None)
+        for match in _AT.finditer(data):
+            self._heard.setdefault(float(match.group(1)), []).append(now)
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        if not self.filled.done():
+            self.filled.set_exception(RuntimeError("closed"))
+
+
+async def _browse(port: int, seconds: float, keys: list[str]) -> None:
+    loop = asyncio.get_running_loop()
+    heard: dict[float, list[float]] = {}
+    browsers = []
+    for number, key in enumerate(keys):
+        _, browser = await loop.create_connection(
+            lambda key=key: _Browser(key, port, heard), "127.0.0.1", port
+        )
+        browsers.append(browser)
+        if number % 25 == 24:
+            await asyncio.wait_for(browser.filled, 30)
+    await asyncio.wait_for(asyncio.gather(*(browser.filled for browser in browsers)), 60)
+    print("ready", flush=True)
+    await asyncio.sleep(seconds + 3)
+    last = [(max(times) - at) * 1000 for at, times in heard.items() if len(times) == len(keys)]
+    missed = sum(len(keys) - len(times) for times in heard.values())
+    print(json.dumps({"last_ms": last, "missed": missed}), flush=True)

@@ -1,0 +1,468 @@
+"""The gateway beside configurable-http-proxy: requests a second, MB/s, WebSocket round trip, memory with 30 tabs.
+
+    DATABASE_URL=... REDIS_URL=... python -m bench gateway [--seconds S] [--rounds N] [--chp PROGRAM]
+
+Both stand before the same servers on this machine and are measured in turns, round by round. The other proxy
+is fetched by npm into a temporary folder unless ``--chp`` names one. Makes a database of its own and drops it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.calibration import calibration_ms
+
+JOBS = "127.77.0.1"
+SMALL_BYTES = 1024
+BIG_BYTES = 256 << 20
+TABS = 30
+SOCKETS_A_TAB = 4
+
+Door = tuple[int, str, str]
+"""Port, Host header and cookie of a workspace behind a proxy."""
+Figure = tuple[float, float]
+
+UPSTREAM = """
+const http = require('http'), small = Buffer.alloc(%d, 'x'), block = Buffer.alloc(1 << 20, 'y');
+http.createServer((request, answer) => {
+  if (request.method === 'POST') {
+    let size = 0; request.on('data', (data) => { size += data.length; });
+    request.on('end', () => {
+      const told = String(size); answer.setHeader('content-length', told.length); answer.end(told); });
+    return;
+  }
+  if (request.url === '/big') {
+    let left = %d; answer.setHeader('content-length', left);
+    const more = () => {
+      while (left > 0) {
+        left -= block.length;
+        if (!answer.write(block)) { answer.once('drain', more); return; }
+      }
+      answer.end();
+    };
+    more(); return;
+  }
+  answer.setHeader('content-type', 'text/plain'); answer.setHeader('content-length', small.length); answer.end(small);
+}).listen(%d, '%s');
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a line for each figure."""
+    parser = argparse.ArgumentParser(prog="bench gateway")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--chp", help="configurable-http-proxy, when it is installed already")
+    parser.add_argument("--part", nargs="*", help=argparse.SUPPRESS)
+    wanted = parser.parse_args(arguments)
+    if wanted.part:
+        return _part(*wanted.part)
+    with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
+        chp = wanted.chp or _fetch_chp(Path(folder))
+        http_port, ws_port = _free(JOBS), _free(JOBS)
+        program = UPSTREAM % (SMALL_BYTES, BIG_BYTES, http_port, JOBS)
+        stack.enter_context(_process("node", "-e", program))
+        stack.enter_context(_process(*_self("echo", ws_port)))
+        gateway = stack.enter_context(_gateway(folder, {"http": http_port, "ws": ws_port}))
+        others: dict[str, Door] = {}
+        pids: dict[str, int] = {}
+        for name, port in [("http", http_port), ("ws", ws_port)]:
+            listen = _free("127.0.0.1")
+            other = stack.enter_context(
+                _process(
+                    *(
+                        [
+                            chp,
+                            "--ip",
+                            "127.0.0.1",
+                            "--port",
+                            str(listen),
+                            "--api-port",
+                            str(_free("127.0.0.1")),
+                        ]
+                    ),
+                    *(["--default-target", f"http://{JOBS}:{port}", "--log-level", "error"]),
+                )
+            )
+            others[name] = (listen, "localhost", "")
+            pids[name] = other.pid
+        for port, *_ in [*gateway["doors"].values(), *others.values(), (http_port,), (ws_port,)]:
+            _until_open(port)
+        _measure(gateway, others, pids, wanted.seconds, wanted.rounds)
+    return 0
+
+
+def _measure(
+    gateway: dict[str, Any], others: dict[str, Door], pids: dict[str, int], seconds: float, rounds: int
+) -> None:
+    ours = gateway["doors"]
+    for figure, unit, server in [
+        ("requests", "1/s", "http"),
+        ("download", "MB/s", "http"),
+        ("upload", "MB/s", "http"),
+        ("round_trip", "ms", "ws"),
+        ("messages", "1/s", "ws"),
+    ]:
+        found: dict[str, list[float]] = {"fairway": [], "chp": []}
+        spent: dict[str, float] = {"fairway": 0.0, "chp": 0.0}
+        for number in range(rounds):
+            pairs = [("fairway", ours[server]), ("chp", others[server])]
+            for name, (port, host, cookie) in pairs if number % 2 else reversed(pairs):
+                pid = gateway["pid"] if name == "fairway" else pids[server]
+                before_s = _cpu_s(pid)
+                value, units = _load(figure, port, host, cookie, seconds)
+                found[name].append(value)
+                spent[name] += (_cpu_s(pid) - before_s) / units / rounds
+        fairway, chp = statistics.median(found["fairway"]), statistics.median(found["chp"])
+        _say(
+            figure,
+            unit,
+            fairway=round(fairway, 3),
+            configurable_http_proxy=round(chp, 3),
+            ratio=round(chp / fairway if unit == "ms" else fairway / chp, 2),
+            goal_ratio=1.0,
+            cpu_us_fairway=round(spent["fairway"] * 1e6, 1),
+            cpu_us_configurable_http_proxy=round(spent["chp"] * 1e6, 1),
+        )
+    port, host, cookie = ours["ws"]
+    before = _rss_mib(gateway["pid"])
+    tabs, _ = _load("tabs", port, host, cookie, seconds, gateway["pid"])
+    _say("memory_30_tabs", "MiB", fairway=round(tabs, 1), before=round(before, 1), goal=300)
+
+
+def _say(figure: str, unit: str, **values: Any) -> None:
+    line = {"bench": "gateway", "figure": figure, "unit": unit, **values}
+    print(json.dumps(line | {"calibration_ms": round(calibration_ms(), 2)}), flush=True)
+
+
+# -- parts that run beside it ----------------------------------------------------------------------
+
+
+def _self(*part: object) -> list[str]:
+    return [sys.executable, "-m", "bench", "gateway", "--part", *map(str, part)]
+
+
+def _part(name: str, *arguments: str) -> int:
+    import uvloop
+
+    if name == "echo":
+        uvloop.run(_echo(int(arguments[0])))
+    else:
+        port, host, cookie, seconds, pid = arguments
+        print(*uvloop.run(_LOADS[name](int(port), host, cookie, float(seconds), int(pid))))
+    return 0
+
+
+def _load(
+    figure: str, port: int, host: str, cookie: str, seconds: float, pid: int = 0
+) -> tuple[float, float]:
+    """One measurement, by a process of its own: the figure, and how many requests, MB or messages it took."""
+    done = subprocess.run(
+        _self(figure, port, host, cookie or "-", seconds, pid), check=True, stdout=subprocess.PIPE, text=True
+    )
+    value, units = done.stdout.split()
+    return float(value), float(units)
+
+
+async def _echo(port: int) -> None:
+    """A WebSocket server that sends back what it gets."""
+    import uvicorn
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            reply = {"text": text} if text is not None else {"bytes": message["bytes"]}
+            await send({"type": "websocket.send"} | reply)
+
+    config = uvicorn.Config(
+        echo, host=JOBS, port=port, ws="websockets-sansio", lifespan="off", log_config=None,
+        ws_per_message_deflate=False, ws_ping_interval=None,
+    )  # fmt: skip
+    await uvicorn.Server(config).serve()
+
+
+class _Hammer(asyncio.Protocol):
+    """Sends the same request again as soon as the whole answer is there."""
+
+    def __init__(self, request: bytes, until: float) -> None:
+        self._request, self._until = request, until
+        self._left = -1
+        self._head = b""
+        self.answers = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if self._left < 0:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = self._head[:end].lower()
+            if b" 200 " not in head[:16] or b"content-length: " not in head:
+                self.done.set_exception(RuntimeError(self._head[:300].decode("latin-1")))
+                self._transport.close()
+                return
+            length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            self._left = length - (len(self._head) - end - 4)
+            self._head = b""
+        else:
+            self._left -= len(data)
+        if self._left == 0:
+            self._left = -1
+            self.answers += 1
+            if time.monotonic() < self._until:
+                self._transport.write(self._request)
+            else:
+                self._transport.close()
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def _request(path: str, host: str, cookie: str) -> bytes:
+    """As a browser sends it."""
+    lines = [
+        f"GET {path} HTTP/1.1",
+        f"Host: {host}",
+        "User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0",
+        "Accept: */*",
+        "Accept-Language: en",
+        "Accept-Encoding: gzip, deflate",
+        f"Cookie: _xsrf=2|abc|def|123{'; ' + cookie if cookie != '-' else ''}",
+        "Cache-Control: no-cache",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+async def _requests(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
+    loop = asyncio.get_running_loop()
+    began = time.monotonic()
+    until = began + seconds
+    hammers = []
+    for _ in range(24):
+        _, hammer = await loop.create_connection(
+            lambda: _Hammer(_request("/", host, cookie), until), "127.0.0.1", port
+        )
+        hammers.append(hammer)
+    await asyncio.gather(*(hammer.done for hammer in hammers))
+    answers = sum(hammer.answers for hammer in hammers)
+    return answers / (time.monotonic() - began), answers
+
+
+async def _download(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
+    loop = asyncio.get_running_loop()
+    began = time.monotonic()
+    _, hammer = await loop.create_connection(
+        lambda: _Hammer(_request("/big", host, cookie), began + seconds / 2), "127.0.0.1", port
+    )
+    await hammer.done
+    megabytes = hammer.answers * BIG_BYTES / 1e6
+    return megabytes / (time.monotonic() - began), megabytes
+
+
+async def _upload(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
+    head = _request("/", host, cookie).replace(b"GET", b"POST", 1)[:-2]
+    head += f"Content-Length: {BIG_BYTES}\r\n\r\n".encode()
+    block = b"z" * (1 << 20)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    began = time.monotonic()
+    writer.write(head)
+    for _ in range(BIG_BYTES // len(block)):
+        writer.write(block)
+        await writer.drain()
+    answer = await reader.readuntil(b"\r\n\r\n")
+    assert b" 200 " in answer[:16], answer
+    took_s = time.monotonic() - began
+    writer.close()
+    return BIG_BYTES / 1e6 / took_s, BIG_BYTES / 1e6
+
+
+@contextlib.asynccontextmanager
+async def _joined(port: int, host: str, cookie: str) -> Any:
+    import aiohttp
+
+    headers = {"Host": host, "Origin": f"http://{host}", "Cookie": cookie}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"http://127.0.0.1:{port}/x", headers=headers, max_msg_size=0) as joined,
+    ):
+        yield joined
+
+
+KERNEL_MESSAGE = json.dumps(
+    {"header": {"msg_id": "x" * 40}, "content": {"code": "y" * 600}, "channel": "shell"}
+)
+
+
+async def _round_trip(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
+    took_ms = []
+    async with _joined(port, host, cookie) as joined:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            began = time.perf_counter()
+            await joined.send_str(KERNEL_MESSAGE)
+            await joined.receive()
+            took_ms.append((time.perf_counter() - began) * 1000)
+    return statistics.median(took_ms), len(took_ms)
+
+
+async def _messages(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
+    async def one() -> int:
+        count = 0
+        async with _joined(port, host, cookie) as joined:
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                await joined.send_str(KERNEL_MESSAGE)
+                await joined.receive()
+                count += 1
+        return count
+
+    count = sum(await asyncio.gather(*(one() for _ in range(16))))
+    return count / seconds, count
+
+
+async def _tabs(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
+    """Thirty tabs with their sockets, each with large outputs passing; the most memory the gateway held."""
+    most = 0.0
+    async with contextlib.AsyncExitStack() as stack:
+        sockets = [
+            await stack.enter_async_context(_joined(port, host, cookie)) for _ in range(TABS * SOCKETS_A_TAB)
+        ]
+        for number, joined in enumerate(sockets):
+            await joined.send_str("z" * 1_000_000 if number % SOCKETS_A_TAB == 0 else KERNEL_MESSAGE)
+        for joined in sockets:
+            await joined.receive()
+            most = max(most, _rss_mib(pid))
+    return most, 1
+
+
+_LOADS = {
+    "requests": _requests,
+    "download": _download,
+    "upload": _upload,
+    "round_trip": _round_trip,
+    "messages": _messages,
+    "tabs": _tabs,
+}
+
+
+# -- the gateway with a record of its own ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _gateway(folder: str, ports: dict[str, int]) -> Iterator[dict[str, Any]]:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
+    os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
+    os.environ.setdefault("FAIRWAY_LOG_LEVEL", "ERROR")
+    listen = _free("127.0.0.1")
+    os.environ["FAIRWAY_APPS_DOMAIN"] = f"localhost:{listen}"
+
+    import django
+    from django.db import connection
+
+    django.setup()
+    old = connection.settings_dict["NAME"]
+    connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    try:
+        entered = {name: _workspace(port) for name, port in ports.items()}
+        url = os.environ["DATABASE_URL"]
+        made = connection.settings_dict["NAME"]
+        environment = {"DATABASE_URL": url.rpartition("/")[0] + "/" + made, "FAIRWAY_DATA_DIR": folder}
+        command = [sys.executable, "-m", "portal.gateway", "--port", str(listen)]
+        with _process(*command, **environment) as process:
+            doors = {
+                name: (listen, f"ws-{job}.localhost:{listen}", f"fairway_workspace={cookie}")
+                for name, (job, cookie) in entered.items()
+            }
+            yield {"pid": process.pid, "doors": doors}
+    finally:
+        connection.creation.destroy_test_db(old, verbosity=0)
+
+
+def _workspace(port: int) -> tuple[str, str]:
+    """A running workspace, and the cookie of somebody who has entered it."""
+    from portal.services.workspaces import do_open_workspace, do_redeem_ticket
+    from tests import record
+    from tests.gateway.stand import running_workspace, sign_in
+
+    owner = record.person()
+    job = running_workspace(owner, port=port)
+    _, ticket = do_open_workspace(owner, job, sign_in(owner))
+    cookie = do_redeem_ticket(ticket, job.public_id)
+    assert cookie is not None
+    return job.public_id, cookie
+
+
+def _fetch_chp(folder: Path) -> str:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise SystemExit("npm is needed to fetch configurable-http-proxy, or name one with --chp.")
+    command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--silent"]
+    subprocess.run([*command, "configurable-http-proxy"], check=True, capture_output=True, timeout=300)
+    return str(folder / "node_modules" / ".bin" / "configurable-http-proxy")
+
+
+@contextlib.contextmanager
+def _process(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, env=dict(os.environ) | environment)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _until_open(port: int) -> None:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        for address in ("127.0.0.1", JOBS):
+            with contextlib.suppress(OSError), socket.create_connection((address, port), 0.5):
+                return
+        time.sleep(0.05)
+    raise SystemExit(f"nothing listens on port {port}")
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process so far: it tells even where other work shares the machine."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return 0.0

@@ -1,0 +1,28 @@
+"""The one line that each figure is told in: ours, beside it the reference, the target, and what this machine is."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from bench.calibration import calibration_ms
+
+COLUMNS = ("ours", "reference", "ratio", "unit", "target", "met")
+
+
+def say(row: str, **values: Any) -> None:
+    """Prints a row of DESIGN section 9; ``skipped=`` says why it could not be measured here."""
+    if "skipped" in values:
+        line: dict[str, Any] = {"row": row, **values}
+    else:
+        line = {"row": row, **{column: values.pop(column, None) for column in COLUMNS}, **values}
+    line["calibration_s"] = round(calibration_ms() / 1000, 3)
+    line.setdefault("load_average", round(os.getloadavg()[0], 1))
+    print(json.dumps(line), flush=True)
+
+
+def percentile(values: list[float], part: float) -> float:
+    """The value that this part of all stays at or below."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(part * len(ordered)) - 1))]

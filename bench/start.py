@@ -1,0 +1,280 @@
+"""Submit to RUNNING recorded on an idle SSH node, beside the same create and start by hand over an open session.
+
+    python -m bench start [--jobs N] [--verbose]
+
+A whole Fairway (``manage.py up``) with a rig node of podman that has the image; jobs come one by one over REST.
+After each job the very words that created its container are given to podman by hand, through a root shell that
+stays open over SSH. The difference of the two is what Fairway costs. Needs what the rig needs (root, podman, sshd).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.line import percentile, say
+
+LOOK_EVERY_S = 0.01
+MEDIAN_TARGET_MS, P95_TARGET_MS = 200.0, 500.0
+HAND = "/var/lib/hand"
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the lines of median and p95, and how the time of ours is spent."""
+    parser = argparse.ArgumentParser(prog="bench start")
+    parser.add_argument("--jobs", type=int, default=30)
+    parser.add_argument("--verbose", action="store_true", help="a line for each job on stderr")
+    wanted = parser.parse_args(arguments)
+    from tests.rig.needs import why_no_rig
+
+    reason = why_no_rig()
+    if reason is not None:
+        say("submit_to_running", skipped=reason)
+        return 0
+    _measure(wanted.jobs, wanted.verbose)
+    return 0
+
+
+def _measure(jobs: int, verbose: bool) -> None:
+    from tests.rig.images import rig_image
+    from tests.rig.rig import Rig
+    from tests.stories.portal import StoryPortal
+
+    image = rig_image("tiny")
+    with Rig(1, image_stores=[image.store]) as rig, StoryPortal("--no-local-node") as portal:
+        machine = rig.nodes[0]
+        token = _prepare(portal, machine, image.name)
+        with _root_shell(machine) as shell, _client(portal.url, token) as client:
+            _run_one(client, shell, machine, "warm")  # imports, connections and caches of the first job
+            rows = []
+            for number in range(jobs):
+                row = _run_one(client, shell, machine, f"{number}")
+                rows.append(row)
+                if verbose:
+                    print(json.dumps(row), file=sys.stderr, flush=True)
+    _tell(rows)
+
+
+def _tell(rows: list[dict[str, float]]) -> None:
+    load = round(os.getloadavg()[0], 1)
+    for name, at, target_ms in (("median", 0.5, MEDIAN_TARGET_MS), ("p95", 0.95, P95_TARGET_MS)):
+        ours = percentile([row["ours_ms"] for row in rows], at)
+        hand = percentile([row["hand_ms"] for row in rows], at)
+        more = percentile([row["ours_ms"] - row["hand_ms"] for row in rows], at)
+        say(
+            f"submit_to_running_{name}",
+            ours=round(ours, 1),
+            reference=round(hand, 1),
+            ratio=round(ours / hand, 2),
+            unit="ms",
+            target=f"at most {target_ms:.0f} ms more than by hand",
+            met=more <= target_ms,
+            more_ms=round(more, 1),
+            jobs=len(rows),
+            load_average=load,
+        )
+    steps = [name for name in rows[0] if name not in {"ours_ms", "hand_ms"}]
+    say(
+        "submit_to_running_steps",
+        ours={name: round(statistics.median(row[name] for row in rows), 1) for name in steps},
+        unit="ms",
+        load_average=load,
+    )
+
+
+# -- one job ---------------------------------------------------------------------------------------
+
+
+def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, float]:
+    from portal.models import Attempt, Cycle, Job, JobEvent
+
+    request = {
+        "name": f"start-{name}",
+        "project": "default",
+        "environment": "bench",
+        "command": ["sleep", "600"],
+        "gpus_per_task": 1,
+        "memory_mib": 256,
+        "stop_grace_s": 1,
+    }
+    began_at, began = time.time(), time.perf_counter()
+    answer = client.post("/jobs/", json=request)
+    acknowledged = time.perf_counter()
+    assert answer.status_code == 201, answer.text
+    job = answer.json()["id"]
+    rows = Job.objects.filter(public_id=job)
+    tries = Attempt.objects.filter(job__public_id=job)
+    while not tries.filter(state="RUNNING").exists():  # the job says RUNNING as soon as it holds its GPUs
+        if time.perf_counter() - began > 60:
+            raise SystemExit(f"job {job} does not start:\n{_story(job)}")
+        time.sleep(LOOK_EVERY_S)
+    running = time.perf_counter()
+    attempt = tries.get()
+    submitted_at = JobEvent.objects.get(job__public_id=job, kind="submitted").at.timestamp()
+    cycle = Cycle.objects.filter(started_at__lte=attempt.created_at).latest("started_at")
+    by_hand_s = _by_hand(shell, machine, job)
+    client.post(f"/jobs/{job}/cancel/")
+    deadline_s = time.monotonic() + 30
+    while rows.values_list("state", flat=True).get() != "CANCELLED" and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    time.sleep(0.3)  # its container and its network are being removed
+    at = began_at
+    return {
+        "ours_ms": (running - began) * 1000,
+        "hand_ms": by_hand_s * 1000,
+        "to_submitted": (submitted_at - at) * 1000,
+        "to_acknowledged": (acknowledged - began) * 1000,
+        "submitted_to_cycle": (cycle.started_at.timestamp() - submitted_at) * 1000,
+        "cycle_to_attempt": (attempt.created_at.timestamp() - cycle.started_at.timestamp()) * 1000,
+        "snapshot": cycle.snapshot_ms,
+        "decide": cycle.decide_ms,
+        "attempt_to_sent": (attempt.sent_at - attempt.created_at).total_seconds() * 1000,
+        "sent_to_running": (attempt.running_at - attempt.sent_at).total_seconds() * 1000,
+    }
+
+
+def _story(job: str) -> str:
+    from portal.models import JobEvent
+
+    events = JobEvent.objects.filter(job__public_id=job).order_by("pk")
+    return "\n".join(f"{event.at:%T.%f} {event.before}>{event.after} {event.sentence}" for event in events)
+
+
+def _by_hand(shell: _Shell, machine: Any, job: str) -> float:
+    """Seconds for podman's create and start with the words of this job's container, under names of its own."""
+    name = machine.podman("ps", "--all", "--filter", f"label=fairway.job={job}", "--format", "{{.Names}}").strip()
+    if not name:
+        raise SystemExit(f"job {job} has no container:\n{_story(job)}")
+    words = json.loads(machine.podman("inspect", "--format", "{{json .Config.CreateCommand}}", name))
+    folder = f"{HAND}/{name}"
+    pid_file = words[words.index("--pidfile") + 1]
+    task_folder = str(Path(pid_file).parent)
+    shell.run(f"mkdir -p {HAND} && cp -a {shlex.quote(task_folder)} {folder}")
+    mine = [
+        word.replace(task_folder, folder)
+        .replace("fairway.", "hand.", 1 if words[index - 1] == "--label" else 0)
+        .replace(name, f"hand-{job}")
+        for index, word in enumerate(words)
+    ]
+    mine[mine.index("--network") + 1] = "hand"
+    mine = [
+        f"path={folder}/log" if word.startswith("path=") and mine[index - 1] == "--log-opt" else word
+        for index, word in enumerate(mine)
+    ]
+    create = shlex.join(mine)
+    began = time.perf_counter()
+    shell.run(f"{create} && podman start hand-{job}")
+    took_s = time.perf_counter() - began
+    shell.run(f"podman rm --force --time 0 hand-{job} && rm -rf {folder}")
+    return took_s
+
+
+# -- what it runs on -------------------------------------------------------------------------------
+
+
+def _prepare(portal: Any, machine: Any, image: str) -> str:
+    """Makes the machine a node of this Fairway; gives an API token of its first admin."""
+    from portal.config import places
+
+    data = portal.folder / "data"
+    os.environ |= {
+        "DJANGO_SETTINGS_MODULE": "portal.config.settings",
+        "FAIRWAY_DATA_DIR": str(data),
+        "DATABASE_URL": places.database_url(data),
+        "REDIS_URL": places.redis_url(data),
+    }
+    import logging
+
+    import django
+
+    django.setup()
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    from portal.models import Environment, Node, User
+    from portal.services.enrolment import get_script
+    from portal.services.nodes import do_add_node, do_add_pool
+    from portal.services.tokens import Scope, do_create_token
+
+    admin = User.objects.get(is_admin=True)
+    machine.execute("sh", "-s", text_in=get_script(machine.address), timeout_s=120)
+    do_add_node(
+        admin,
+        name=machine.name,
+        pool=do_add_pool(admin, "bench"),
+        host=machine.address,
+        port=machine.port,
+        host_key=machine.host_key(),
+    )
+    Environment.objects.create(name="bench", title="Bench", runtime="podman", image=image)
+    deadline_s = time.monotonic() + 60
+    while not Node.objects.filter(state="ready", reachable=True).exists():
+        if time.monotonic() > deadline_s:
+            raise SystemExit("the node does not become ready:\n" + portal.tail())
+        time.sleep(0.2)
+    time.sleep(3)  # the first comparison and the first samples
+    return do_create_token(admin, name="bench", scopes=list(Scope))[1]
+
+
+@contextlib.contextmanager
+def _client(url: str, token: str) -> Iterator[Any]:
+    import httpx
+
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=url + "/api/v1", headers=headers, timeout=20) as client:
+        yield client
+
+
+class _Shell:
+    """A root shell on the node, over an SSH session that stays open."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._heard = b""
+
+    def run(self, command: str) -> None:
+        """Runs a command to its end; raises when it fails."""
+        mark = f"done-{secrets.token_hex(4)}"
+        self._channel.sendall(f"{{ {command}\n}} 2>&1; echo; echo {mark} $?\n".encode())
+        end = f"\n{mark} ".encode()
+        while end not in self._heard or not self._heard.endswith(b"\n"):
+            got = self._channel.recv(65536)
+            if not got:
+                raise SystemExit("the SSH session has ended")
+            self._heard += got
+        said, _, code = self._heard.partition(end)
+        self._heard = b""
+        if code.strip() != b"0":
+            raise SystemExit(f"{command}\n{said.decode()}")
+
+
+@contextlib.contextmanager
+def _root_shell(machine: Any) -> Iterator[_Shell]:
+    import paramiko
+
+    password = secrets.token_urlsafe(12)
+    machine.add_admin("hand", password)
+    with paramiko.SSHClient() as ssh:
+        ssh.set_missing_host_key_policy(paramiko.AutoAddPolicy())
+        ssh.connect(
+            machine.address,
+            machine.port,
+            "hand",
+            password,
+            look_for_keys=False,
+            allow_agent=False,
+        )
+        channel = ssh.get_transport().open_session()  # type: ignore[union-attr]
+        channel.exec_command("sudo -S -p '' sh")
+        channel.sendall(f"{password}\n".encode())
+        shell = _Shell(channel)
+        shell.run("podman network create --driver bridge --disable-dns --opt isolate=true hand")
+        yield shell

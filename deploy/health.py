@@ -1,0 +1,52 @@
+"""Health checks of the containers, with the standard library alone: `http PLACE PATH` or `process WORD`."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+LIMIT_S = 4
+
+
+class _OverSocket(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=LIMIT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(LIMIT_S)
+        self.sock.connect(self._path)
+
+
+def answers(place: str, path: str) -> bool:
+    """Whether a GET there is answered with 200; the place is `host:port` or the path of a unix socket."""
+    connection = (
+        _OverSocket(place) if place.startswith("/") else http.client.HTTPConnection(place, timeout=LIMIT_S)
+    )
+    host = urlsplit(os.environ.get("FAIRWAY_PORTAL_URL", "http://localhost")).netloc
+    try:
+        connection.request("GET", path, headers={"Host": host})
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def runs(word: str) -> bool:
+    """Whether the container's first process is the one that is meant, and neither stopped nor dead."""
+    command = Path("/proc/1/cmdline").read_bytes().decode(errors="replace")
+    state = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[0]
+    return word in command and state not in "TtZX"
+
+
+if __name__ == "__main__":
+    kind, *arguments = sys.argv[1:]
+    sys.exit(0 if (answers(*arguments) if kind == "http" else runs(*arguments)) else 1)

@@ -1,0 +1,18 @@
+"""Named points at which a test may kill or stop this process, to see that nothing is lost or doubled.
+
+Without ``FAIRWAY_KILL_AT`` or ``FAIRWAY_STOP_AT`` in the environment they do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def killpoint(name: str) -> None:
+    """Ends the process as ``kill -9`` would, or stops it, when this is the point for that."""
+    if name == os.environ.get("FAIRWAY_KILL_AT"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == os.environ.get("FAIRWAY_STOP_AT"):
+        del os.environ["FAIRWAY_STOP_AT"]  # once: it goes on when somebody sends SIGCONT
+        os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,256 @@
+"""The one WebSocket of a browser, ``/live/``: it subscribes to topics it may see, and hears of them until it may not.
+
+From the browser: ``{"subscribe": [topic, ...]}`` and ``{"unsubscribe": [topic, ...]}``. To the browser:
+``{"topic", "data"}``, or ``{"topic", "error": {"code", "sentence"}}`` for a topic that is refused or was lost.
+Closing codes: 4401 signed out, 4403 foreign origin, 4429 too much, 1013 try again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+from django.conf import settings
+from django.db import Error as DatabaseError
+
+from portal.access import Policy, policy
+from portal.errors import FairwayError
+from portal.live.hub import Outbox, hub
+from portal.live.rechecks import in_record, rechecker
+from portal.live.topics import Topic, check_topic, first_frame, read_topic
+from portal.models import User
+from portal.services.workspaces import session_user
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 8 * 1024
+MAX_TOPICS = 64
+MAX_MESSAGES = 30
+MESSAGES_WITHIN_S = 10.0
+MAX_SOCKETS_A_PERSON = 40
+SIGNED_OUT, FOREIGN, TOO_MUCH, LATER = 4401, 4403, 4429, 1013
+
+_open_sockets: Counter[int] = Counter()
+
+
+@policy(Policy.SIGNED_IN)
+class LiveConsumer:
+    """Serves one socket. Rights are asked on each subscribe, and again soon after they moved."""
+
+    @classmethod
+    async def serve(cls, scope: Any, receive: Any, send: Any) -> None:
+        """The ASGI application."""
+        if (await receive())["type"] != "websocket.connect":
+            return
+        if _header(scope, b"origin") != settings.PORTAL_URL.rstrip("/"):
+            await _refuse(send, FOREIGN)
+            return
+        session_key = _session_key(scope)
+        try:
+            user = await in_record(session_user, session_key) if session_key else None
+        except (DatabaseError, TimeoutError, OSError):
+            await _refuse(send, LATER)
+            return
+        if user is None:
+            await _refuse(send, SIGNED_OUT)
+            return
+        if _open_sockets[user.pk] >= MAX_SOCKETS_A_PERSON:
+            await _refuse(send, TOO_MUCH)
+            return
+        _open_sockets[user.pk] += 1
+        consumer = cls(user, session_key, receive, send)
+        try:
+            await send({"type": "websocket.accept"})
+            await consumer.run()
+        finally:
+            consumer.leave_all()
+            _open_sockets[user.pk] -= 1
+            if not _open_sockets[user.pk]:
+                del _open_sockets[user.pk]
+
+    def __init__(self, user: User, session_key: str, receive: Any, send: Any) -> None:
+        self.user, self.session_key = user, session_key
+        self._receive, self._send = receive, send
+        self._outbox = Outbox()
+        self._topics: dict[str, Topic] = {}
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Until the browser leaves, or its right does."""
+        listening = asyncio.create_task(self._listen())
+        telling = asyncio.create_task(self._tell())
+        rechecker().add(self)
+        try:
+            waiting: list[asyncio.Future[Any]] = [listening, telling, self._ended]
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            code = _code(done)
+        finally:
+            rechecker().remove(self)
+            for task in (listening, telling):
+                task.cancel()
+            await asyncio.gather(listening, telling, return_exceptions=True)
+        if code is not None:
+            with contextlib.suppress(RuntimeError, OSError):  # the browser may have left by now
+                await self._send({"type": "websocket.close", "code": code})
+
+    def leave_all(self) -> None:
+        """Drops every subscription."""
+        for topic in list(self._topics.values()):
+            self._leave(topic)
+
+    # -- from the browser --------------------------------------------------------------------------
+
+    async def _listen(self) -> int | None:
+        heard: list[float] = []
+        while True:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                return None
+            now = time.monotonic()
+            heard = [moment for moment in heard if now - moment < MESSAGES_WITHIN_S] + [now]
+            words = message.get("text") or ""
+            if len(heard) > MAX_MESSAGES or len(words) > MAX_MESSAGE_BYTES:
+                return TOO_MUCH
+            wanted = _read(words)
+            if wanted is None:
+                self._say_error("", "bad_message", "This message is not understood.")
+                continue
+            for name in wanted.get("unsubscribe", []):
+                topic = self._topics.get(name)
+                if topic is not None:
+                    self._leave(topic)
+            for name in wanted.get("subscribe", []):
+                await self._subscribe(name)
+
+    async def _subscribe(self, name: str) -> None:
+        if name in self._topics:
+            return
+        if len(self._topics) >= MAX_TOPICS:
+            self._say_error(name, "too_many_topics", f"At most {MAX_TOPICS} topics at a time.")
+            return
+        try:
+            topic = read_topic(name, self.user)
+            await in_record(check_topic, self.user, topic)
+            # Joined before the first frame is read: what happens in between comes twice rather than never.
+            self._topics[name] = topic
+            hub().watch(topic.name, self._outbox)
+            first = await in_record(first_frame, self.user, topic)
+        except FairwayError as refusal:
+            self._say_error(name, refusal.code, refusal.sentence)
+            return
+        except (DatabaseError, TimeoutError, OSError):
+            self._say_error(name, "unavailable", "The record does not answer; try again in a moment.")
+            return
+        if first is not None:
+            self._outbox.put(
+                json.dumps({"topic": topic.name, "data": first}, separators=(",", ":"), default=str)
+            )
+
+    # -- to the browser ----------------------------------------------------------------------------
+
+    async def _tell(self) -> None:
+        outbox, send = self._outbox, self._send
+        while True:
+            text = await outbox.get()
+            await send({"type": "websocket.send", "text": text})
+
+    def _say_error(self, topic: str, code: str, sentence: str) -> None:
+        self._outbox.put(json.dumps({"topic": topic, "error": {"code": code, "sentence": sentence}}))
+
+    # -- rights ------------------------------------------------------------------------------------
+
+    def signed_out(self) -> None:
+        self._end(SIGNED_OUT)
+
+    def without_record(self) -> None:
+        self._end(LATER)
+
+    async def rights_changed(self) -> None:
+        """Asks for every topic again; those that are lost are left one by one."""
+        try:
+            user, lost = await in_record(self._still)
+        except (DatabaseError, TimeoutError, OSError):
+            return  # the next round asks again: the rights version still differs
+        if user is None:
+            self.signed_out()
+            return
+        self.user = user
+        for topic, refusal in lost:
+            self._leave(topic)
+            self._say_error(topic.asked, refusal.code, refusal.sentence)
+
+    def _still(self) -> tuple[User | None, list[tuple[Topic, FairwayError]]]:
+        user = session_user(self.session_key)
+        if user is None or user.pk != self.user.pk:
+            return None, []
+        lost = []
+        for topic in list(self._topics.values()):
+            try:
+                check_topic(user, topic)
+            except FairwayError as refusal:
+                lost.append((topic, refusal))
+        return user, lost
+
+    def _end(self, code: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(code)
+
+    def _leave(self, topic: Topic) -> None:
+        if self._topics.pop(topic.asked, None) is not None and not any(
+            other.name == topic.name for other in self._topics.values()
+        ):
+            hub().leave(topic.name, self._outbox)
+
+
+def _code(done: Iterable[asyncio.Future[Any]]) -> int | None:
+    """The closing code of what ended first; None where the browser has left already."""
+    for ended in done:
+        problem = ended.exception()
+        if problem is None:
+            if ended.result() is not None:
+                return int(ended.result())
+        elif not isinstance(problem, OSError):
+            log.error("a live socket broke", exc_info=problem)
+            return LATER
+    return None
+
+
+def _read(words: str) -> dict[str, list[str]] | None:
+    """The message as lists of topics, or None for anything else."""
+    try:
+        message = json.loads(words)
+    except ValueError:
+        return None
+    if not isinstance(message, dict) or set(message) - {"subscribe", "unsubscribe"}:
+        return None
+    for names in message.values():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return None
+    return message
+
+
+def _header(scope: Any, wanted: bytes) -> str:
+    values = [value for name, value in scope["headers"] if name == wanted]
+    return values[0].decode("latin-1") if len(values) == 1 else ""
+
+
+def _session_key(scope: Any) -> str:
+    crumbs = "; ".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie")
+    try:
+        cookie = SimpleCookie(crumbs).get(settings.SESSION_COOKIE_NAME)
+    except CookieError:
+        return ""
+    return cookie.value if cookie is not None else ""
+
+
+async def _refuse(send: Any, code: int) -> None:
+    """Accepts and closes: a browser cannot read the status of a refused handshake, but it can read a code."""
+    await send({"type": "websocket.accept"})
+    await send({"type": "websocket.close", "code": code})

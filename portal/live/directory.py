@@ -1,0 +1,95 @@
+"""What the collector needs to know from the record: which nodes, which running tasks, on which GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from portal.live.frames import Seat
+from portal.models import Allocation, ClusterSettings, Gpu, Node, Task
+from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
+
+
+@dataclass(frozen=True)
+class WatchedNode:
+    """A node and how to reach it; a changed address is another value, so its stream opens anew."""
+
+    public_id: str
+    name: str
+    link: str
+    host: str
+    port: int
+    account: str
+    host_key: str
+    settings: str  # JSON, so that it can be compared
+    cluster: str
+
+
+@dataclass(frozen=True)
+class FollowedLog:
+    """The log of a task that runs on a node."""
+
+    task_id: int
+    job: str
+    attempt: int
+    rank: int
+    mirrored_bytes: int
+
+
+@dataclass
+class Directory:
+    """One reading of the record."""
+
+    nodes: dict[str, WatchedNode] = field(default_factory=dict)
+    gpu_orders: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    seats: dict[str, list[Seat]] = field(default_factory=dict)  # by job
+    logs: dict[str, list[FollowedLog]] = field(default_factory=dict)  # by node
+
+
+def read_directory() -> Directory:
+    """Reads everything in five queries."""
+    cluster = ClusterSettings.objects.get_or_create(id=1)[0].cluster_id
+    found = Directory()
+    watched = Node.objects.exclude(state__in=[NodeState.ENROLLING.value, NodeState.RETIRED.value])
+    for node in watched:
+        found.nodes[node.public_id] = WatchedNode(
+            public_id=node.public_id,
+            name=node.name,
+            link=node.link,
+            host=node.host,
+            port=node.port,
+            account=node.account,
+            host_key=node.host_key,
+            settings=json.dumps(node.settings, sort_keys=True, indent=1),
+            cluster=cluster,
+        )
+    orders: dict[str, list[str]] = defaultdict(list)
+    for uuid, owner in (
+        Gpu.objects.filter(present=True).order_by("node_id", "index").values_list("uuid", "node__public_id")
+    ):
+        orders[owner].append(uuid)
+    found.gpu_orders = {owner: tuple(uuids) for owner, uuids in orders.items()}
+    held: dict[int, list[str]] = defaultdict(list)
+    for task_id, uuid in Allocation.objects.filter(ended_at__isnull=True).values_list("task_id", "gpu__uuid"):
+        held[task_id].append(uuid)
+    for task in _live_tasks():
+        _add(found, task, tuple(held.get(task.pk, ())))
+    return found
+
+
+def _live_tasks() -> Any:
+    return (
+        Task.objects.filter(gone=False, attempt__state__in=[state.value for state in ATTEMPT_LIVE])
+        .exclude(state=AttemptState.CONFIGURING.value)
+        .select_related("attempt__job", "node")
+        .order_by("attempt_id", "rank")
+    )
+
+
+def _add(found: Directory, task: Task, gpus: tuple[str, ...]) -> None:
+    job, attempt, node = task.attempt.job.public_id, task.attempt.number, task.node.public_id
+    found.seats.setdefault(job, []).append(Seat(job, attempt, task.rank, node, gpus))
+    if not task.log_complete:
+        found.logs.setdefault(node, []).append(FollowedLog(task.pk, job, attempt, task.rank, task.log_bytes))

@@ -1,0 +1,59 @@
+"""The last frame of each node in Redis, with a lifetime: what a page shows before the next tick."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import redis
+from django.conf import settings
+
+log = logging.getLogger(__name__)
+
+LIFE_S = 30
+_PREFIX = "fairway:last:"
+ALL = "cluster"
+
+
+@lru_cache(maxsize=1)
+def _client() -> redis.Redis:
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=2, socket_connect_timeout=2)
+
+
+def key(name: str) -> str:
+    """The key under which the last frame of a node (public id), or of the cluster, stands."""
+    return _PREFIX + name
+
+
+def keep(frames: Mapping[str, str]) -> None:
+    """Keeps encoded frames by name, in one round trip. Raises RedisError."""
+    with _client().pipeline(transaction=False) as pipe:
+        for name, text in frames.items():
+            pipe.set(key(name), text, ex=LIFE_S)
+        pipe.execute()
+
+
+def last_frames(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The last frames that are not too old; nothing while Redis is away: pages then say so."""
+    wanted = list(names)
+    if not wanted:
+        return {}
+    try:
+        found = _client().mget([key(name) for name in wanted])
+    except redis.RedisError as problem:
+        log.warning("no last samples: %s", problem)
+        return {}
+    texts = zip(wanted, found, strict=True)
+    return {name: json.loads(text) for name, text in texts if text is not None}
+
+
+def last_gpus(node_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The last sample of each GPU by UUID, for the nodes (public ids) named."""
+    return {
+        gpu["uuid"]: gpu | {"at_s": frame["at_s"], "lag_s": frame["lag_s"]}
+        for frame in last_frames(node_ids).values()
+        for gpu in frame.get("gpus", [])
+    }

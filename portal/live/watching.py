@@ -1,0 +1,179 @@
+"""Watches one node from a thread of its own: its samples as they come, its tasks' logs as they grow.
+
+A node that does not answer holds up nobody but its own thread, and is tried again with growing pauses.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from agents.link import Link, LinkUnknown, Refused
+from agents.samples import NodeSample
+from portal.live.directory import FollowedLog, WatchedNode
+from portal.live.frames import Heard
+from portal.live.streams import CannotWatch
+from portal.services.logs import MAX_LOG_BYTES, write_log_bytes
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+LOOK_AT_LOGS_S = 0.5
+LOG_PIECE_BYTES = 262_144
+LOG_PIECES_A_LOOK = 4
+ANSWER_WITHIN_S = 10.0
+SILENT_AFTER_S = 15.0
+"""A stream without a sample for so long is closed and opened anew."""
+
+OpenWatch = Callable[[WatchedNode, Callable[[dict[str, Any]], None]], Link]
+
+
+class Listener(Protocol):
+    """Who is told; called from the node's threads, so it must neither block nor raise."""
+
+    def on_sample(self, node: str, heard: Heard) -> None:
+        """A new sample of a node."""
+
+    def on_log(self, followed: FollowedLog, offset: int) -> None:
+        """The mirror of a log has grown to ``offset``."""
+
+    def on_state(self, node: str, problem: str) -> None:
+        """The stream opened (no problem) or broke, with a sentence."""
+
+
+class NodeWatch:
+    """One node's stream, opened again whenever it breaks, until ``stop``."""
+
+    def __init__(self, node: WatchedNode, listener: Listener, open_watch: OpenWatch) -> None:
+        self.node = node
+        self._listener = listener
+        self._open = open_watch
+        self._stopped = threading.Event()
+        self._logs: dict[int, FollowedLog] = {}
+        self._offsets: dict[int, int] = {}
+        self._skew_s: float | None = None
+        self._heard_at = 0.0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"watch-{node.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begins, and returns at once."""
+        self._thread.start()
+
+    def stop(self, wait_s: float = 0.0) -> None:
+        """Ends the watch; waits for its thread at most ``wait_s``."""
+        self._stopped.set()
+        if wait_s:
+            self._thread.join(wait_s)
+
+    def follow(self, logs: Iterable[FollowedLog]) -> None:
+        """Says which logs to mirror from now on."""
+        wanted = {each.task_id: each for each in logs}
+        with self._lock:
+            self._logs = wanted
+            self._offsets = {
+                task: max(self._offsets.get(task, 0), each.mirrored_bytes) for task, each in wanted.items()
+            }
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopped.is_set():
+            began = time.monotonic()
+            try:
+                self._watch()
+            except (CannotWatch, LinkUnknown, Refused, OSError) as problem:
+                self._listener.on_state(self.node.public_id, str(problem) or type(problem).__name__)
+            except Exception:  # one node's odd words must not end the watch of it for ever
+                log.exception("watching %s broke", self.node.name)
+                self._listener.on_state(self.node.public_id, "Its words could not be understood.")
+            if time.monotonic() - began > LONGEST_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
+            self._stopped.wait(pause_s * random.uniform(0.7, 1.3))  # noqa: S311  (spreads the retries)
+            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+
+    def _watch(self) -> None:
+        link = self._open(self.node, self._on_event)
+        try:
+            self._skew_s = link.hello.clock_s - time.time()
+            link.ask("stats", timeout_s=ANSWER_WITHIN_S, subscribe=True)
+            self._heard_at = time.monotonic()
+            self._listener.on_state(self.node.public_id, "")
+            while not self._stopped.is_set():
+                if not link.is_open:
+                    raise LinkUnknown("The stream ended.")
+                if time.monotonic() - self._heard_at > SILENT_AFTER_S:
+                    raise LinkUnknown(f"No sample for {SILENT_AFTER_S:.0f} s.")
+                self._mirror_logs(link)
+                self._stopped.wait(LOOK_AT_LOGS_S)
+        finally:
+            self._skew_s = None
+            link.close()
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        """In the link's reader thread."""
+        if event.get("event") != "sample":
+            return
+        try:
+            sample = NodeSample.from_wire(event)
+        except (KeyError, TypeError, ValueError) as problem:
+            log.warning("a sample of %s cannot be read: %r", self.node.name, problem)
+            return
+        now_s = time.time()
+        self._heard_at = time.monotonic()
+        taken_s = sample.at_s - self._skew_s if self._skew_s is not None else now_s
+        self._listener.on_sample(self.node.public_id, Heard(sample, min(taken_s, now_s), now_s))
+
+    def _mirror_logs(self, link: Link) -> None:
+        with self._lock:
+            wanted = list(self._logs.values())
+        for followed in wanted:
+            if self._stopped.is_set():
+                return
+            offset = self._offsets.get(followed.task_id, followed.mirrored_bytes)
+            try:
+                grown = self._mirror(link, followed, offset)
+            except Refused:
+                continue  # the container is not there yet, or not any more; the engine fetches the rest
+            except OSError as problem:
+                log.warning("the log of %s/%s cannot be kept: %s", followed.job, followed.rank, problem)
+                continue
+            if grown > offset:
+                with self._lock:
+                    if followed.task_id in self._offsets:
+                        self._offsets[followed.task_id] = grown
+                self._listener.on_log(followed, grown)
+
+    def _mirror(self, link: Link, followed: FollowedLog, offset: int) -> int:
+        for _ in range(LOG_PIECES_A_LOOK):
+            if offset >= MAX_LOG_BYTES:
+                break
+            answer = link.ask(
+                "logs",
+                timeout_s=ANSWER_WITHIN_S,
+                job=followed.job,
+                attempt=followed.attempt,
+                task=followed.rank,
+                offset=offset,
+                limit=LOG_PIECE_BYTES,
+            )
+            try:
+                data = base64.b64decode(answer["data_b64"], validate=True)
+            except binascii.Error as problem:
+                raise LinkUnknown("The node's log bytes cannot be read.") from problem
+            if not data:
+                break
+            offset = write_log_bytes(
+                followed.job, followed.attempt, followed.rank, answer["format"], int(answer["offset"]), data
+            )
+            if len(data) < LOG_PIECE_BYTES:
+                break
+        return offset

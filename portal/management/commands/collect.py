@@ -1,0 +1,29 @@
+"""``manage.py collect``: listens to every node and tells browsers, pages and the record."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from portal.live.collector import Collector
+
+
+class Command(BaseCommand):
+    """Runs the collector until it is told to stop."""
+
+    help = "Collects live samples and logs from every node."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Serves until SIGINT or SIGTERM."""
+        asyncio.run(_collect())
+
+
+async def _collect() -> None:
+    collector = Collector()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, collector.stop)
+    await collector.run()

@@ -1,0 +1,58 @@
+"""`manage.py node-setup`: prints the script that makes a machine a node, to be run there in a root shell."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from portal.config import places
+from portal.errors import FairwayError
+from portal.services.enrolment import get_script
+from portal.standalone.account import service_account
+from portal.standalone.borrowed import borrowed_database
+from portal.standalone.errors import StartError
+from portal.standalone.folder import DataFolder
+
+
+class Command(BaseCommand):
+    help = "Prints the enrolment script of this cluster: the same text that the page 'Add a node' shows."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--engine",
+            default="auto",
+            choices=["auto", "rootless", "rootful"],
+            help="how the node reaches its container engine",
+        )
+        parser.add_argument(
+            "--runtime",
+            default="podman",
+            choices=["podman", "docker", "process"],
+            help="what runs containers there",
+        )
+        parser.add_argument(
+            "--host",
+            default="",
+            help="the node's address; its containers may then not connect to this machine",
+        )
+        parser.add_argument("--account", default="fairway", help="the account that the script makes")
+        parser.add_argument("--data-dir", help="the data folder of this Fairway")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        folder = DataFolder(places.data_dir(), service_account())
+        if not (folder.root / "agent" / "agent.pyz").exists():
+            raise CommandError(
+                f"No Fairway was started on {folder.root} yet: `manage.py up` makes its keys and its agent."
+            )
+        choices = {name: options[name] for name in ("engine", "runtime", "account")}
+        try:
+            with borrowed_database(folder, alone=False):
+                script = get_script(options["host"], **choices)
+        except FairwayError as trouble:
+            raise CommandError(trouble.sentence) from trouble
+        except StartError as trouble:
+            raise CommandError(str(trouble)) from trouble
+        self.stdout.write(script)

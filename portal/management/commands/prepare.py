@@ -1,0 +1,38 @@
+"""`manage.py prepare`: the first steps of an installation whose servers are run by somebody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from portal.config import places
+from portal.errors import FairwayError
+from portal.services.firstrun import ensure_first_run
+from portal.standalone.address import sign_in_link
+from portal.standalone.errors import StartError
+from portal.standalone.folder import DataFolder
+from portal.standalone.start import bring_tables_in_step
+
+
+class Command(BaseCommand):
+    help = "Makes the secret key and the nodes' keys, brings the tables in step, and prints the first sign-in link."
+    requires_system_checks = []
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        folder = DataFolder(places.data_dir(), None)
+        try:
+            folder.prepare_light()
+            folder.ensure_secret_key()
+            settings.SECRET_KEY = settings.SECRET_KEY or folder.secret_key.read_text().strip()
+            bring_tables_in_step()
+            code = ensure_first_run(local_node=False, simulated_gpus=False, demo=False)
+        except (StartError, FairwayError) as trouble:
+            raise CommandError(str(trouble)) from trouble
+        if code:
+            self.stdout.write(
+                f"Sign in once, with this link:\n\n    {sign_in_link(settings.PORTAL_URL, code)}\n"
+            )
+        else:
+            self.stdout.write("Everything is prepared; the first administrator has signed in before.")

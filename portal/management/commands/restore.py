@@ -1,0 +1,38 @@
+"""`manage.py restore FILE`: a backup into an empty database; nothing starts until nodes were seen."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from portal.config import places
+from portal.standalone.account import service_account
+from portal.standalone.backup import inspect_backup, restore_backup
+from portal.standalone.borrowed import borrowed_database
+from portal.standalone.errors import StartError
+from portal.standalone.folder import DataFolder
+
+
+class Command(BaseCommand):
+    help = "Restores a backup into an empty data folder and database."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("file", type=Path)
+        parser.add_argument("--data-dir", type=Path)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        folder = DataFolder(places.data_dir(), service_account())
+        try:
+            manifest = inspect_backup(options["file"], folder)
+            with borrowed_database(folder, alone=True):
+                restore_backup(options["file"], manifest, folder)
+        except StartError as trouble:
+            raise CommandError(str(trouble)) from trouble
+        self.stdout.write(
+            f"Restored cluster {manifest.cluster} as of {manifest.made_at}. The engine starts nothing until every "
+            f"node was looked at once, or an administrator declares it fenced."
+        )

@@ -1,0 +1,236 @@
+"""Reads mirrored logs: lines from a cursor, the tail, a search, and the bytes for a download.
+
+A cursor is a byte offset at which a line begins. Two formats are read: ``k8s`` (podman's and docker's: time,
+stream and an F or P for whole and partial before each piece) and ``raw`` (bytes as the process wrote them).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from portal.access import Person, Verb, require
+from portal.errors import Invalid, NotThere
+from portal.models import Attempt, Job, Task
+from portal.selectors.log_files import FORMATS, log_path
+
+MAX_LINES = 2_000
+MAX_READ_BYTES = 1024 * 1024
+MAX_SEARCH_BYTES = 32 * 1024 * 1024
+MAX_LINE_CHARACTERS = 16_384
+TAIL_BLOCK_BYTES = 64 * 1024
+DOWNLOAD_BLOCK_BYTES = 256 * 1024
+
+_K8S = re.compile(rb"(\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP]) ?(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """The mirrored log of one task; ``form`` is k8s or raw, ``complete`` when nothing more will come."""
+
+    path: Path
+    form: str
+    complete: bool
+    attempt: int
+    rank: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are here now."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line. ``at`` is an ISO time or None; ``stream`` is stdout, stderr or "" where unknown."""
+
+    at: str | None
+    stream: str
+    text: str
+    cursor: int
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """Lines, where they begin, where to read on, and whether that is all there will ever be."""
+
+    lines: list[LogLine]
+    start: int
+    cursor: int
+    size_bytes: int
+    complete: bool
+
+
+def log_for(person: Person, job: Job, rank: int = 0, attempt: int | None = None) -> LogFile:
+    """The log of a rank (of the newest attempt unless one is named). Raises NotThere, NotAllowed."""
+    require(person, Verb.READ_LOGS, job)
+    attempts = Attempt.objects.filter(job=job)
+    row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
+    task = Task.objects.filter(attempt=row, rank=rank).first() if row is not None else None
+    if row is None or task is None:
+        raise NotThere("There is no log of that attempt and rank yet.")
+    return log_file(job.public_id, row.number, rank, complete=task.log_complete)
+
+
+def log_file(job: str, attempt: int, rank: int, *, complete: bool = False) -> LogFile:
+    """The mirrored file of a task, whichever format it has; it may not exist yet."""
+    found = [form for form in FORMATS if log_path(job, attempt, rank, form).is_file()]
+    form = found[0] if found else FORMATS[0]
+    return LogFile(log_path(job, attempt, rank, form), form, complete, attempt, rank)
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+
+def read_lines(log: LogFile, cursor: int = 0, limit: int = 500) -> LogPage:
+    """Up to ``limit`` whole lines from ``cursor`` on. A line still being written is left for later."""
+    limit = max(1, min(limit, MAX_LINES))
+    size = log.size_bytes
+    cursor = max(0, min(cursor, size))
+    with _opened(log) as stream:
+        stream.seek(cursor)
+        data = stream.read(MAX_READ_BYTES)
+    at_end = cursor + len(data) >= size
+    if at_end and not (log.complete and data):
+        whole = data[: data.rfind(b"\n") + 1]
+    else:
+        whole = data if at_end else data[: data.rfind(b"\n") + 1]
+    if not whole and len(data) == MAX_READ_BYTES:
+        whole = data  # one line longer than a read: cut it rather than stand still
+    lines, used = _decode(log.form, whole, cursor, limit, flush=log.complete and at_end)
+    next_cursor = cursor + used
+    return LogPage(lines, cursor, next_cursor, size, log.complete and next_cursor >= size)
+
+
+def tail(log: LogFile, limit: int = 200) -> LogPage:
+    """The last lines."""
+    limit = max(1, min(limit, MAX_LINES))
+    size = log.size_bytes
+    start, breaks = size, 0
+    with _opened(log) as stream:
+        while start > 0 and breaks <= limit and size - start < MAX_READ_BYTES:
+            step = min(TAIL_BLOCK_BYTES, start)
+            start -= step
+            stream.seek(start)
+            breaks += stream.read(step).count(b"\n")
+        if start > 0:
+            stream.seek(start)
+            start += len(stream.readline(MAX_READ_BYTES))
+    page = read_lines(log, start, MAX_LINES)
+    lines = page.lines[-limit:]
+    begin = lines[0].cursor if lines else page.start
+    return LogPage(lines, begin, page.cursor, page.size_bytes, page.complete)
+
+
+def search(
+    log: LogFile, words: str, *, cursor: int = 0, limit: int = 200, case: bool = False
+) -> tuple[list[LogLine], int, bool]:
+    """Lines that hold ``words``; the cursor to go on from; True when the end was reached.
+
+    Plain words, not a pattern: a pattern of a stranger's making can take for ever. Reads at most 32 MiB.
+    """
+    if not words or len(words) > 200:
+        raise Invalid(fields={"search": "Give between 1 and 200 characters to search for."})
+    wanted = words if case else words.casefold()
+    found: list[LogLine] = []
+    begin, size = cursor, log.size_bytes
+    while cursor < size and cursor - begin < MAX_SEARCH_BYTES:
+        page = read_lines(log, cursor, MAX_LINES)
+        if page.cursor == cursor:
+            return found, cursor, True
+        for line in page.lines:
+            if wanted in (line.text if case else line.text.casefold()):
+                found.append(line)
+                if len(found) >= limit:
+                    after = next((later.cursor for later in page.lines if later.cursor > line.cursor), None)
+                    return found, after if after is not None else page.cursor, False
+        cursor = page.cursor
+    return found, cursor, cursor >= size
+
+
+def read_bytes(log: LogFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """The file's bytes from ``start`` up to (not including) ``end``, in blocks, for a download."""
+    left = (log.size_bytes if end is None else min(end, log.size_bytes)) - max(0, start)
+    with _opened(log) as stream:
+        stream.seek(max(0, start))
+        while left > 0:
+            block = stream.read(min(DOWNLOAD_BLOCK_BYTES, left))
+            if not block:
+                return
+            left -= len(block)
+            yield block
+
+
+# -- formats ---------------------------------------------------------------------------------------
+
+
+def _decode(form: str, data: bytes, base: int, limit: int, *, flush: bool) -> tuple[list[LogLine], int]:
+    return (_decode_k8s if form == "k8s" else _decode_raw)(data, base, limit, flush)
+
+
+def _decode_raw(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[LogLine], int]:
+    lines: list[LogLine] = []
+    used = 0
+    for piece in _split(data):
+        if len(lines) >= limit:
+            break
+        lines.append(LogLine(None, "", _words(piece), base + used))
+        used += len(piece)
+    return lines, used
+
+
+def _decode_k8s(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[LogLine], int]:
+    """Joins partial pieces of each stream; what is not finished yet stays before the cursor's line."""
+    lines: list[LogLine] = []
+    parts: dict[bytes, tuple[int, str, list[bytes]]] = {}
+    used = read = 0
+    for piece in _split(data):
+        if len(lines) >= limit:
+            break
+        begin = base + read
+        read += len(piece)
+        match = _K8S.fullmatch(piece.rstrip(b"\n"))
+        if match is None:
+            lines.append(LogLine(None, "", _words(piece), begin))
+        else:
+            at, stream, mark, content = match.groups()
+            opened = parts.setdefault(stream, (begin, at.decode(), []))
+            opened[2].append(content)
+            if mark == b"P":
+                continue
+            del parts[stream]
+            lines.append(LogLine(opened[1], stream.decode(), _words(b"".join(opened[2])), opened[0]))
+        if not parts:
+            used = read
+    if parts and (flush or (used == 0 and lines)):
+        # One stream holds a line open while the other goes on: show what there is, rather than nothing.
+        for stream, (begin, at_text, contents) in sorted(parts.items(), key=lambda item: item[1][0]):
+            lines.append(LogLine(at_text, stream.decode(), _words(b"".join(contents)), begin))
+        used = read
+    if parts and used < read and not flush:
+        lines = [line for line in lines if line.cursor < base + used]
+    return lines, used
+
+
+def _split(data: bytes) -> list[bytes]:
+    pieces = data.split(b"\n")
+    last = pieces.pop()
+    return [piece + b"\n" for piece in pieces] + ([last] if last else [])
+
+
+def _words(piece: bytes) -> str:
+    text = piece.rstrip(b"\n").decode("utf-8", "replace")
+    return text if len(text) <= MAX_LINE_CHARACTERS else text[:MAX_LINE_CHARACTERS] + " … (cut)"
+
+
+def _opened(log: LogFile) -> BinaryIO:
+    try:
+        return log.path.open("rb")
+    except FileNotFoundError:
+        return Path("/dev/null").open("rb")

@@ -1,0 +1,174 @@
+"""The first rows of a new cluster: its admin with a one-time link, a pool, a project, this machine, an environment.
+
+Each step looks before it makes, so that a second start finds everything as people left it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from agents import bundle
+from agents.node.gpus.nvml import open_nvml
+from portal.errors import FairwayError
+from portal.models import ClusterSettings, Environment, Membership, Node, NodePool, Project, Template, User
+from portal.models.public_id import slug_validator
+from portal.services import enrolment
+from portal.services.audit import record_act
+from portal.services.catalogue import EnvironmentWords, do_save_environment
+from portal.services.environments import ensure_process_jupyterlab
+from portal.services.nodes import do_add_node, do_add_pool
+from portal.services.people import do_make_sign_in_link
+from portal.words.states import JobKind, LinkKind, Role, RuntimeKind
+
+log = logging.getLogger(__name__)
+
+FIRST_ADMIN = "admin"
+PRETEND_GPUS = 4
+PRETEND_MODEL = "Pretend GPU"
+PRETEND_MEMORY_MIB = 16_384
+
+
+def ensure_first_run(*, local_node: bool, simulated_gpus: bool, demo: bool) -> str | None:
+    """Brings a cluster to where somebody can sign in and launch.
+
+    Gives the code of a one-time sign-in link while the first admin has no password of their own, else None.
+    """
+    cluster, _ = ClusterSettings.objects.get_or_create(id=1)
+    admin = _first_admin()
+    _agent()
+    pool = NodePool.objects.order_by("id").first() or do_add_pool(admin, "default")
+    _first_project(admin)
+    if local_node:
+        _this_machine(admin, pool, cluster.cluster_id, simulated_gpus)
+        _local_environment(admin)
+    if demo:
+        from portal.services.demo import ensure_demo  # the demo is loaded only when it is asked for
+
+        ensure_demo(admin)
+    if admin.has_usable_password() or not admin.is_active:
+        return None
+    return do_make_sign_in_link(None, admin)
+
+
+def _first_admin() -> User:
+    existing = User.objects.filter(is_admin=True).order_by("id").first()
+    if existing is not None:
+        return existing
+    with transaction.atomic():
+        admin = User.objects.create_user(FIRST_ADMIN, None, full_name="First administrator", is_admin=True)
+        record_act(None, "person.first_admin", admin)
+    return admin
+
+
+def _first_project(admin: User) -> None:
+    if Project.objects.exists():
+        return
+    with transaction.atomic():
+        project = Project.objects.create(name="default", title="Everybody's first project")
+        Membership.objects.create(user=admin, project=project, role=Role.MANAGER.value)
+        record_act(admin, "project.create", project, after={"name": "default"})
+
+
+def _agent() -> None:
+    """Leaves the signed agent program in the data folder, for the local node and for enrolment scripts."""
+    fresh = settings.DATA_DIR / "agent" / "building.pyz"
+    bundle.build(fresh)
+    enrolment.prepare_agent(fresh.read_bytes())
+    fresh.unlink()
+
+
+def _this_machine(admin: User, pool: NodePool, cluster_id: str, simulated_gpus: bool) -> None:
+    if Node.objects.filter(link=LinkKind.LOCAL.value).exists():
+        return
+    folder = settings.DATA_DIR / "node"
+    homes = settings.DATA_DIR / "homes"
+    for place in (folder, homes):
+        place.mkdir(mode=0o711, exist_ok=True)
+    own: dict[str, Any] = {
+        "cluster": cluster_id,
+        "state_dir": str(folder / "state"),
+        "home_root": str(homes),
+        "runtimes": [{"kind": RuntimeKind.PROCESS.value}],
+        "gpus": _gpu_provider(folder, simulated_gpus),
+        "firewall": False,
+    }
+    do_add_node(
+        admin, name=_host_name(), pool=pool, link=LinkKind.LOCAL, runtime=RuntimeKind.PROCESS, settings=own
+    )
+
+
+def _gpu_provider(folder: Path, simulated_gpus: bool) -> str:
+    """Real GPUs where NVML finds some; else pretend ones in a file, or none."""
+    if open_nvml().gpus():
+        return "nvml"
+    if not simulated_gpus:
+        return "none"
+    path = folder / "pretend_gpus.json"
+    if not path.exists():
+        path.write_text(
+            json.dumps({"gpus": pretend_gpus(f"{socket.gethostname()}-{os.urandom(3).hex()}")}, indent=1)
+        )
+    return f"file:{path}"
+
+
+def pretend_gpus(mark: str, count: int = PRETEND_GPUS) -> list[dict[str, Any]]:
+    """Rows of the ``file:`` provider; ``mark`` keeps their UUIDs unique."""
+    return [
+        {"uuid": f"GPU-pretend-{mark}-{index}", "model": PRETEND_MODEL, "memory_mib": PRETEND_MEMORY_MIB}
+        for index in range(count)
+    ]
+
+
+def _local_environment(admin: User) -> None:
+    """JupyterLab in a virtual environment of its own; without it (no network, say) the portal still starts."""
+    try:
+        tool = ensure_process_jupyterlab(settings.DATA_DIR)
+    except FairwayError as problem:
+        log.error("the first environment is missing: %s", problem.sentence)
+        return
+    existing = Environment.objects.filter(name="jupyterlab-local").first()
+    if existing is not None and existing.prefix == str(tool.prefix):
+        return
+    environment = do_save_environment(
+        None,
+        EnvironmentWords(
+            name="jupyterlab-local",
+            title="JupyterLab on this machine",
+            description="Python with JupyterLab, run as a process of its own account, without a container.",
+            runtime=RuntimeKind.PROCESS,
+            prefix=str(tool.prefix),
+            tool=tool.tool,
+            tool_command=tuple(tool.tool_command),
+            tool_port=tool.tool_port,
+        ),
+        existing,
+    )
+    Template.objects.get_or_create(
+        name="notebook",
+        defaults={
+            "title": "Notebook",
+            "description": "JupyterLab with one GPU.",
+            "kind": JobKind.WORKSPACE.value,
+            "environment": environment,
+            "fields": {"gpus_per_task": 1, "cpu_milli": 1000, "memory_mib": 2048},
+        },
+    )
+
+
+def _host_name() -> str:
+    """This machine's name as a node's name, or "local" where it cannot be one."""
+    name = socket.gethostname().split(".")[0].lower()
+    try:
+        slug_validator(name)
+    except ValidationError:
+        return "local"
+    return name

@@ -1,0 +1,283 @@
+"""One file that holds what cannot be made again: the database, the keys that nodes know, and the secret key."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.db import DatabaseError, connection, connections, transaction
+from django.db.migrations.loader import MigrationLoader
+
+from agents.keys import PURPOSES, key_path
+from portal.models import ClusterSettings, Node
+from portal.standalone.binaries import POSTGRES_VERSIONS, find_postgres
+from portal.standalone.errors import StartError
+from portal.standalone.folder import DataFolder
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+DUMP = "database.dump"
+SECRET_KEY_FILE = "secret_key"  # noqa: S105  (a file's name)
+DUMP_LIMIT_S = 3_600
+LARGEST_SMALL_FILE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a backup says of itself. `files` maps each name to the SHA-256 of its bytes."""
+
+    format: int
+    fairway: str
+    made_at: str
+    cluster: str
+    postgres_major: int
+    migrations: list[str]
+    files: dict[str, str]
+
+
+def write_backup(target: Path, folder: DataFolder) -> Manifest:
+    """Writes the backup beside its place and moves it there whole; mode 600, and nothing is overwritten."""
+    if target.exists():
+        raise StartError(f"{target} exists; a backup never overwrites a file.")
+    if not target.parent.is_dir():
+        raise StartError(f"There is no folder {target.parent}.")
+    with tempfile.TemporaryDirectory(prefix=".backup-", dir=target.parent) as space:
+        dump = Path(space) / DUMP
+        try:
+            major, cluster, migrations = _describe_database()
+        except DatabaseError as trouble:
+            raise StartError(f"The database cannot be read: {trouble}") from trouble
+        _postgres_tool(
+            "pg_dump", major, "--format=custom", "--no-owner", "--no-privileges", "--file", str(dump)
+        )
+        small = _small_files(folder)
+        files = {DUMP: _sha256(dump)} | {n: hashlib.sha256(c).hexdigest() for n, c in small.items()}
+        manifest = Manifest(
+            FORMAT,
+            _our_version(),
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            cluster,
+            major,
+            migrations,
+            files,
+        )
+        whole = Path(space) / "whole"
+        with os.fdopen(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            with tarfile.open(fileobj=out, mode="w") as tar:
+                _add(tar, MANIFEST, json.dumps(asdict(manifest), indent=1).encode())
+                for name, content in small.items():
+                    _add(tar, name, content)
+                tar.add(dump, DUMP, recursive=False, filter=_anonymous)
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            target.hardlink_to(whole)
+        except FileExistsError:
+            raise StartError(f"{target} appeared meanwhile; a backup never overwrites a file.") from None
+    return manifest
+
+
+def inspect_backup(source: Path, folder: DataFolder) -> Manifest:
+    """What a backup says of itself, once it is whole and fits this version and this (empty) data folder."""
+    with _opened(source) as tar:
+        manifest = _read_manifest(tar, source)
+        for name, wanted in manifest.files.items():
+            file = _member(tar, name)
+            if hashlib.file_digest(file, "sha256").hexdigest() != wanted:  # type: ignore[arg-type]
+                raise StartError(f"{name} in {source} is damaged: its checksum differs.")
+    taken = [path for path in _places(folder).values() if path.exists()]
+    if taken:
+        raise StartError(f"{taken[0]} exists: restore into an empty data folder (--data-dir).")
+    on_disk = MigrationLoader(None, ignore_no_migrations=True).disk_migrations or {}
+    newer = sorted(set(manifest.migrations) - {f"{app}.{name}" for app, name in on_disk})
+    if newer:
+        raise StartError(
+            f"The backup was made by Fairway {manifest.fairway} and holds tables this version ({_our_version()}) "
+            f"does not know ({newer[0]}). Install that version or a newer one first."
+        )
+    return manifest
+
+
+def restore_backup(source: Path, manifest: Manifest, folder: DataFolder) -> None:
+    """Fills an empty database and data folder; afterwards the engine starts nothing until it has looked.
+
+    The database comes back in one transaction, the keys after it: a refusal leaves both empty.
+    """
+    if "django_migrations" in connection.introspection.table_names():
+        raise StartError("The database is not empty: restore into an empty one.")
+    with _opened(source) as tar, tempfile.TemporaryDirectory(prefix=".restore-", dir=folder.root) as space:
+        contents = {name: _read_small(tar, name) for name in manifest.files if name != DUMP}
+        dump = Path(space) / DUMP
+        with os.fdopen(os.open(dump, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            shutil.copyfileobj(_member(tar, DUMP), out)
+        options = (
+            "--no-owner",
+            "--no-privileges",
+            "--no-comments",
+            "--exit-on-error",
+            "--single-transaction",
+        )
+        major = max(_server_major(), manifest.postgres_major)
+        _postgres_tool("pg_restore", major, *options, "--dbname", _database()["NAME"], str(dump))
+    if SECRET_KEY_FILE in contents:
+        settings.SECRET_KEY = contents[SECRET_KEY_FILE].decode().strip()
+    connections.close_all()
+    call_command("migrate", interactive=False, verbosity=0)
+    with transaction.atomic():
+        ClusterSettings.objects.update_or_create(id=1, defaults={"adopt_only": True})
+        Node.objects.update(reconciled_at=None, reachable=False)  # what it says of nodes is of yesterday
+    _write_small_files(contents, folder)
+    connections.close_all()
+
+
+def _describe_database() -> tuple[int, str, list[str]]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT app, name FROM django_migrations ORDER BY app, name")
+        migrations = [f"{app}.{name}" for app, name in cursor.fetchall()]
+    row = ClusterSettings.objects.filter(id=1).first()
+    return _server_major(), row.cluster_id if row else "", migrations
+
+
+def _server_major() -> int:
+    connection.ensure_connection()
+    return int(connection.connection.info.server_version) // 10_000
+
+
+def _database() -> dict[str, Any]:
+    return dict(settings.DATABASES["default"])
+
+
+def _postgres_tool(name: str, at_least: int, *arguments: str) -> None:
+    """Runs pg_dump or pg_restore of the server's version or a newer one; the password goes by the environment."""
+    database = _database()
+    named = {
+        "PGHOST": database.get("HOST"),
+        "PGPORT": database.get("PORT"),
+        "PGUSER": database.get("USER"),
+        "PGPASSWORD": database.get("PASSWORD"),
+        "PGDATABASE": database.get("NAME"),
+    }
+    environment = {**os.environ, **{n: str(v) for n, v in named.items() if v}, "PGCONNECT_TIMEOUT": "10"}
+    try:
+        done = subprocess.run(
+            [_tool(name, at_least), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DUMP_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise StartError(f"{name} took longer than {DUMP_LIMIT_S // 60} minutes.") from None
+    if done.returncode:
+        raise StartError(f"{name} failed: {done.stderr.strip()[-2000:]}")
+
+
+def _tool(name: str, at_least: int) -> str:
+    for major in range(at_least, POSTGRES_VERSIONS.stop):
+        with contextlib.suppress(StartError):
+            return find_postgres(major).program(name)
+    raise StartError(
+        f"There is no {name} for PostgreSQL {at_least} on this machine. "
+        f"Install one (Debian: apt-get install postgresql-{at_least})."
+    )
+
+
+def _places(folder: DataFolder) -> dict[str, Path]:
+    """Where the keys and the secret key lie, by their names in the backup."""
+    paths = [path for purpose in PURPOSES for path in _pair(key_path(folder.keys, purpose))]
+    return {**{f"keys/{path.name}": path for path in paths}, SECRET_KEY_FILE: folder.secret_key}
+
+
+def _small_files(folder: DataFolder) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in _places(folder).items() if path.exists()}
+
+
+def _write_small_files(contents: Mapping[str, bytes], folder: DataFolder) -> None:
+    for name, path in _places(folder).items():
+        if name in contents:
+            mode = 0o400 if name == SECRET_KEY_FILE else 0o644 if name.endswith(".pub") else 0o600
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+                out.write(contents[name])
+
+
+def _pair(private: Path) -> tuple[Path, Path]:
+    return private, private.with_name(f"{private.name}.pub")
+
+
+@contextlib.contextmanager
+def _opened(source: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(source, "r:") as tar:
+            yield tar
+    except FileNotFoundError:
+        raise StartError(f"There is no file {source}.") from None
+    except (tarfile.TarError, PermissionError) as trouble:
+        raise StartError(f"{source} is not a readable backup: {trouble}") from trouble
+
+
+def _read_manifest(tar: tarfile.TarFile, source: Path) -> Manifest:
+    try:
+        manifest = Manifest(**json.loads(_read_small(tar, MANIFEST)))
+    except (StartError, ValueError, TypeError):
+        raise StartError(f"{source} is not a backup of Fairway.") from None
+    if manifest.format != FORMAT:
+        raise StartError(f"{source} has format {manifest.format}; this version reads format {FORMAT}.")
+    return manifest
+
+
+def _read_small(tar: tarfile.TarFile, name: str) -> bytes:
+    content = _member(tar, name).read(LARGEST_SMALL_FILE_BYTES + 1)
+    if len(content) > LARGEST_SMALL_FILE_BYTES:
+        raise StartError(f"{name} in the backup is larger than any such file.")
+    return content
+
+
+def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    try:
+        file = tar.extractfile(name)
+    except KeyError:
+        file = None
+    if file is None:
+        raise StartError(f"The backup lacks {name}.")
+    return file
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = len(content), 0o600, int(time.time())
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o600
+    return member
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _our_version() -> str:
+    try:
+        return version("fairway")
+    except PackageNotFoundError:
+        return "0.1.0"

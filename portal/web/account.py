@@ -1,0 +1,228 @@
+"""One's own account: name and time zone, password, API tokens, and the places one is signed in."""
+
+from __future__ import annotations
+
+import datetime as dt
+import zoneinfo
+from dataclasses import dataclass
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.auth import update_session_auth_hash
+from django.contrib.sessions.models import Session
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_POST, require_safe
+
+from portal.access import Policy, policy, signed_in
+from portal.errors import FairwayError, Invalid
+from portal.models import User
+from portal.services import people, tokens
+from portal.services.tokens import SCOPE_SENTENCES, Scope
+from portal.web.signin import take_errors
+
+ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
+DAYS = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
+
+
+class NameForm(forms.Form):
+    """Name, address, time zone."""
+
+    full_name = forms.CharField(
+        label="Name", max_length=200, required=False,
+        widget=forms.TextInput({"class": "form-control", "autocomplete": "name"}),
+    )  # fmt: skip
+    email = forms.CharField(
+        label="E-mail", max_length=254, required=False,
+        widget=forms.EmailInput({"class": "form-control", "autocomplete": "email"}),
+    )  # fmt: skip
+    timezone = forms.ChoiceField(
+        label="Time zone", choices=ZONES, widget=forms.Select({"class": "form-select"}),
+        help_text="Times on pages are shown in it.",
+    )  # fmt: skip
+
+
+class PasswordForm(forms.Form):
+    """The old password where there is one, and the new."""
+
+    old = forms.CharField(
+        label="Present password", max_length=1024, strip=False, required=False,
+        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "current-password"}),
+    )  # fmt: skip
+    password = forms.CharField(
+        label="New password", max_length=1024, strip=False,
+        help_text="At least 12 characters; a short sentence is best.",
+        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
+    )  # fmt: skip
+
+
+class TokenForm(forms.Form):
+    """A token's name, what it may do, and how long."""
+
+    name = forms.CharField(
+        max_length=100,
+        widget=forms.TextInput({"class": "form-control", "placeholder": "laptop, nightly runs"}),
+    )
+    scopes = forms.MultipleChoiceField(
+        label="May",
+        choices=[(scope.value, SCOPE_SENTENCES[scope]) for scope in Scope],
+        initial=[Scope.READ.value, Scope.JOBS.value],
+        widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
+    )
+    days = forms.TypedChoiceField(
+        label="Ends after",
+        coerce=int,
+        choices=DAYS,
+        initial=90,
+        widget=forms.Select({"class": "form-select"}),
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """One signed-in browser."""
+
+    key: str
+    here: bool
+    since: dt.datetime | None
+    address: str
+    agent: str
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def account(request: HttpRequest) -> HttpResponse:
+    """The page."""
+    return _page(request)
+
+
+def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpResponse:
+    user = signed_in(request.user)
+    context = {
+        "name_form": NameForm(
+            initial={"full_name": user.full_name, "email": user.email, "timezone": user.timezone},
+            label_suffix="",
+        ),
+        "password_form": PasswordForm(label_suffix=""),
+        "token_form": TokenForm(label_suffix=""),
+        "has_password": user.has_usable_password(),
+        "tokens": tokens.live_tokens(user),
+        "places": places_of(user, request.session.session_key or ""),
+    }
+    return render(request, "account/page.html", context | forms_given, status=status)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def change_name(request: HttpRequest) -> HttpResponse:
+    """Name, e-mail, time zone."""
+    user = signed_in(request.user)
+    form = NameForm(request.POST, label_suffix="")
+    if form.is_valid():
+        try:
+            people.do_change_account(user, **form.cleaned_data)
+        except Invalid as wrong:
+            take_errors(form, wrong)
+        else:
+            messages.success(request, "Saved.")
+            return redirect("account")
+    return _page(request, 400, name_form=form)
+
+
+@policy(Policy.SIGNED_IN)
+@sensitive_post_parameters("old", "password")
+@require_POST
+def change_password(request: HttpRequest) -> HttpResponse:
+    """A new password; every other session ends."""
+    user = signed_in(request.user)
+    form = PasswordForm(request.POST, label_suffix="")
+    if form.is_valid():
+        try:
+            people.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
+        except Invalid as wrong:
+            take_errors(form, wrong)
+        else:
+            update_session_auth_hash(request, user)
+            messages.success(request, "Your password is set. Your other sessions have ended.")
+            return redirect("account")
+    return _page(request, 400, password_form=form)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def make_token(request: HttpRequest) -> HttpResponse:
+    """A token; its text is on this answer and nowhere else."""
+    user = signed_in(request.user)
+    form = TokenForm(request.POST, label_suffix="")
+    if form.is_valid():
+        data = form.cleaned_data
+        try:
+            token, text = tokens.do_create_token(
+                user, name=data["name"], scopes=[Scope(scope) for scope in data["scopes"]], days=data["days"]
+            )
+        except Invalid as wrong:
+            take_errors(form, wrong)
+        except FairwayError as refusal:
+            form.add_error(None, refusal.sentence)
+        else:
+            return _page(request, new_token=token, new_text=text)
+    return _page(request, 400, token_form=form)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def revoke_token(request: HttpRequest, public_id: str) -> HttpResponse:
+    """The token works no more."""
+    tokens.do_revoke_token(signed_in(request.user), public_id)
+    messages.success(request, "The token does not work any more.")
+    return redirect("account")
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def end_sessions(request: HttpRequest) -> HttpResponse:
+    """Ends one's other sessions; their sockets and workspaces follow within seconds."""
+    user = signed_in(request.user)
+    here = request.session.session_key or ""
+    others = [place.key for place in places_of(user, here) if not place.here]
+    Session.objects.filter(session_key__in=others).delete()
+    messages.success(request, "Your other sessions have ended." if others else "There is no other session.")
+    return redirect("account")
+
+
+def places_of(user: User, here: str) -> list[Place]:
+    """The live sessions of a person, this one first. Sessions carry no name outside, so all live ones are read."""
+    found = []
+    for session in Session.objects.filter(expire_date__gt=timezone.now()).iterator():
+        facts = session.get_decoded()
+        if facts.get("_auth_user_id") != str(user.pk):
+            continue
+        found.append(
+            Place(
+                session.session_key,
+                session.session_key == here,
+                parse_datetime(str(facts.get("since", ""))),
+                str(facts.get("address", "")),
+                browser_name(str(facts.get("agent", ""))),
+            )
+        )
+    return sorted(found, key=lambda place: (not place.here, -(place.since.timestamp() if place.since else 0)))
+
+
+def browser_name(agent: str) -> str:
+    """Firefox on Linux, from a User-Agent; good enough to recognise one's own."""
+    browsers = (("Edg/", "Edge"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))
+    systems = (
+        ("Windows", "Windows"),
+        ("Android", "Android"),
+        ("iPhone", "iPhone"),
+        ("Mac OS", "macOS"),
+        ("Linux", "Linux"),
+    )
+    browser = next((name for mark, name in browsers if mark in agent), "")
+    system = next((name for mark, name in systems if mark in agent), "")
+    return " on ".join(part for part in (browser, system) if part) or "unknown browser"

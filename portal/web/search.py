@@ -1,0 +1,48 @@
+"""What the palette finds by name: jobs, nodes, projects and, for admins, people. Rights as everywhere."""
+
+from __future__ import annotations
+
+from django.db.models import Q
+from django.http import HttpRequest, JsonResponse
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from portal.access import Policy, policy, signed_in, visible_people, visible_projects
+from portal.selectors.jobs import JobFilter, jobs_for
+
+EACH = 6
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def search(request: HttpRequest) -> JsonResponse:
+    """A few of each kind."""
+    user = signed_in(request.user)
+    words = request.GET.get("q", "").strip()[:100]
+    if len(words) < 2:
+        return JsonResponse({"found": []})
+    found = [
+        {
+            "name": job.name,
+            "note": f"job {job.public_id}, {job.state.lower()}",
+            "where": reverse("job", args=[job.public_id]),
+        }
+        for job in jobs_for(user, JobFilter(search=words)).order_by("-id")[:EACH]
+    ]
+    projects = (
+        visible_projects(user).filter(Q(name__icontains=words) | Q(title__icontains=words)).order_by("name")
+    )
+    found += [
+        {"name": row.name, "note": "jobs of the project", "where": f"{reverse('jobs')}?project={row.name}"}
+        for row in projects[:EACH]
+    ]
+    people = visible_people(user).filter(Q(username__icontains=words) | Q(full_name__icontains=words))
+    found += [
+        {
+            "name": row.shown_name,
+            "note": "jobs of this person",
+            "where": f"{reverse('jobs')}?owner={row.username}",
+        }
+        for row in people.order_by("username")[:EACH]
+    ]
+    return JsonResponse({"found": found})

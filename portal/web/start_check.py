@@ -1,0 +1,109 @@
+"""Would this start now? The engine's answer within its second, else the plain bounds; no guess shown as a fact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from portal.ask import ask_would_start
+from portal.errors import FairwayError, Impossible, Invalid
+from portal.models import User
+from portal.selectors.cluster import ModelStrip
+from portal.services.jobs import JobRequest, check_job, question_body
+from portal.web.words import gpus as gpu_words
+from portal.web.words import short_gpu
+
+WAIT_S = 0.8
+"""How long a keystroke waits for the engine before the plain bounds answer."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A cheaper request, as a sentence and the form fields that make it."""
+
+    sentence: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StartCheck:
+    """``kind``: now, waits, never, wrong (a field is not valid) or unknown (the engine did not answer)."""
+
+    kind: str
+    title: str
+    sentence: str = ""
+    ways: list[Way] = field(default_factory=list)
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def may_launch(self) -> bool:
+        """False where a submit would be refused."""
+        return self.kind not in ("never", "wrong")
+
+
+def check_start(user: User, request: JobRequest, strips: list[ModelStrip], *, ask: bool) -> StartCheck:
+    """What would become of the request if it were submitted now; ``ask`` waits for the engine's answer."""
+    try:
+        check_job(user, request)
+    except Impossible as never:
+        return StartCheck(
+            "never", "This can never start here", never.sentence, ways=nearest_ways(never.facts)
+        )
+    except Invalid as wrong:
+        return StartCheck("wrong", "Not ready yet", wrong.sentence, wrong=wrong.fields)
+    except FairwayError as refusal:
+        return StartCheck("wrong", "Not allowed", refusal.sentence)
+    answer = ask_would_start(question_body(user, request), wait_s=WAIT_S) if ask else None
+    if answer is None or "error" in answer:
+        return _by_counting(request, strips)
+    return _from_answer(answer)
+
+
+def _from_answer(answer: dict[str, Any]) -> StartCheck:
+    """The engine's answer in the words of the rail."""
+    ways = [
+        Way(str(way["sentence"]), dict(way.get("fields") or {})) for way in answer.get("alternatives", [])
+    ]
+    verdict = answer.get("verdict") or {}
+    sentence = str(verdict.get("sentence", ""))
+    if answer.get("starts_now"):
+        where = ", ".join(answer.get("where", []))
+        return StartCheck("now", "It starts now", f"There is a place for it on {where}." if where else "")
+    if answer.get("never"):
+        return StartCheck("never", "This can never start here", sentence, ways)
+    return StartCheck("waits", "It would wait", sentence, ways)
+
+
+def nearest_ways(facts: dict[str, Any]) -> list[Way]:
+    """The nearest possible request of a refusal."""
+    nearest = facts.get("nearest")
+    if not isinstance(nearest, dict):
+        return []
+    words = {"tasks": "tasks", "gpus_per_task": "GPUs each", "cpu_milli": "CPU", "memory_mib": "memory"}
+    return [
+        Way(
+            "Nearest that could: "
+            + ", ".join(f"{value} {words.get(name, name)}" for name, value in nearest.items()),
+            nearest,
+        )
+    ]
+
+
+def _by_counting(request: JobRequest, strips: list[ModelStrip]) -> StartCheck:
+    """From the free GPUs alone, without queue and quota: says "fits", not "starts"."""
+    total = request.tasks * request.gpus_per_task * request.milli_per_gpu
+    if request.gpus_per_task == 0:
+        return StartCheck("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
+    fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]
+    room = max((strip.largest_free for strip in fitting), default=0)
+    free = sum(strip.free for strip in fitting)
+    if room >= request.gpus_per_task and free >= request.tasks * request.gpus_per_task:
+        fits = "fits" if total <= 1000 else "fit"
+        sentence = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
+        return StartCheck("unknown", "There is room now", sentence)
+    model = f" {short_gpu(request.gpu_model)}" if request.gpu_model else ""
+    return StartCheck(
+        "waits",
+        "It would wait",
+        f"It needs {request.gpus_per_task}{model} on one node; the most that is free on one is {room}.",
+    )

@@ -1,0 +1,125 @@
+"""Answers questions of the portal, read only: would this start now, and if not, what would."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import redis
+from django.conf import settings
+from django.utils import timezone
+
+from portal.ask import ALIVE_FOR_S, ALIVE_KEY, ANSWER_KEPT_S, answer_key
+from portal.models import ClusterSettings, Environment, Job, Question
+from portal.words.states import JobKind
+from scheduler.core.cluster import NodeId, PendingRow, PoolId, ProjectId, UserId
+from scheduler.core.decide import would_start
+from scheduler.core.plan import Answer
+from scheduler.snapshot import ASKED, Photo, take_photo
+from scheduler.standings import change_fields, verdict_fields
+
+log = logging.getLogger(__name__)
+
+PHOTO_KEPT_S = 1.0
+"""Questions that come within this time share one photograph: a launch form asks at each change."""
+
+_photo: tuple[float, Photo] | None = None
+
+
+def answer_question(public_id: str) -> None:
+    """Writes the answer into the question's row and tells who waits. Answered before: only tells again."""
+    question = Question.objects.filter(public_id=public_id).first()
+    if question is None:
+        return
+    if question.answer is None:
+        question.answer = _answer(question.kind, question.body)
+        question.answered_at = timezone.now()
+        question.save(update_fields=["answer", "answered_at"])
+    with _store() as store, store.pipeline() as pipe:
+        pipe.rpush(answer_key(public_id), "1")
+        pipe.expire(answer_key(public_id), ANSWER_KEPT_S)
+        pipe.execute()
+
+
+def say_alive(stopping: threading.Event) -> None:
+    """Says every few seconds that questions are answered here, until told to stop."""
+    while not stopping.is_set():
+        try:
+            with _store() as store:
+                store.set(ALIVE_KEY, "1", ex=ALIVE_FOR_S)
+        except redis.RedisError as away:
+            log.warning("nobody can hear that questions are answered here: %s", away)
+        stopping.wait(ALIVE_FOR_S / 3)
+
+
+def _store() -> redis.Redis:
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=3, socket_connect_timeout=3)
+
+
+def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    if kind != "would_start":
+        return {"error": f"unknown question {kind}"}
+    try:
+        photo = _recent_photo()
+        request = request_row(body, photo)
+        return as_json(would_start(photo.snapshot, photo.policy, request), photo)
+    except (ValueError, KeyError) as wrong:
+        log.warning("no answer to %s: %s", kind, wrong)
+        return {"error": str(wrong)}
+
+
+def _recent_photo() -> Photo:
+    global _photo
+    if _photo is None or time.monotonic() - _photo[0] > PHOTO_KEPT_S:
+        photo = take_photo(ClusterSettings.objects.get_or_create(id=1)[0])
+        _photo = (time.monotonic(), photo)
+    return _photo[1]
+
+
+def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
+    """A request that was not submitted yet, as if it waited last in the queue."""
+
+    defaults = Job()
+
+    def value(name: str) -> Any:
+        return body[name] if body.get(name) is not None else getattr(defaults, name)
+
+    environment = Environment.objects.get(public_id=body["environment"])
+    pool = body.get("pool")
+    user = str(body["user"])
+    kind = value("kind")
+    return PendingRow(
+        job=ASKED,
+        name=str(body.get("name") or "the request"),
+        project=ProjectId(body["project"]),
+        user=UserId(user),
+        pools=(PoolId(pool),) if pool else tuple(row.id for row in photo.snapshot.pools),
+        submitted_s=photo.snapshot.now_s,
+        priority=value("priority"),
+        preemptible=value("preemptible"),
+        tasks=value("tasks"),
+        gpus_per_task=value("gpus_per_task"),
+        milli_per_gpu=value("milli_per_gpu"),
+        gpu_model=body.get("gpu_model") or None,
+        min_gpu_memory_mib=body.get("min_gpu_memory_mib"),
+        cpu_milli=value("cpu_milli"),
+        memory_mib=value("memory_mib"),
+        time_limit_s=body.get("time_limit_s"),
+        avoid_nodes=photo.unfit[environment.runtime],
+        node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,
+    )
+
+
+def as_json(answer: Answer, photo: Photo) -> dict[str, Any]:
+    """An answer for pages and the API."""
+    names = {node.id: node.name for node in photo.snapshot.nodes}
+    places: list[NodeId] = [task.node for task in answer.start.tasks] if answer.start else []
+    return {
+        "starts_now": answer.starts_now,
+        "never": answer.never,
+        "where": sorted({names[place] for place in places}),
+        "verdict": verdict_fields(answer.verdict) if answer.verdict else None,
+        "alternatives": [change_fields(change) for change in answer.alternatives],
+    }

@@ -1,0 +1,83 @@
+"""The hands of an actor: a few threads for calls that may take long, each piece of work at most once at a time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from django.db import connection
+
+HANDS = 4
+KEPT_CONNECTIONS = 24
+"""Database connections that idle threads of this process keep; the others reconnect when they have work."""
+
+_kept = threading.BoundedSemaphore(KEPT_CONNECTIONS)
+_mine = threading.local()
+
+
+class Hands:
+    """Runs work side by side, so that one slow call on a node delays none of the others there."""
+
+    def __init__(self, name: str, failed: Callable[[BaseException], None], done: Callable[[], None]) -> None:
+        self._name = name
+        self._failed = failed
+        self._done = done
+        self._work: queue.SimpleQueue[tuple[object, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._busy: set[object] = set()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def take(self, what: object, work: Callable[[], None]) -> None:
+        """Begins ``work`` unless work under the same key is in hand already."""
+        with self._lock:
+            if what in self._busy:
+                return
+            self._busy.add(what)
+            if len(self._threads) < min(len(self._busy), HANDS):
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._work.put((what, work))
+
+    def end(self, within_s: float = 2.0) -> None:
+        """Takes nothing more; what is in hand is finished, or ends with its link."""
+        for _ in self._threads:
+            self._work.put(None)
+        deadline_s = time.monotonic() + within_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            what, work = item
+            try:
+                work()
+            except BaseException as problem:  # told to the actor, whose turn it is to decide
+                self._failed(problem)
+            finally:
+                rest_connection()
+                with self._lock:
+                    self._busy.discard(what)
+                self._done()
+        leave_connection()
+
+
+def rest_connection() -> None:
+    """Called when a thread has nothing to do: keeps its database connection only while few others do."""
+    if getattr(_mine, "keeps", False):
+        connection.close_if_unusable_or_obsolete()
+        return
+    if _kept.acquire(blocking=False):
+        _mine.keeps = True
+    else:
+        connection.close()
+
+
+def leave_connection() -> None:
+    """Called when a thread ends."""
+    connection.close()
+    if getattr(_mine, "keeps", False):
+        _mine.keeps = False
+        _kept.release()

@@ -1,0 +1,142 @@
+"""The periodic pass that finds what was forgotten: deadlines, lost hints, silent nodes, old rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+
+from django.db import transaction
+from django.db.models import DurationField, ExpressionWrapper, F, Q
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from portal.models import Attempt, ClusterSettings, Cycle, Node, Outbox, Question
+from portal.services import lifecycle, nodes
+from portal.services.idempotency import forget_old_keys
+from portal.wake import send_hint, wake
+from portal.words.reasons import EndReason, end_sentence
+from portal.words.states import AttemptState, JobKind, NodeState
+
+log = logging.getLogger(__name__)
+
+READY_WITHIN_S = 120
+SILENT_AFTER_S = 45
+UNSENT_AFTER_S = 20
+OUTBOX_AFTER_S = 1
+OUTBOX_KEPT = dt.timedelta(hours=1)
+CYCLES_KEPT = dt.timedelta(days=14)
+QUESTIONS_KEPT = dt.timedelta(hours=1)
+TRIMMED_AT_ONCE = 20_000
+
+
+def sweep() -> None:
+    """One pass. Each part stands alone and can be repeated."""
+    end_overdue()
+    end_never_ready()
+    end_unsent_on_silent_nodes()
+    mark_silent_nodes()
+    leave_adoption()
+
+
+def end_overdue() -> None:
+    """Stops attempts that have run for their time limit."""
+    limit = ExpressionWrapper(F("job__time_limit_s") * dt.timedelta(seconds=1), output_field=DurationField())
+    rows = Attempt.objects.filter(
+        state=AttemptState.RUNNING.value,
+        stop_wanted_at__isnull=True,
+        job__time_limit_s__isnull=False,
+        running_at__lt=Now() - limit,
+    )
+    for attempt, seconds in rows.values_list("pk", "job__time_limit_s"):
+        sentence = end_sentence(EndReason.TIME_LIMIT, limit=in_words(seconds or 0))
+        lifecycle.want_stop(attempt, EndReason.TIME_LIMIT, sentence=sentence)
+
+
+def end_never_ready() -> None:
+    """Stops workspaces whose server has not answered in time."""
+    rows = Attempt.objects.filter(
+        state=AttemptState.RUNNING.value,
+        stop_wanted_at__isnull=True,
+        ready_at__isnull=True,
+        job__kind=JobKind.WORKSPACE.value,
+        running_at__lt=Now() - dt.timedelta(seconds=READY_WITHIN_S),
+    )
+    # a node that cannot be asked says nothing about the server on it
+    for attempt in rows.exclude(task_rows__node__reachable=False).values_list("pk", flat=True):
+        sentence = end_sentence(EndReason.NEVER_READY, seconds=READY_WITHIN_S)
+        lifecycle.want_stop(attempt, EndReason.NEVER_READY, sentence=sentence)
+
+
+def end_unsent_on_silent_nodes() -> None:
+    """Frees the GPUs of attempts that no start command ever left for, when a node of theirs is away."""
+    rows = Attempt.objects.filter(
+        state=AttemptState.CONFIGURING.value,
+        stop_wanted_at__isnull=True,
+        sent_at__isnull=True,
+        created_at__lt=Now() - dt.timedelta(seconds=UNSENT_AFTER_S),
+        task_rows__node__reachable=False,
+    )
+    for attempt in rows.distinct().select_related("job"):
+        away = Node.objects.filter(task_rows__attempt=attempt, reachable=False).first()
+        if away is not None:
+            sentence = end_sentence(EndReason.START_REFUSED, node=away.name, detail="it does not answer.")
+            lifecycle.want_stop(attempt.pk, EndReason.START_REFUSED, sentence=sentence)
+
+
+def mark_silent_nodes() -> None:
+    """Marks nodes that no worker has heard from, also when no worker lives to say so."""
+    rows = Node.objects.filter(
+        reachable=True, last_seen_at__lt=Now() - dt.timedelta(seconds=SILENT_AFTER_S)
+    ).exclude(state=NodeState.RETIRED.value)
+    for node in rows:
+        nodes.record_unreachable(node.pk, f"Nobody has heard from it for {SILENT_AFTER_S} s.")
+
+
+def leave_adoption() -> None:
+    """Ends the caution after a restore once every node was compared with the record."""
+    if not ClusterSettings.objects.filter(adopt_only=True).exists():
+        return
+    open_nodes = Node.objects.filter(reconciled_at__isnull=True).exclude(state=NodeState.RETIRED.value)
+    if open_nodes.exclude(Q(state=NodeState.CORDONED.value), state_reason__startswith="Fenced").exists():
+        return
+    with transaction.atomic():
+        if ClusterSettings.objects.filter(adopt_only=True).update(adopt_only=False):
+            log.info("every node was compared with the restored record; starting jobs again")
+            wake("adopted")
+
+
+def send_outbox() -> int:
+    """Sends the hints whose message was lost; gives how many went out."""
+    sent = 0
+    with transaction.atomic():
+        rows = (
+            Outbox.objects.select_for_update(skip_locked=True)
+            .filter(sent_at__isnull=True, created_at__lt=Now() - dt.timedelta(seconds=OUTBOX_AFTER_S))
+            .order_by("id")[:500]
+        )
+        for row in rows:
+            if not send_hint(row):
+                break
+            sent += 1
+    return sent
+
+
+def trim() -> None:
+    """Deletes rows that nobody will look at again, a bounded number at a time."""
+    now = timezone.now()
+    for rows in (
+        Outbox.objects.filter(sent_at__lt=now - OUTBOX_KEPT),
+        Cycle.objects.filter(started_at__lt=now - CYCLES_KEPT),
+        Question.objects.filter(asked_at__lt=now - QUESTIONS_KEPT),
+    ):
+        ids = list(rows.order_by("pk").values_list("pk", flat=True)[:TRIMMED_AT_ONCE])
+        rows.model._default_manager.filter(pk__in=ids).delete()
+    forget_old_keys()
+
+
+def in_words(seconds: int) -> str:
+    """A duration for people: 90 s, 15 min, 2 h, 3 d."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,82 @@
+"""The Celery entry: ``celery -A scheduler.worker worker -Q cycle|ask|nodes`` and ``... beat``.
+
+worker-cycle runs with ``-P solo``, worker-ask with ``-P threads`` or prefork, worker-nodes with ``-P threads``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import django
+from celery import bootsteps
+
+from portal.config.celery import app
+
+django.setup()
+
+from scheduler import tasks  # noqa: E402 - models need Django to be ready
+from scheduler.answers import say_alive  # noqa: E402
+from scheduler.roster import ROSTER  # noqa: E402
+
+__all__ = ["app", "tasks"]
+
+CYCLE_EVERY_S = 5.0
+SWEEP_EVERY_S = 5.0
+OUTBOX_EVERY_S = 2.0
+TRIM_EVERY_S = 600.0
+DEMO_EVERY_S = 20.0
+
+app.conf.beat_schedule = {
+    name: {"task": task, "schedule": every_s, "options": {"queue": queue, "expires": every_s}}
+    for name, task, every_s, queue in (
+        ("cycle", "scheduler.cycle", CYCLE_EVERY_S, "cycle"),
+        ("sweep", "scheduler.sweep", SWEEP_EVERY_S, "nodes"),
+        ("outbox", "scheduler.outbox", OUTBOX_EVERY_S, "nodes"),
+        ("trim", "scheduler.trim", TRIM_EVERY_S, "nodes"),
+        ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
+    )
+}
+
+
+class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Looks after nodes for as long as a worker of the queue ``nodes`` runs."""
+
+    requires = {"celery.worker.components:Pool"}
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._started = False
+
+    def start(self, parent: Any) -> None:
+        if "nodes" in parent.app.amqp.queues.consume_from:
+            self._started = True
+            ROSTER.start()
+
+    def stop(self, parent: Any) -> None:
+        if self._started:
+            ROSTER.stop()
+
+
+class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Tells for as long as a worker of the queue ``ask`` runs that questions are answered."""
+
+    requires = {"celery.worker.components:Pool"}
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._stopping = threading.Event()
+
+    def start(self, parent: Any) -> None:
+        if "ask" in parent.app.amqp.queues.consume_from:
+            threading.Thread(target=say_alive, args=(self._stopping,), name="alive", daemon=True).start()
+
+    def stop(self, parent: Any) -> None:
+        self._stopping.set()
+
+
+app.steps["worker"].update([NodesStep, AskStep])
+
+for chatty in ("celery.app.trace", "celery.worker.strategy", "celery.beat"):
+    logging.getLogger(chatty).setLevel(logging.WARNING)  # two lines for each hint tell nobody anything

@@ -1,0 +1,53 @@
+// The launch form: asks the server what would become of it a moment after each keystroke, and takes over offers.
+const DELAY_MS = 220;
+const UNITS = { cpu_milli: ["cores", 1000], memory_mib: ["memory_gib", 1024] };
+
+export function startLaunch(root) {
+  const form = root.querySelector("[data-launch]");
+  if (!form || form.dataset.started) return;
+  form.dataset.started = "1";
+  let timer = 0;
+  const rail = document.getElementById("rail");
+  const ask = () => { clearTimeout(timer); timer = setTimeout(() => window.htmx.trigger(rail, "check"), DELAY_MS); };
+
+  const shape = () => {
+    const kind = form.elements.kind.value;
+    form.dataset.kind = kind;
+    for (const part of form.querySelectorAll("[data-not-for]")) part.hidden = part.dataset.notFor === kind;
+    const one = form.querySelector("[data-one-gpu]");
+    if (one) one.hidden = Number(form.elements.gpus_per_task.value) !== 1;
+    const chosen = form.querySelector("[name=environment]:checked");
+    if (chosen?.closest("label").hidden) {
+      const other = [...form.querySelectorAll("[name=environment]")].find((radio) => !radio.closest("label").hidden);
+      if (other) other.checked = true;
+    }
+  };
+
+  const set = (pairs) => {
+    for (const pair of pairs.split(";")) {
+      let [name, value] = pair.split("=");
+      if (UNITS[name]) { const [field, by] = UNITS[name]; name = field; value = String(Number(value) / by); }
+      const field = form.elements[name];
+      if (!field) continue;
+      if (field.type === "checkbox") field.checked = value === "True" || value === "true";
+      else field.value = value;
+    }
+    shape();
+    ask();
+  };
+
+  document.addEventListener("input", (event) => { if (event.target.form === form) ask(); });
+  document.addEventListener("change", (event) => { if (event.target.form === form) { shape(); ask(); } });
+  document.addEventListener("click", (event) => {
+    const offer = event.target.closest("[data-set]");
+    if (offer && (form.contains(offer) || rail.contains(offer))) set(offer.dataset.set);
+  });
+  form.addEventListener("submit", (event) => {
+    if (event.submitter?.getAttribute("aria-disabled") === "true") { event.preventDefault(); ask(); rail.scrollIntoView({ block: "nearest" }); return; }
+    if (form.dataset.sent) { event.preventDefault(); return; } // a double click is one job
+    form.dataset.sent = "1";
+  });
+  addEventListener("pageshow", () => { delete form.dataset.sent; });
+  shape();
+  ask(); // the page itself did not wait for the engine
+}

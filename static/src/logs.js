@@ -1,0 +1,127 @@
+// Follows logs by cursor: asks for what came after the last line, when the socket says so and every few seconds.
+import { onTopic } from "./live.js";
+import { clock } from "./times.js";
+
+const EVERY_MS = 2000;
+const KEPT = 5000; // lines in the page; the rest is in the download
+const WARNING = /\b(warn(ing)?|deprecat)/i;
+const ERROR = /\b(error|exception|traceback|fatal|failed|out of memory|killed)\b/i;
+
+export function followIn(root) {
+  for (const box of root.querySelectorAll("[data-log]")) follow(box);
+}
+
+function follow(box) {
+  if (box.dataset.started) return;
+  box.dataset.started = "1";
+  const list = box.querySelector("[data-log-lines]");
+  const foot = box.querySelector("[data-log-foot]");
+  const filter = box.querySelector("[data-log-filter]");
+  const choice = box.querySelector("[data-log-rank]");
+  const button = box.querySelector("[data-log-follow]");
+  const save = box.querySelector("[data-log-download]");
+  const all = list.dataset.ranks.split(",").filter(Boolean);
+  const many = all.length > 1;
+  const state = new Map(); // rank -> {cursor, complete}
+  let busy = false;
+  let dropped = 0;
+
+  const following = () => button?.getAttribute("aria-pressed") === "true";
+  const ranks = () => { const one = choice?.value || (many ? "" : box.dataset.rank || all[0]); return one ? [one] : all; };
+
+  function matcher() {
+    const words = filter?.value.trim() ?? "";
+    if (!words) return null;
+    const found = words.match(/^\/(.+)\/$/);
+    try { return found ? new RegExp(found[1], "i") : null; } catch { return null; }
+  }
+  function matches(text) {
+    const words = filter?.value.trim() ?? "";
+    if (!words) return true;
+    const pattern = matcher();
+    return pattern ? pattern.test(text) : text.toLowerCase().includes(words.toLowerCase());
+  }
+
+  function row(rank, [at, text, isError]) {
+    const line = document.createElement("li");
+    const time = document.createElement("time");
+    if (at) { time.dateTime = at; time.textContent = clock(at, true); time.title = at; }
+    const who = document.createElement("b");
+    who.textContent = many ? `r${rank}` : isError ? "err" : "";
+    const words = document.createElement("span");
+    words.textContent = text;
+    if (ERROR.test(text)) line.dataset.l = "e"; else if (WARNING.test(text)) line.dataset.l = "w";
+    if (!at && !who.textContent) line.className = "fw-log__plain"; // nothing to put into the columns
+    line.append(time, who, words);
+    line.dataset.rank = rank;
+    line.hidden = !matches(text);
+    return line;
+  }
+
+  async function fetchRank(rank) {
+    const known = state.get(rank) ?? { cursor: null, complete: false };
+    const url = new URL(box.dataset.lines, location.href);
+    url.searchParams.set("rank", rank);
+    url.searchParams.set("attempt", box.dataset.attempt);
+    if (known.cursor !== null) url.searchParams.set("cursor", known.cursor);
+    const answer = await fetch(url, { headers: { Accept: "application/json" } });
+    if (!answer.ok) throw new Error(String(answer.status));
+    const data = await answer.json();
+    if (known.cursor === null) dropped += data.from;
+    state.set(rank, { cursor: data.cursor, complete: data.complete });
+    return { rank, lines: data.lines, more: known.cursor !== null && data.cursor < data.size && data.lines.length > 0 };
+  }
+
+  async function look() {
+    if (busy || document.visibilityState !== "visible") return;
+    busy = true;
+    try {
+      let again = false;
+      const open = ranks().filter((rank) => !state.get(rank)?.complete).slice(0, 16);
+      const came = await Promise.all(open.map(fetchRank));
+      const fresh = came.flatMap(({ rank, lines }) => lines.map((line) => [rank, line]));
+      if (came.length > 1) fresh.sort((a, b) => (a[1][0] < b[1][0] ? -1 : a[1][0] > b[1][0] ? 1 : 0));
+      const bottom = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+      list.append(...fresh.map(([rank, line]) => row(rank, line)));
+      while (list.childElementCount > KEPT) list.firstElementChild.remove();
+      if (fresh.length && (following() || bottom || !box.hasAttribute("data-growing"))) list.scrollTop = list.scrollHeight;
+      again = came.some(({ more }) => more);
+      tell();
+      if (again) setTimeout(look, 50);
+    } catch (problem) {
+      foot.textContent = "The log could not be read just now; it is asked for again.";
+      if (!(problem instanceof TypeError) && !(problem instanceof Error)) throw problem;
+    } finally { busy = false; }
+  }
+
+  function tell() {
+    const rows = list.querySelectorAll("li");
+    const shown = list.querySelectorAll("li:not([hidden])").length;
+    const done = ranks().every((rank) => state.get(rank)?.complete);
+    const parts = [];
+    if (rows.length === 0) parts.push(box.hasAttribute("data-growing") ? "No line yet." : "It wrote no line.");
+    else parts.push(shown === rows.length ? `${rows.length.toLocaleString("en")} lines` : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} lines match`);
+    if (dropped > 0) parts.push("earlier lines are in the download");
+    if (done && rows.length) parts.push("the log is complete");
+    foot.textContent = parts.join(", ");
+  }
+
+  filter?.addEventListener("input", () => {
+    for (const line of list.children) line.hidden = !matches(line.lastElementChild.textContent);
+    tell();
+  });
+  choice?.addEventListener("change", () => {
+    list.replaceChildren(); state.clear(); dropped = 0;
+    if (save) { const url = new URL(save.href); url.searchParams.set("rank", choice.value || "0"); save.href = url; }
+    look();
+  });
+  button?.addEventListener("click", () => {
+    const on = !following();
+    button.setAttribute("aria-pressed", String(on));
+    if (on) list.scrollTop = list.scrollHeight;
+  });
+  look();
+  if (!box.hasAttribute("data-growing")) return;
+  for (const rank of all.slice(0, 16)) onTopic(`${box.dataset.topic}.${rank}`, look);
+  const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else look(); }, EVERY_MS);
+}

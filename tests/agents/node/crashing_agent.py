@@ -1,0 +1,66 @@
+"""The real agent, except that at the K-th durable or outward step it is killed, or the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from agents.node import __main__ as program
+from agents.node.tasks import Tasks
+
+PYZ, AT, VERB = os.environ["CRASH_PYZ"], int(os.environ["CRASH_AT"]), os.environ["CRASH_VERB"]
+FULL = os.environ.get("CRASH_KIND") == "full_disk"
+steps = 0
+armed = False
+
+
+def step(writes: bool) -> None:
+    """Counts, and dies when it is time; or from then on no step that writes succeeds."""
+    global steps
+    if armed:
+        steps += 1
+        if FULL and steps >= AT and writes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if steps == AT and not FULL:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wrap(place: Any, name: str) -> None:
+    """Makes a function a step before and a step after."""
+    plain = getattr(place, name)
+
+    def stepping(*words: Any, **how: Any) -> Any:
+        step(place is os)
+        answer = plain(*words, **how)
+        step(False)
+        return answer
+
+    setattr(place, name, stepping)
+
+
+def arm(name: str) -> None:
+    plain = getattr(Tasks, name)
+
+    def armed_verb(self: Tasks, fields: dict[str, Any]) -> Any:
+        global armed
+        armed = True
+        try:
+            return plain(self, fields)
+        finally:
+            armed = False
+
+    setattr(Tasks, name, armed_verb)
+
+
+for place, name in ((os, "replace"), (os, "fsync"), (os, "mkdir"), (subprocess, "run")):
+    wrap(place, name)
+arm(VERB)
+sys.argv[0] = PYZ
+sys.exit(program.main())

@@ -1,0 +1,180 @@
+"""The agent is killed between any two steps of start and stop; a repeat heals, and at most one task ever ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.link import Link, LinkUnknown, Ok, Refused
+from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode
+
+CRASHING = Path(__file__).with_name("crashing_agent.py")
+MOST_STEPS = 80
+
+
+def crash(node: LoneNode, verb: str, at: int, **fields: Any) -> bool:
+    """Asks an agent that dies at a step; False when it had no such step and answered."""
+    environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": verb}
+    link = node.open(pyz=CRASHING, environment=environment)
+    try:
+        link.ask(verb, timeout_s=30, epoch=1, **fields)
+        return False
+    except LinkUnknown:
+        return True
+    finally:
+        link.close()
+
+
+def marking(node: LoneNode, job: str, runtime: str) -> dict[str, Any]:
+    """A task that leaves a line in its home each time it runs."""
+    more: dict[str, Any] = {"runtime": runtime}
+    if runtime == "podman":
+        more["image"] = node.image  # type: ignore[attr-defined]
+    return node.spec(
+        job,
+        "sh",
+        "-c",
+        "echo ran >> ~/ran; sleep 600",
+        gpus=[{"uuid": GPUS[0], "milli": 1000}],
+        mounts=[{"kind": "home", "source": job, "target": "/home/ada"}],
+        secret_files={"token": "x"},
+        ports=[8888],
+        **more,
+    )
+
+
+def times_run(node: LoneNode, job: str) -> int:
+    path = node.folder / "homes" / job / "ran"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def end(link: Link, job: str) -> None:
+    assert link.ask("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)["gone"] is True
+    link.ask("remove", timeout_s=30, epoch=1, job=job, attempt=1)
+
+
+def sweep_start(node: LoneNode, runtime: str, stride: int) -> int:
+    points = 0
+    for at in range(1, MOST_STEPS, stride):
+        job = f"js{at}"
+        spec = marking(node, job, runtime)
+        if not crash(node, "start", at, spec=spec):
+            with node.open() as link:
+                end(link, job)
+            break
+        points += 1
+        with node.open() as link:
+            rows = link.ask("list", timeout_s=30)["containers"]
+            assert len([row for row in rows if row["job"] == job]) <= 1
+            assert link.ask("start", timeout_s=30, epoch=1, spec=spec)["state"] == "running"
+            end(link, job)
+            assert times_run(node, job) <= 1
+            assert node.ledger()["tasks"] == {}
+    else:
+        raise AssertionError("the sweep did not reach the end of a start")
+    return points
+
+
+def sweep_abandoned_start(node: LoneNode, runtime: str, stride: int) -> None:
+    """A crashed start that is never repeated, but stopped: nothing runs afterwards and the GPU is free."""
+    for at in range(1, MOST_STEPS, stride):
+        job = f"ja{at}"
+        spec = marking(node, job, runtime)
+        crashed = crash(node, "start", at, spec=spec)
+        with node.open() as link:
+            end(link, job)
+            after = marking(node, f"jb{at}", runtime)
+            assert link.ask("start", timeout_s=30, epoch=1, spec=after)["state"] == "running"
+            end(link, f"jb{at}")
+        if not crashed:
+            break
+
+
+def sweep_stop(node: LoneNode, runtime: str, stride: int) -> int:
+    points = 0
+    for at in range(1, MOST_STEPS, stride):
+        job = f"jt{at}"
+        with node.open() as link:
+            link.ask("start", timeout_s=30, epoch=1, spec=marking(node, job, runtime))
+        crashed = crash(node, "stop", at, job=job, attempt=1, grace_s=0)
+        with node.open() as link:
+            end(link, job)
+            assert link.ask("list", timeout_s=30)["containers"] == []
+        if not crashed:
+            break
+        points += 1
+    return points
+
+
+def sweep_full_disk(node: LoneNode, runtime: str, stride: int) -> int:
+    """The disk fills at a step of a start: either it is refused and nothing runs, or it runs and is known."""
+    for refused, at in enumerate(range(1, MOST_STEPS, stride)):
+        job = f"jf{at}"
+        spec = marking(node, job, runtime)
+        environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "start"}
+        with node.open(pyz=CRASHING, environment=environment | {"CRASH_KIND": "full_disk"}) as link:
+            outcome = link.outcome("start", timeout_s=30, epoch=1, spec=spec)
+        with node.open() as link:
+            rows = link.ask("list", timeout_s=30)["containers"]
+            running = [row for row in rows if row["job"] == job and row["state"] == "running"]
+            assert len(running) == isinstance(outcome, Ok), (at, outcome)
+            end(link, job)
+        if isinstance(outcome, Ok):
+            return refused
+        assert isinstance(outcome, Refused) and outcome.code == "disk_full", (at, outcome)
+    raise AssertionError("the sweep did not reach the end of a start")
+
+
+every_third = pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.long)])
+every_sixth = pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.long)])
+
+
+@pytest.mark.rig
+@every_third
+def test_steps_of_a_process_start(node: LoneNode, stride: int) -> None:
+    assert sweep_start(node, "process", stride) * stride >= 12
+
+
+@pytest.mark.rig
+@every_sixth
+def test_steps_of_an_abandoned_process_start(node: LoneNode, stride: int) -> None:
+    sweep_abandoned_start(node, "process", stride)
+
+
+@pytest.mark.rig
+@every_third
+def test_steps_of_a_process_stop(node: LoneNode, stride: int) -> None:
+    assert sweep_stop(node, "process", stride) * stride >= 6
+
+
+@pytest.mark.rig
+@every_third
+def test_a_disk_that_fills_during_a_start(node: LoneNode, stride: int) -> None:
+    assert sweep_full_disk(node, "process", stride) >= 4
+
+
+@pytest.mark.rig
+@pytest.mark.timeout(600)
+@every_sixth
+def test_a_disk_that_fills_during_a_podman_start(podman_node: LoneNode, stride: int) -> None:
+    assert sweep_full_disk(podman_node, "podman", stride) >= 2
+
+
+@pytest.mark.rig
+@pytest.mark.timeout(600)
+@every_sixth
+def test_steps_of_a_podman_start(podman_node: LoneNode, stride: int) -> None:
+    assert sweep_start(podman_node, "podman", stride) * stride >= 15
+    assert podman_node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
+
+
+@pytest.mark.rig
+@pytest.mark.timeout(600)
+@every_sixth
+def test_steps_of_an_abandoned_podman_start_and_of_a_stop(podman_node: LoneNode, stride: int) -> None:
+    sweep_abandoned_start(podman_node, "podman", stride)
+    sweep_stop(podman_node, "podman", stride)
+    networks = podman_node.podman("network", "ls", "--format", "{{.Name}}").stdout  # type: ignore[attr-defined]
+    assert f"fw-{CLUSTER}" not in networks

@@ -1,0 +1,196 @@
+"""The agent with real podman: what a container is given, what it cannot reach, and what survives."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+
+from agents.link import Link, Refused
+from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_with, wait_for
+from tests.rig.images import RigImage
+
+pytestmark = pytest.mark.rig
+
+INSIDE = """
+import json, os, re, socket
+DECLARED = re.compile("/home|/run/f")
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+def reach(host, port):
+    try:
+        socket.create_connection((host, port), 1).close()
+        return "open"
+    except OSError as error:
+        return type(error).__name__
+print(json.dumps({
+    "uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups(), "host": socket.gethostname(),
+    "caps": [status["CapEff"].strip(), status["CapBnd"].strip()], "nnp": status["NoNewPrivs"].strip(),
+    "seccomp": status["Seccomp"].strip(), "env": dict(os.environ),
+    "home": os.access(os.environ["HOME"], os.W_OK),
+    "secret": open("/run/fairway/token").read(), "mode": oct(os.stat("/run/fairway/token").st_mode & 0o777),
+    "mounts": [line.split()[4:6] for line in open("/proc/self/mountinfo") if DECLARED.match(line.split()[4])],
+    "metadata": reach("169.254.169.254", 80), "gateway": reach(GATEWAY, 22), "other": reach(OTHER, 8888),
+    "loopback": reach("127.77.0.1", PORT), "gateway_port": reach(GATEWAY, PORT),
+    "shm": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,
+}), flush=True)
+"""
+
+
+def start(link: Link, node: LoneNode, job: str, *command: str, **more: Any) -> dict[str, Any]:
+    spec = node.spec(job, *command, runtime="podman", image=node.image, **more)  # type: ignore[attr-defined]
+    return link.ask("start", timeout_s=30, epoch=1, spec=spec)
+
+
+def test_what_a_container_is_given_and_cannot_reach(podman_node: LoneNode) -> None:
+    node = podman_node
+    link = node.open()
+    serve = (
+        "import http.server as s; s.HTTPServer(('0.0.0.0', 8888), s.SimpleHTTPRequestHandler).serve_forever()"
+    )
+    first = start(link, node, "jserve", "python3", "-c", serve, ports=[8888])
+    port = first["ports"]["8888"]
+    address = node.podman(  # type: ignore[attr-defined]
+        "inspect",
+        "-f",
+        "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{.Gateway}}{{end}}",
+        first["container"],
+    ).stdout.split()
+    gateway = address[1]
+    script = (
+        INSIDE.replace("PORT", str(port)).replace("GATEWAY", repr(gateway)).replace("OTHER", repr(address[0]))
+    )
+    started_s = time.time()
+    answer = start(
+        link,
+        node,
+        "jlook",
+        "python3",
+        "-c",
+        script,
+        gpus=[{"uuid": GPUS[2], "milli": 1000}],
+        secret_files={"token": "s3cret"},
+        mounts=[{"kind": "home", "source": "ada", "target": "/home/ada"}],
+        shm_mib=16,
+        cpu_milli=500,
+    )
+    assert answer["state"] == "running" and abs(answer["started_s"] - started_s) < 5
+    seen = json.loads(log_with(link, "jlook", "}\n"))
+    assert (seen["uid"], seen["gid"], seen["groups"], seen["host"]) == (2001, 2001, [2001], "jlook")
+    assert {int(caps, 16) for caps in seen["caps"]} == {0}
+    assert (seen["nnp"], seen["seccomp"]) == ("1", "2")
+    assert (seen["secret"], seen["mode"], seen["home"]) == ("s3cret", "0o600", True)
+    assert seen["env"]["CUDA_VISIBLE_DEVICES"] == seen["env"]["NVIDIA_VISIBLE_DEVICES"] == GPUS[2]
+    assert seen["shm"] == 16 << 20
+    mounts = dict(seen["mounts"])
+    assert {"/home/ada", "/run/fairway"} == set(mounts)
+    assert all("nosuid" in options and "nodev" in options for options in mounts.values())
+    places = ("metadata", "gateway", "other", "loopback", "gateway_port")
+    assert {seen[place] for place in places} <= {"ConnectionRefusedError", "TimeoutError"}
+    assert urllib.request.urlopen(f"http://127.77.0.1:{port}/", timeout=5).status == 200
+    assert wait_for(link, "exited", job="jlook")["exit_code"] == 0
+    (row,) = [row for row in link.ask("list", timeout_s=20)["containers"] if row["job"] == "jserve"]
+    assert row["state"] == "running" and row["ports"] == {"8888": port}
+
+
+def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
+    node = podman_node
+    link = node.open()
+    start(link, node, "jlong", "sh", "-c", "sleep 600; true")
+    os.kill(link.process_id, signal.SIGKILL)
+    link = node.open()
+    assert start(link, node, "jlong", "sh", "-c", "sleep 600; true")["already"] is True
+    assert len(node.podman("ps", "--quiet").stdout.split()) == 1  # type: ignore[attr-defined]
+    asked_s = time.time()
+    assert link.ask("stop", timeout_s=20, epoch=1, job="jlong", attempt=1, grace_s=0)["gone"] is True
+    assert time.time() - asked_s < 5
+    start(link, node, "joom", "python3", "-c", "x = bytearray(300 << 20)")
+    event = wait_for(link, "exited", job="joom")
+    assert (event["oom"], event["exit_code"]) == (True, 137)
+    start(link, node, "jquick", "sh", "-c", "exit 7")
+    event = wait_for(link, "exited", job="jquick")
+    assert (event["exit_code"], event["oom"]) == (7, False)
+    link.ask("remove", timeout_s=30, epoch=1, job="jquick", attempt=1)  # waits for what is being cleaned up
+    link.ask("remove", timeout_s=30, epoch=1, job="joom", attempt=1)
+    assert node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
+    assert node.podman("network", "ls", "--quiet").stdout.split("\n")[1:] == [""]  # type: ignore[attr-defined]
+
+
+def test_strangers_are_never_touched(podman_node: LoneNode) -> None:
+    node = podman_node
+    plain = [
+        "--network",
+        "none",
+        "--cgroups",
+        "enabled",
+        "--ulimit",
+        "nofile=1024:1024",
+        "--ulimit",
+        "nproc=1024:1024",
+    ]
+    image = node.image  # type: ignore[attr-defined]
+    for name, label in ((f"fw-{CLUSTER}-jname-1-0", []), ("other", ["--label", "fairway.cluster=t2"])):
+        made = node.podman("run", "--detach", "--name", name, *plain, *label, image, "sleep", "600")  # type: ignore[attr-defined]
+        assert made.returncode == 0, made.stderr
+    node.open().close()
+    node.boot_id_path.write_text("boot-2\n")
+    link = node.open()
+    with pytest.raises(Refused) as caught:
+        start(link, node, "jname")
+    assert caught.value.code == "name_conflict"
+    link.ask("stop", timeout_s=20, epoch=1, job="jname", attempt=1, grace_s=0)
+    link.ask("gc", timeout_s=20)
+    assert link.ask("list", timeout_s=20)["containers"] == []
+    assert len(node.podman("ps", "--quiet").stdout.split()) == 2  # type: ignore[attr-defined]
+    assert node.ledger()["tasks"] == {}
+
+
+def test_after_a_reboot_what_the_engine_revived_is_gone(podman_node: LoneNode) -> None:
+    node = podman_node
+    link = node.open()
+    start(link, node, "jold", gpus=[{"uuid": GPUS[0], "milli": 1000}])
+    link.close()
+    node.boot_id_path.write_text("boot-2\n")
+    link = node.open()
+    assert node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
+    (row,) = link.ask("list", timeout_s=20)["containers"]
+    assert (row["state"], row["rebooted"]) == ("exited", True)
+
+
+def test_images_are_loaded_in_pieces_and_checked(podman_node: LoneNode, tiny_image: RigImage) -> None:
+    node = podman_node
+    link = node.open("bulk")
+    assert any(tiny_image.name in image.refs for image in link.hello.images)
+    evil = node.folder / "evil"
+    evil.mkdir()
+    subprocess.run(["tar", "-C", str(evil), "-cf", str(node.folder / "evil.tar"), "."], check=True)
+    made = node.podman("import", "--change", "ENV LD_PRELOAD=/x.so", str(node.folder / "evil.tar"), "evil:1")  # type: ignore[attr-defined]
+    assert made.returncode == 0, made.stderr
+    archive = node.folder / "archive.tar"
+    node.podman("save", "--output", str(archive), "localhost/evil:1")  # type: ignore[attr-defined]
+    node.podman("rmi", "localhost/evil:1")  # type: ignore[attr-defined]
+    content = archive.read_bytes()
+    half = len(content) // 2
+    for offset, piece in ((0, content[:half]), (0, content[:half]), (half, content[half:])):
+        sent = link.ask(
+            "load", timeout_s=20, upload="up1", offset=offset, data_b64=base64.b64encode(piece).decode()
+        )
+    assert sent["size"] == len(content)
+    image = link.ask("load", timeout_s=60, upload="up1", last=True)["image"]
+    assert image["image_id"].startswith("sha256:") and "localhost/evil:1" in image["refs"]
+    control = node.open()
+    for wanted, code in (("localhost/evil:1", "bad_spec"), ("localhost/none:1", "image_missing")):
+        spec = node.spec("jimage", runtime="podman", image=wanted)
+        with pytest.raises(Refused) as caught:
+            control.ask("start", timeout_s=20, epoch=1, spec=spec)
+        assert caught.value.code == code
+    assert node.podman("network", "ls", "--quiet").stdout.count("fw-") == 0  # type: ignore[attr-defined]
+    with pytest.raises(Refused) as caught:
+        link.ask("pull", timeout_s=60, image="127.0.0.1:9/none/none:1")
+    assert caught.value.code == "image_missing"

@@ -1,0 +1,312 @@
+"""The agent with the runtime ``process``, for real: starts, ends, limits, and everything that is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.link import Refused
+from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_of, log_with, wait_for
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give tasks an account of their own")
+
+
+def start(link: Any, spec: dict[str, Any], epoch: int = 1) -> dict[str, Any]:
+    return link.ask("start", timeout_s=20, epoch=epoch, spec=spec)
+
+
+def refused(link: Any, verb: str, **fields: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        link.ask(verb, timeout_s=20, **fields)
+    return caught.value
+
+
+def eventually(is_so: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def alive(text: str) -> list[int]:
+    """Processes that have a text in their command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                text in (folder / "cmdline").read_text()
+                and "Z" not in (folder / "stat").read_text().split()[2]
+            ):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_hello_tells_the_node(node: LoneNode) -> None:
+    hello = node.open().hello
+    assert [gpu.uuid for gpu in hello.gpus] == GPUS
+    assert all(gpu.simulated for gpu in hello.gpus)
+    assert hello.boot_id == "boot-1"
+    assert abs(hello.clock_s - time.time()) < 5
+    assert hello.runtimes[0][0] == "process"
+    assert hello.memory_mib and hello.cpu_count and hello.disk_free_mib
+
+
+@needs_root
+def test_a_task_has_its_own_account_gpus_secrets_and_home(node: LoneNode) -> None:
+    link = node.open()
+    script = (
+        "echo uid $(id -u) groups $(id -G); echo gpus $CUDA_VISIBLE_DEVICES job $FAIRWAY_JOB port $PORT_8888 $1;"
+        'cat "$FAIRWAY_SECRETS/token"; stat -c %a "$FAIRWAY_SECRETS/token"; echo x > ~/kept;'
+        "grep NoNewPrivs /proc/self/status; ulimit -c; echo done"
+    )
+    spec = node.spec(
+        "jown",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        "{port}",
+        gpus=[{"uuid": GPUS[1], "milli": 500}],
+        secret_files={"token": "s3cret\n"},
+        ports=[8888],
+        mounts=[{"kind": "home", "source": "ada", "target": "/home/ada"}],
+        env={"CUDA_VISIBLE_DEVICES": "all"},
+    )
+    answer = start(link, spec)
+    lines = log_with(link, "jown", "done").splitlines()
+    port = answer["ports"]["8888"]
+    uid = lines[0].split()[1]
+    assert int(uid) >= 2_000_000_000 and lines[0].endswith(f"groups {uid}")
+    assert lines[1] == f"gpus {GPUS[1]} job jown port {port} {port}"
+    assert lines[2:6] == ["s3cret", "600", "NoNewPrivs:\t1", "0"]
+    assert wait_for(link, "exited", job="jown")["exit_code"] == 0
+    secrets = node.folder / f"state/tasks/fw-{CLUSTER}-jown-1-0/secrets"
+    eventually(lambda: not secrets.exists())  # the end is told first, then cleaned up after
+    # the home is handed on to the next job's account
+    start(link, node.spec("jnext", "sh", "-c", "echo $(id -u) && cat ~/kept", mounts=spec["mounts"]))
+    assert log_with(link, "jnext", "x\n").split()[0] != uid
+
+
+def test_start_is_repeatable_and_guards_the_gpu(node: LoneNode) -> None:
+    link = node.open()
+    whole = [{"uuid": GPUS[0], "milli": 1000}]
+    first = start(link, node.spec("ja", gpus=whole))
+    again = start(link, node.spec("ja", gpus=whole))
+    assert (first["already"], again["already"]) == (False, True)
+    assert again["started_s"] == first["started_s"]
+    assert refused(link, "start", epoch=1, spec=node.spec("jb", gpus=whole)).code == "over_milli"
+    other = node.spec("ja", gpus=whole, digest="d2")
+    assert refused(link, "start", epoch=1, spec=other).code == "name_conflict"
+    unknown = node.spec("jc", gpus=[{"uuid": "GPU-none", "milli": 1}])
+    assert refused(link, "start", epoch=1, spec=unknown).code == "unknown_gpu"
+    assert refused(link, "start", epoch=0, spec=node.spec("ja", gpus=whole)).code == "stale_epoch"
+    assert refused(link, "start", epoch=1, spec=node.spec("jd", cluster="t2")).code == "bad_spec"
+    assert (
+        refused(link, "start", epoch=1, spec=node.spec("jd", runtime="podman", image="x")).code == "bad_spec"
+    )
+    assert len(link.ask("list", timeout_s=10)["containers"]) == 1
+
+
+def test_fractions_fill_a_gpu_and_no_more(node: LoneNode) -> None:
+    link = node.open()
+    for number, milli in enumerate((400, 600)):
+        start(link, node.spec(f"j{number}", gpus=[{"uuid": GPUS[0], "milli": milli}]))
+    one_more = node.spec("j9", gpus=[{"uuid": GPUS[0], "milli": 1}])
+    assert refused(link, "start", epoch=1, spec=one_more).code == "over_milli"
+    link.ask("stop", timeout_s=10, epoch=1, job="j0", attempt=1, grace_s=0)
+    start(link, one_more)
+
+
+def test_stop_asks_first_and_forbids_for_ever(node: LoneNode) -> None:
+    link = node.open()
+    polite = "trap 'echo bye; exit 3' TERM; echo up; sleep 600 & wait"
+    start(link, node.spec("jpolite", "sh", "-c", polite))
+    log_with(link, "jpolite", "up")
+    answer = link.ask("stop", timeout_s=10, epoch=1, job="jpolite", attempt=1, grace_s=20)
+    assert answer.get("stopping") or answer.get("gone")
+    assert wait_for(link, "exited", job="jpolite")["exit_code"] == 3
+    assert "bye" in log_of(link, "jpolite")
+    assert link.ask("stop", timeout_s=10, epoch=1, job="jpolite", attempt=1)["gone"] is True
+    assert refused(link, "start", epoch=1, spec=node.spec("jpolite")).code == "tombstoned"
+
+
+def test_a_stop_before_the_start_wins(node: LoneNode) -> None:
+    link = node.open()
+    assert link.ask("stop", timeout_s=10, epoch=1, job="jearly", attempt=1)["gone"] is True
+    assert refused(link, "start", epoch=1, spec=node.spec("jearly")).code == "tombstoned"
+    start(link, node.spec("jearly", attempt=2))
+
+
+def test_patience_ends_even_when_another_agent_must_end_it(node: LoneNode) -> None:
+    first = node.open()
+    start(first, node.spec("jdeaf", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"))
+    log_with(first, "jdeaf", "up")
+    first.ask("stop", timeout_s=10, epoch=1, job="jdeaf", attempt=1, grace_s=1)
+    os.kill(first.process_id, signal.SIGKILL)
+    event = wait_for(node.open(), "exited", job="jdeaf")
+    assert event["exit_code"] == 137
+    assert not event["oom"]
+
+
+def test_tasks_outlive_agent_and_link(node: LoneNode) -> None:
+    first = node.open()
+    start(first, node.spec("jlong", "sleep", "612.5"))
+    os.kill(first.process_id, signal.SIGKILL)
+    time.sleep(0.3)
+    assert len(alive("612.5")) == 1
+    second = node.open()
+    (row,) = second.ask("list", timeout_s=10)["containers"]
+    assert (row["state"], row["exit_code"]) == ("running", None)
+    os.kill(alive("612.5")[0], signal.SIGTERM)
+    asked_s = time.time()
+    event = wait_for(second, "exited", job="jlong")
+    assert event["exit_code"] == 128 + signal.SIGTERM
+    assert time.time() - asked_s < 2
+
+
+def test_an_exit_is_told_within_a_fifth_of_a_second(node: LoneNode) -> None:
+    link = node.open()
+    delays = []
+    for number in range(5):
+        start(link, node.spec(f"jq{number}", "sh", "-c", "sleep 0.3; exit 7"))
+        event = wait_for(link, "exited", job=f"jq{number}")
+        assert event["exit_code"] == 7
+        delays.append(time.time() - event["ended_s"])
+    assert min(delays) < 0.2  # this machine may be busy with other tests
+
+
+def test_what_a_task_leaves_behind_ends_with_it(node: LoneNode) -> None:
+    link = node.open()
+    start(link, node.spec("jfork", "sh", "-c", "setsid sleep 613.25 & sleep 0.2; exit 0"))
+    wait_for(link, "exited", job="jfork")
+    eventually(lambda: alive("613.25") == [])
+
+
+def test_a_dead_shim_takes_its_task_along(node: LoneNode) -> None:
+    link = node.open()
+    start(link, node.spec("jshim", "sh", "-c", "sleep 614.25; true"))
+    shim = next(pid for pid in alive("shim") if "jshim" in Path(f"/proc/{pid}/cmdline").read_text())
+    os.kill(shim, signal.SIGKILL)
+    event = wait_for(link, "exited", job="jshim")
+    assert event["exit_code"] is None
+    eventually(lambda: alive("614.25") == [])
+
+
+@needs_root
+def test_too_much_memory_is_seen_as_such(node: LoneNode) -> None:
+    link = node.open()
+    start(link, node.spec("joom", "sh", "-c", "head -c 400000000 /dev/zero | tail; exit 9"))
+    event = wait_for(link, "exited", job="joom")
+    assert event["oom"] is True
+    assert event["peak_memory_mib"] >= 60
+
+
+def test_logs_come_by_offset(node: LoneNode) -> None:
+    link = node.open()
+    start(link, node.spec("jlog", "sh", "-c", "printf 0123456789; sleep 0.5; printf abc"))
+    log_with(link, "jlog", "0123456789")
+    where = {"job": "jlog", "attempt": 1, "task": 0}
+    part = link.ask("logs", timeout_s=10, offset=4, limit=3, **where)
+    assert (part["data_b64"], part["next_offset"], part["eof"]) == ("NDU2", 7, False)
+    wait_for(link, "exited", job="jlog")
+    part = link.ask("logs", timeout_s=10, offset=10, **where)
+    assert (part["next_offset"], part["size"], part["eof"]) == (13, 13, True)
+    link.ask("remove", timeout_s=10, epoch=1, job="jlog", attempt=1)
+    assert refused(link, "logs", offset=0, **where).code == "no_such_container"
+    assert refused(link, "start", epoch=1, spec=node.spec("jlog")).code == "tombstoned"
+
+
+def test_after_a_reboot_nothing_of_before_runs(node: LoneNode) -> None:
+    first = node.open()
+    start(first, node.spec("jboot", "sleep", "615.25", gpus=[{"uuid": GPUS[0], "milli": 1000}]))
+    first.close()
+    node.boot_id_path.write_text("boot-2\n")
+    second = node.open()
+    assert alive("615.25") == []
+    (row,) = second.ask("list", timeout_s=10)["containers"]
+    assert (row["state"], row["rebooted"]) == ("exited", True)
+    start(second, node.spec("jnew", gpus=[{"uuid": GPUS[0], "milli": 1000}]))
+
+
+def test_gpus_fall_ill_live(node: LoneNode) -> None:
+    link = node.open()
+    rows = [{"uuid": GPUS[0], "health": "lost"}, {"uuid": GPUS[1]}, {"uuid": GPUS[2]}]
+    time.sleep(1.2)  # the watch has seen them well
+    node.write_gpus(rows)
+    events = {wait_for(link, "gpu_health", timeout_s=4)["uuid"] for _ in range(2)}
+    assert events == {GPUS[0], GPUS[3]}
+    for uuid in (GPUS[0], GPUS[3]):
+        spec = node.spec("jill", gpus=[{"uuid": uuid, "milli": 1000}])
+        assert refused(link, "start", epoch=1, spec=spec).code == "unknown_gpu"
+
+
+def test_samples_come_every_second(node: LoneNode) -> None:
+    control = node.open()
+    start(
+        control,
+        node.spec("jbusy", "sh", "-c", "while :; do :; done", gpus=[{"uuid": GPUS[0], "milli": 1000}]),
+    )
+    watch = node.open("watch")
+    watch.ask("stats", timeout_s=10)
+    wait_for(watch, "sample")
+    sample = wait_for(watch, "sample")
+    (task,) = sample["tasks"]
+    assert task["job"] == "jbusy" and task["cpu_percent"] > 1 and task["memory_mib"] is not None
+    assert sample["gpus"][0]["utilisation_percent"] > 50
+    assert sample["gpus"][1]["utilisation_percent"] == 0
+    assert sample["cpu_percent"] is not None
+
+
+def test_a_disk_below_its_floor_takes_no_work(node: LoneNode) -> None:
+    node.write_settings(disk_floor_mib=10**9)
+    refusal = refused(node.open(), "start", epoch=1, spec=node.spec("jfull"))
+    assert refusal.code == "disk_full"
+    assert "MiB left" in refusal.message
+
+
+def test_mounts_only_from_lent_folders(node: LoneNode) -> None:
+    mount = {"kind": "path", "source": "/etc", "target": "/mnt"}
+    assert "lends" in refused(node.open(), "start", epoch=1, spec=node.spec("jm", mounts=[mount])).message
+
+
+def test_roles_are_bounded_by_the_key(node: LoneNode) -> None:
+    watch = node.open("watch")
+    assert refused(watch, "start", epoch=1, spec=node.spec("ja")).code == "not_allowed"
+    assert refused(watch, "stop", epoch=1, job="ja", attempt=1).code == "not_allowed"
+    assert refused(node.open("bulk"), "start", epoch=1, spec=node.spec("ja")).code == "not_allowed"
+    assert refused(node.open(), "dance").code == "unknown_verb"
+
+
+def test_another_cluster_is_turned_away(node: LoneNode) -> None:
+    with pytest.raises(Refused) as caught:
+        node.open(cluster="t2")
+    assert caught.value.code == "not_allowed"
+
+
+def test_the_agent_stays_small(node: LoneNode) -> None:
+    link = node.open()
+    start(link, node.spec("jsmall", "sleep", "1"))
+    link.ask("stats", timeout_s=10)
+    wait_for(link, "sample")
+    status = Path(f"/proc/{link.process_id}/status").read_text()
+    resident_kib = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+    assert resident_kib < 40 * 1024
+
+
+def test_hundred_repeats_at_once_start_one(node: LoneNode) -> None:
+    links = [node.open() for _ in range(3)]
+    spec = node.spec("jrace", "sh", "-c", "echo started; sleep 600", gpus=[{"uuid": GPUS[0], "milli": 1000}])
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda number: start(links[number % 3], spec), range(30)))
+    assert sum(not answer["already"] for answer in answers) == 1
+    assert log_with(links[0], "jrace", "started").count("started") == 1

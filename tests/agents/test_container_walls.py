@@ -1,0 +1,315 @@
+"""The walls of a container, seen from inside: nineteen assertions about one job beside another on a node."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.enrol import EnrolmentChoices
+from agents.link import Link
+from tests.rig.cluster import RigCluster
+from tests.rig.images import RigImage
+from tests.rig.needs import why_no_rig
+from tests.rig.node import RigNode
+from tests.rig.rig import Rig
+
+pytestmark = pytest.mark.rig
+
+PROBE = Path(__file__).parents[1] / "rig/wall_probe.py"
+METADATA = "169.254.169.254"
+MEMORY_MIB, SHM_MIB, PIDS, CPU_MILLI = 192, 48, 40, 700
+SECRET = "walls-have-ears"
+OTHER_SECRET = "the-neighbours-secret"
+NEIGHBOUR, PROBED = "neighbourjb", "probedjobaa"
+STANDARD_DEVICES = {"null", "zero", "full", "random", "urandom", "tty", "console", "ptmx"}
+ENGINE_FILES = {"/etc/resolv.conf", "/etc/hostname", "/run/.containerenv"}
+AGENT_PATHS = (
+    "/etc/fairway",
+    "/var/lib/fairway-node",
+    "/usr/local/lib/fairway",
+    "/run/podman",
+    "/run/containers",
+)
+# The file of each limit, in cgroup v1 and v2.
+CGROUP_FILES = {
+    "pids": ("pids/pids.max", "pids.max"),
+    "memory": ("memory/memory.limit_in_bytes", "memory.max"),
+    "swap": ("memory/memory.memsw.limit_in_bytes", "memory.swap.max"),
+    "cpu": ("cpu/cpu.cfs_quota_us", "cpu.max"),
+}
+
+
+@dataclass(frozen=True)
+class Walls:
+    """What the probe saw, and what the node knows about it."""
+
+    report: dict[str, Any]
+    node: RigNode
+    container: dict[str, Any]
+    node_namespaces: dict[str, str]
+    reachable_from_node: dict[str, bool]
+    cgroup_v2: bool
+
+
+def spec(link: Link, job: str, image: str, **more: Any) -> dict[str, Any]:
+    return {
+        "cluster": "rig", "job": job, "attempt": 1, "task": 0, "digest": "d1", "runtime": "podman", "image": image,
+        "uid": 20001, "gid": 20001, "user": "ada", "cpu_milli": CPU_MILLI, "memory_mib": MEMORY_MIB,
+        "shm_mib": SHM_MIB, "pids": PIDS, "env": {}, "gpus": [{"uuid": link.hello.gpus[0].uuid, "milli": 1000}],
+        **more,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def walls(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Walls]:
+    """Two jobs of two people on one node; the second looks around."""
+    reason = why_no_rig()
+    if reason is not None:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        rig = stack.enter_context(Rig(1, image_stores=[tiny_image.store]))
+        node = rig.nodes[0]
+        rig.add_address(METADATA)
+        control_port = stack.enter_context(Listener(rig.portal_address, 0)).port
+        stack.enter_context(Listener(METADATA, 80))
+        rig_cluster.enrol(node, EnrolmentChoices(engine="rootful", deny_addresses=(rig.portal_address,)))
+        link = stack.enter_context(rig_cluster.open(node))
+        yield look_around(rig, node, link, tiny_image.name, control_port)
+
+
+def look_around(rig: Rig, node: RigNode, link: Link, image: str, control_port: int) -> Walls:
+    neighbour = spec(
+        link, NEIGHBOUR, image, uid=20002, gid=20002, user="eve", ports=[8888],
+        secret_files={"token": OTHER_SECRET}, gpus=[{"uuid": link.hello.gpus[1].uuid, "milli": 1000}],
+        command=["python3", "-m", "http.server", "8888", "--bind", "0.0.0.0"],
+    )  # fmt: skip
+    published = link.ask("start", timeout_s=30, epoch=1, spec=neighbour)["ports"]["8888"]
+    facts = json.loads(node.podman("container", "inspect", f"fw-rig-{NEIGHBOUR}-1-0"))[0]
+    [network] = facts["NetworkSettings"]["Networks"].values()
+    job_places = [(network["IPAddress"], 8888), ("127.77.0.1", published), (network["Gateway"], published)]
+    control_places = [(METADATA, 80), (rig.portal_address, control_port), (node.address, node.port)]
+    own_gateway = network["Gateway"].rsplit(".", 2)
+    own_gateway = ".".join((own_gateway[0], str(int(own_gateway[1]) + 1), own_gateway[2]))
+    connects = [*job_places, *control_places, (own_gateway, published), (own_gateway, node.port)]
+    cgroup_v2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    files = {name: f"/sys/fs/cgroup/{paths[cgroup_v2]}" for name, paths in CGROUP_FILES.items()}
+    sshd_pid = int(node.execute("cat", "/run/sshd.pid").stdout)
+    asked = {
+        "pids": PIDS, "cgroup_files": files, "pids_file": files["pids"], "agent_paths": AGENT_PATHS,
+        "outside_pids": [sshd_pid, facts["State"]["Pid"], 4_000_000], "connects": connects,
+    }  # fmt: skip
+    wait_until_open(node, "127.77.0.1", published)
+    reachable = {f"{address}:{port}": opens(node, address, port) for address, port in connects}
+    probed = spec(
+        link, PROBED, image, command=["python3", "-c", PROBE.read_text()], secret_files={"token": SECRET},
+        env={"PROBE": json.dumps(asked)}, mounts=[{"kind": "home", "source": "ada", "target": "/home/ada"}],
+    )  # fmt: skip
+    link.ask("start", timeout_s=30, epoch=1, spec=probed)
+    report = wait_for_report(node, link)
+    container = json.loads(node.podman("container", "inspect", f"fw-rig-{PROBED}-1-0"))[0]
+    namespaces = {
+        name: node.execute("readlink", f"/proc/1/ns/{name}").stdout.strip() for name in report["namespaces"]
+    }
+    return Walls(report, node, container, namespaces, reachable, cgroup_v2)
+
+
+class Listener:
+    """A server on an address of this machine that answers whoever reaches it."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._server = socket.create_server((address, port))
+        self.port = int(self._server.getsockname()[1])
+        self._thread = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> Listener:
+        self._thread.submit(self._serve)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.shutdown()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(b"reached\n")
+
+
+def opens(node: RigNode, address: str, port: int) -> bool:
+    """Says whether a root shell of the node itself can connect, which shows that the place is there."""
+    code = f"import socket; socket.create_connection(({address!r}, {port}), timeout=1)"
+    return node.execute("python3", "-c", code, check=False).returncode == 0
+
+
+def wait_until_open(node: RigNode, address: str, port: int) -> None:
+    deadline_s = time.monotonic() + 10
+    while not opens(node, address, port):
+        assert time.monotonic() < deadline_s, f"nothing listens on {address}:{port}"
+
+
+def wait_for_report(node: RigNode, link: Link) -> dict[str, Any]:
+    deadline_s = time.monotonic() + 40
+    while time.monotonic() < deadline_s:
+        shown = node.execute("cat", "/var/lib/fairway-homes/ada/report.json", check=False)
+        if shown.returncode == 0:
+            report: dict[str, Any] = json.loads(shown.stdout)
+            return report
+        time.sleep(0.1)
+    log = node.execute(
+        "cat", f"/var/lib/fairway-node/state/tasks/fw-rig-{PROBED}-1-0/log", check=False
+    ).stdout
+    raise AssertionError(f"the probe did not report: {log}")
+
+
+def test_01_the_person_is_not_root(walls: Walls) -> None:
+    assert walls.report["uid"] == 20001
+    assert walls.report["gid"] == 20001
+    assert 0 not in walls.report["groups"]
+    assert walls.report["status"]["Uid"].split() == ["20001"] * 4
+
+
+@pytest.mark.parametrize("which", ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"])
+def test_02_no_capabilities(walls: Walls, which: str) -> None:
+    assert int(walls.report["status"][which], 16) == 0
+
+
+def test_03_no_new_privileges(walls: Walls) -> None:
+    assert walls.report["status"]["NoNewPrivs"] == "1"
+
+
+def test_04_system_calls_are_filtered(walls: Walls) -> None:
+    assert walls.report["status"]["Seccomp"] == "2"
+
+
+def test_05_no_suid_program(walls: Walls) -> None:
+    assert walls.report["suid"] == []
+
+
+def test_06_own_namespaces(walls: Walls) -> None:
+    for name, inside in walls.report["namespaces"].items():
+        if name == "cgroup" and not walls.cgroup_v2 and inside == walls.node_namespaces[name]:
+            continue  # podman gives no cgroup namespace on version 1; what it shows is checked in 8 and 10
+        assert inside != walls.node_namespaces[name], name
+
+
+def test_07_kernel_memory_keys_and_firmware_are_masked(walls: Walls) -> None:
+    assert walls.report["kcore"] == 0
+    assert walls.report["keys"] == "" or walls.report["keys"].startswith("!")
+    assert walls.report["firmware"] == []
+
+
+def test_08_kernel_settings_are_read_only(walls: Walls) -> None:
+    assert walls.report["proc_sys_read_only"]
+    assert walls.report["sys_read_only"]
+    assert walls.report["write_sysctl"]
+    assert walls.report["write_sysrq"]
+    assert walls.report["cgroup_read_only"]
+
+
+def test_09_no_engine_socket_and_only_the_declared_volumes(walls: Walls) -> None:
+    assert walls.report["sockets"] == []
+    assert walls.report["agent_files"] == []
+    declared = {"/home/ada", "/run/fairway", "/etc/hosts"}
+    seen = set()
+    for line in walls.report["mountinfo"]:
+        fields, _, filesystem = line.partition(" - ")
+        root, target, options = fields.split()[3:6]
+        if filesystem.split()[0] in ("ext4", "xfs", "btrfs", "overlay", "tmpfs") and root != "/":
+            assert target in declared | ENGINE_FILES | {"/proc/kcore"} or target.startswith("/proc/"), line
+        if target in declared:
+            seen.add(target)
+            assert {"nosuid", "nodev"} <= set(options.split(",")), line
+    assert seen == declared
+
+
+def test_10_only_the_standard_devices(walls: Walls) -> None:
+    assert set(walls.report["devices"]) <= STANDARD_DEVICES
+    assert not any(is_block for _, _, is_block in walls.report["devices"].values())
+    assert walls.report["mknod"] == "Operation not permitted"
+    if not walls.cgroup_v2:
+        listed = walls.node.execute(
+            "cat",
+            f"/sys/fs/cgroup/devices/libpod_parent/libpod-{walls.container['Id']}/devices.list",
+            check=False,
+        )
+        assert "a *:* rwm" not in listed.stdout
+
+
+def test_11_processes_are_limited(walls: Walls) -> None:
+    assert walls.report["cgroup"]["pids"] == str(PIDS)
+    assert 1 < walls.report["threads"] < PIDS
+
+
+def test_12_memory_is_limited_and_swap_is_off(walls: Walls) -> None:
+    assert int(walls.report["cgroup"]["memory"]) == MEMORY_MIB * 1024 * 1024
+    swap = walls.report["cgroup"]["swap"]
+    if swap.startswith("!"):
+        assert "SwapTotal:             0 kB" in Path("/proc/meminfo").read_text(), (
+            "no swap accounting, yet swap"
+        )
+    else:
+        assert int(swap) == (0 if walls.cgroup_v2 else MEMORY_MIB * 1024 * 1024)
+
+
+def test_13_the_processor_share_is_limited(walls: Walls) -> None:
+    quota = walls.report["cgroup"]["cpu"].split()[0]
+    assert int(quota) == CPU_MILLI * 100
+
+
+def test_14_shared_memory_is_private_and_sized(walls: Walls) -> None:
+    assert walls.report["shm_bytes"] == SHM_MIB * 1024 * 1024
+    assert walls.report["shm_files"] == []
+
+
+def test_15_no_secret_of_ours_in_sight(walls: Walls) -> None:
+    visible = json.dumps([walls.report["environment"], walls.report["arguments"], walls.report["mountinfo"]])
+    for secret in (SECRET, OTHER_SECRET):
+        assert secret not in visible
+    for name in walls.report["environment"]:
+        assert not name.startswith(("DATABASE", "REDIS", "SSH_", "SUDO_", "DJANGO", "PG", "CELERY")), name
+    assert walls.report["secrets"] == {"token": ["0o600", 20001]}
+
+
+def test_16_metadata_and_control_plane_are_out_of_reach(walls: Walls) -> None:
+    for place in list(walls.report["connects"])[3:6]:
+        assert walls.reachable_from_node[place], f"{place} is not there at all, so the wall was not tried"
+        assert walls.report["connects"][place] is not None, place
+
+
+def test_17_nothing_tells_of_other_tenants(walls: Walls) -> None:
+    assert walls.report["hostname"] == PROBED
+    seen = json.dumps({**walls.report, "connects": None, "environment": None, "arguments": None})
+    for name, value in walls.report["environment"].items():
+        seen += "" if name == "PROBE" else f"{name}={value}"
+    for stranger in (NEIGHBOUR, "eve", "20002"):
+        assert stranger not in seen
+
+
+def test_18_processes_outside_are_untouchable(walls: Walls) -> None:
+    assert walls.report["processes"][0] == 1
+    assert len(walls.report["processes"]) <= 3
+    for name in ("signal_outside", "ptrace_outside"):
+        assert all(refused is not None for refused in walls.report[name]), name
+    assert walls.report["core_limit"] == [0, 0]
+
+
+def test_19_another_jobs_port_is_closed(walls: Walls) -> None:
+    connects = walls.report["connects"]
+    places = list(connects)
+    assert walls.reachable_from_node[places[0]] and walls.reachable_from_node[places[1]]
+    for place in (*places[:3], *places[6:]):
+        assert connects[place] is not None, place

@@ -1,0 +1,297 @@
+"""Enrolment: a pure script, run for real on nodes; what the keys may do; the signed agent; the sudo login."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from agents.enrol import (
+    EnrolmentChoices,
+    EnrolmentError,
+    EnrolmentFailed,
+    PublicKeys,
+    SignedAgent,
+    authorized_keys,
+    enrol_with_sudo,
+    enrolment_script,
+)
+from agents.keys import PURPOSES, Purpose, key_path, make_keys, public_line, sign_agent
+from agents.link import Link, Refused
+from agents.ssh import AgentMissing, AuthenticationRefused, HostKeyMismatch, connect_with_key, open_ssh
+from tests.rig.cluster import RigCluster
+from tests.rig.echo_agent import echo_agent
+from tests.rig.node import RigNode
+from tests.rig.rig import Rig
+
+ROOTFUL = EnrolmentChoices(engine="rootful")
+PASSWORD = 'it\'s a "secret" $(pass)word'
+MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture
+def public_keys(key_pairs: dict[Purpose, Path]) -> PublicKeys:
+    return PublicKeys(**{purpose: public_line(key_pairs[purpose]) for purpose in PURPOSES})
+
+
+@pytest.fixture
+def echo(key_pairs: dict[Purpose, Path]) -> SignedAgent:
+    program = echo_agent()
+    return SignedAgent(program, sign_agent(program, key_pairs["signing"]))
+
+
+@pytest.fixture
+def node(make_rig: MakeRig) -> RigNode:
+    """A fresh node that nobody has enrolled."""
+    return make_rig(1).nodes[0]
+
+
+def upgrade(link: Link, agent: SignedAgent) -> dict[str, object]:
+    """Sends a program to the agent in pieces, as the portal does."""
+    piece_bytes, size = 256 * 1024, len(agent.program)
+    answer: dict[str, object] = {}
+    for offset in range(0, size, piece_bytes):
+        piece = agent.program[offset : offset + piece_bytes]
+        more: dict[str, object] = {}
+        if offset + piece_bytes >= size:
+            more = {"last": True, "signature": agent.signature}
+        data = base64.b64encode(piece).decode()
+        answer = link.ask("upgrade", timeout_s=20, offset=offset, data_b64=data, **more)
+    return answer
+
+
+# ---- keys and script, without a node -----------------------------------------------------------------------
+
+
+def test_keys_are_private_and_never_replaced(tmp_path: Path) -> None:
+    first = make_keys(tmp_path / "keys", "abc")
+    before = {purpose: path.read_bytes() for purpose, path in first.items()}
+    assert make_keys(tmp_path / "keys", "abc") == first
+    assert {purpose: path.read_bytes() for purpose, path in first.items()} == before
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in first.values())
+    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
+    assert len({public_line(path).split()[1] for path in first.values()}) == len(PURPOSES)
+
+
+def test_openssh_itself_accepts_the_signature(key_pairs: dict[Purpose, Path], tmp_path: Path) -> None:
+    signers, signature = tmp_path / "signers", tmp_path / "program.sig"
+    signers.write_text(f'fairway-upgrade namespaces="fairway-node" {public_line(key_pairs["signing"])}\n')
+    signature.write_text(sign_agent(b"program", key_path(key_pairs["signing"].parent, "signing")))
+    verify = [
+        *("ssh-keygen", "-Y", "verify", "-f", str(signers), "-I", "fairway-upgrade"),
+        *("-n", "fairway-node", "-s", str(signature)),
+    ]
+    assert subprocess.run(verify, input=b"program", capture_output=True).returncode == 0
+    assert subprocess.run(verify, input=b"another program", capture_output=True).returncode != 0
+
+
+def test_the_script_is_a_pure_function_and_valid_shell(public_keys: PublicKeys, echo: SignedAgent) -> None:
+    script = enrolment_script("abc", public_keys, echo, ROOTFUL)
+    assert script == enrolment_script("abc", public_keys, echo, ROOTFUL)
+    assert script != enrolment_script("abd", public_keys, echo, ROOTFUL)
+    assert subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True).stderr == ""
+    assert "PRIVATE KEY" not in script
+
+
+@pytest.mark.parametrize(
+    ("cluster", "choices"),
+    [
+        ("abc'; rm -rf /", ROOTFUL),
+        ("abc", replace(ROOTFUL, account="x; id")),
+        ("abc", replace(ROOTFUL, account="root")),
+        ("abc", replace(ROOTFUL, home_root="/srv/$(id)")),
+        ("abc", replace(ROOTFUL, home_root="/srv/../etc")),
+        ("abc", replace(ROOTFUL, from_addresses=('10.0.0.1",command="sh',))),
+        ("abc", EnrolmentChoices(engine="rootless", runtime="docker")),
+        ("abc", EnrolmentChoices(engine="rootless", runtime="process")),
+    ],
+)
+def test_what_does_not_belong_in_a_root_shell_is_refused(
+    cluster: str, choices: EnrolmentChoices, public_keys: PublicKeys, echo: SignedAgent
+) -> None:
+    with pytest.raises(EnrolmentError):
+        enrolment_script(cluster, public_keys, echo, choices)
+
+
+def test_a_key_that_is_no_key_is_refused(public_keys: PublicKeys) -> None:
+    with pytest.raises(EnrolmentError):
+        authorized_keys(replace(public_keys, watch="ssh-rsa AAAA"))
+
+
+def test_keys_can_be_bound_to_addresses(public_keys: PublicKeys) -> None:
+    lines = authorized_keys(public_keys, ("10.1.0.0/16", "fd00::1")).splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith('from="10.1.0.0/16,fd00::1",restrict,') for line in lines)
+
+
+# ---- on a node ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rig
+def test_a_pasted_script_makes_a_node_and_may_be_run_again(node: RigNode, rig_cluster: RigCluster) -> None:
+    first = rig_cluster.enrol(node)
+    assert "made the account fairway" in first
+    assert "podman version" in first
+    shown = node.execute("ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.split()[1]
+    assert shown in first
+    keys = node.execute("cat", "/var/lib/fairway-node/home/.ssh/authorized_keys").stdout
+    again = rig_cluster.enrol(node)
+    assert "made the account" not in again
+    assert node.execute("cat", "/var/lib/fairway-node/home/.ssh/authorized_keys").stdout == keys
+    with rig_cluster.open(node) as link:
+        assert link.hello.hostname == node.name
+        assert len(link.hello.gpus) == 4
+        assert link.hello.boot_id == node.boot_id()
+    assert node.execute("passwd", "-S", "fairway", check=False).stdout.split()[1] in ("L", "LK")
+    for path in (
+        "/usr/local/lib/fairway/fairway-node",
+        "/etc/fairway/node.json",
+        "/etc/fairway/agent_signers",
+    ):
+        assert node.execute("stat", "-c", "%U %A", path).stdout.split()[0] == "root"
+        assert (
+            node.execute("su", "-s", "/bin/sh", "fairway", "-c", f"test -w {path}", check=False).returncode
+            != 0
+        )
+
+
+@pytest.mark.rig
+def test_the_account_may_run_the_loader_as_root_and_nothing_else(
+    node: RigNode, rig_cluster: RigCluster
+) -> None:
+    rig_cluster.enrol(node)
+    for refused in (
+        "id",
+        "/usr/local/lib/fairway/fairway-node bulk",
+        "/usr/local/lib/fairway/fairway-node control x",
+    ):
+        done = node.execute("su", "-s", "/bin/sh", "fairway", "-c", f"sudo -n {refused}", check=False)
+        assert done.returncode != 0, refused
+    rig_cluster.enrol(node, EnrolmentChoices(engine="rootless"))
+    assert node.execute("ls", "/etc/sudoers.d/fairway", check=False).returncode != 0
+
+
+@pytest.mark.rig
+def test_each_key_does_its_one_thing(node: RigNode, rig_cluster: RigCluster) -> None:
+    rig_cluster.enrol(node)
+    target = rig_cluster.target(node)
+    for purpose in ("control", "watch", "tunnel"):
+        connection = connect_with_key(target, rig_cluster.keys[purpose])
+        transport = connection.transport
+        session = transport.open_session(timeout=5)
+        with pytest.raises(paramiko.SSHException):
+            session.get_pty()
+        session = transport.open_session(timeout=5)
+        session.exec_command("echo it-ran; id")
+        session.shutdown_write()
+        assert b"it-ran" not in session.recv(4096)
+        places = [(node.address, 22), ("127.0.0.1", 22)]
+        if purpose != "tunnel":
+            places.append(("127.77.0.1", 22))
+        for place in places:
+            with pytest.raises(paramiko.ChannelException) as refused:
+                transport.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=5)
+            assert refused.value.code == 1, place  # administratively prohibited
+        for address, port in (("127.0.0.1", 0), ("127.77.0.1", 20_000), ("", 8022), ("127.0.0.1", 1)):
+            with pytest.raises(paramiko.SSHException):
+                transport.request_port_forward(address, port)
+        connection.close()
+    with pytest.raises(Refused) as not_allowed:
+        open_ssh(target, rig_cluster.keys["watch"], "control", cluster=rig_cluster.id)
+    assert not_allowed.value.code == "not_allowed"
+
+
+@pytest.mark.rig
+def test_only_a_signed_agent_runs(node: RigNode, rig_cluster: RigCluster, tmp_path: Path) -> None:
+    rig_cluster.enrol(node)
+    program = "/var/lib/fairway-node/agent/agent.pyz"
+    stranger = make_keys(tmp_path / "stranger", "rig")["signing"]
+    newer = rig_cluster.agent.program + b"\n"
+    with rig_cluster.open(node) as link:
+        with pytest.raises(Refused) as forged:
+            upgrade(link, SignedAgent(newer, sign_agent(newer, stranger)))
+        assert forged.value.code == "not_allowed"
+        good = SignedAgent(newer, sign_agent(newer, rig_cluster.keys["signing"]))
+        assert upgrade(link, good)["upgraded"]
+    rig_cluster.open(node).close()
+    assert (
+        node.execute("sha256sum", f"{program}.previous").stdout.split()[0]
+        != (node.execute("sha256sum", program).stdout.split()[0])
+    )
+    node.execute("sh", "-c", f"echo damage >> {program}")
+    with rig_cluster.open(node) as link:  # the previous one takes over
+        assert link.hello.agent_version
+    node.execute("sh", "-c", f"echo damage >> {program}.previous")
+    with pytest.raises(AgentMissing, match="no agent with a valid signature"):
+        rig_cluster.open(node)
+    rig_cluster.enrol(node)  # and the way back
+    rig_cluster.open(node).close()
+
+
+@pytest.mark.rig
+def test_a_script_whose_agent_was_changed_on_the_way_stops(node: RigNode, rig_cluster: RigCluster) -> None:
+    changed = replace(rig_cluster.agent, program=rig_cluster.agent.program + b"x")
+    script = enrolment_script("rig", rig_cluster.public_keys, changed, ROOTFUL)
+    done = node.execute("sh", "-s", text_in=script, check=False)
+    assert done.returncode == 1
+    assert "does not carry its signature" in done.stderr
+    assert node.execute("ls", "/var/lib/fairway-node/agent/agent.pyz", check=False).returncode != 0
+
+
+@pytest.mark.rig
+def test_without_root_the_script_changes_nothing(node: RigNode, rig_cluster: RigCluster) -> None:
+    node.add_admin("opal", "x")
+    done = node.execute("su", "opal", "-c", "sh -s", text_in=rig_cluster.script(), check=False)
+    assert done.returncode == 1
+    assert "needs a root shell" in done.stderr
+    assert node.execute("id", "fairway", check=False).returncode != 0
+
+
+@pytest.mark.rig
+def test_the_one_time_sudo_login(node: RigNode, rig_cluster: RigCluster) -> None:
+    node.add_admin("opal", PASSWORD)
+    target = replace(rig_cluster.target(node), account="opal")
+    output = enrol_with_sudo(target, PASSWORD, rig_cluster.script())
+    assert "enrolled in rig" in output
+    with rig_cluster.open(node) as link:
+        assert link.hello.cluster == "rig"
+    traces = node.execute(
+        "sh",
+        "-c",
+        "grep -rlF 'a \"secret\"' /etc /home /root /tmp /run/rig /var/log /var/lib/fairway-node; true",
+    )
+    assert traces.stdout == ""
+
+
+@pytest.mark.rig
+def test_sudo_logins_that_fail_say_why(node: RigNode, rig_cluster: RigCluster) -> None:
+    node.add_admin("opal", PASSWORD)
+    node.execute("useradd", "--create-home", "--shell", "/bin/sh", "plain")
+    node.execute("chpasswd", text_in=f"plain:{PASSWORD}\n")
+    opal = replace(rig_cluster.target(node), account="opal")
+    script = rig_cluster.script()
+    with pytest.raises(AuthenticationRefused, match="does not take our password"):
+        enrol_with_sudo(opal, "wrong", script)
+    with pytest.raises(EnrolmentFailed, match=r"no root shell for this account|does not take this password"):
+        enrol_with_sudo(replace(opal, account="plain"), PASSWORD, script)
+    other = public_line(rig_cluster.keys["watch"])
+    with pytest.raises(HostKeyMismatch):
+        enrol_with_sudo(replace(opal, host_key=other), PASSWORD, script)
+    with pytest.raises(EnrolmentFailed, match="the disk is on fire"):
+        enrol_with_sudo(opal, PASSWORD, "echo 'fairway: stopped: the disk is on fire' >&2; exit 3\n")
+    log = node.execute("cat", "/var/log/sshd.log", check=False).stdout
+    assert PASSWORD not in log
+
+
+@pytest.mark.rig
+def test_a_login_that_needs_no_sudo_password_never_sends_it(node: RigNode, rig_cluster: RigCluster) -> None:
+    node.add_admin("opal", PASSWORD)
+    node.execute("sh", "-c", "echo 'opal ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/opal")
+    target = replace(rig_cluster.target(node), account="opal")
+    output = enrol_with_sudo(target, PASSWORD, "id -u; echo done\n")
+    assert output == "0\ndone\n"

@@ -1,0 +1,146 @@
+"""Pages of lists: complete, without doubles, stable while rows arrive, and only ours to continue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from django.core import signing
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from portal.models import Job, Standing
+from portal.services.tokens import Scope
+from tests import record
+from tests.api.table import ROWS
+
+JOBS = "/api/v1/jobs/"
+COUNTS = Path(__file__).parent.parent / "query_counts.json"
+
+
+@pytest.fixture
+def client(world):
+    return world.client("member")
+
+
+def more_jobs(world, number: int) -> None:
+    rows = world.rows
+    for index in range(number):
+        record.job(
+            world.people["member"],
+            rows["project"],
+            rows["batch"],
+            name=f"n{index % 3}",
+            priority=-(index % 2),
+        )
+
+
+def walk(client, path: str) -> list[dict]:
+    found: list[dict] = []
+    while path:
+        body = client.get(path).json()
+        found += body["items"]
+        path = body["next"]
+    return found
+
+
+@pytest.mark.parametrize("order", ["-submitted", "submitted", "name", "-name", "priority", "-priority"])
+def test_pages_are_complete_and_without_doubles(world, client, order):
+    more_jobs(world, 11)
+    found = [job["id"] for job in walk(client, f"{JOBS}?limit=3&order={order}")]
+    assert len(found) == len(set(found)) == Job.objects.count()
+    key = {"submitted": "submitted_at"}.get(order.lstrip("-"), order.lstrip("-"))
+    values = [job[key] for job in walk(client, f"{JOBS}?limit=4&order={order}")]
+    assert values == sorted(values, reverse=order.startswith("-"))
+
+
+def test_rows_that_arrive_shift_no_page(world, client):
+    more_jobs(world, 6)
+    first = client.get(f"{JOBS}?limit=4").json()
+    more_jobs(world, 3)
+    rest = walk(client, first["next"])
+    ids = [job["id"] for job in first["items"] + rest]
+    assert len(ids) == len(set(ids)) == Job.objects.count() - 3
+
+
+def test_a_cursor_is_signed_and_belongs_to_its_list(world, client):
+    more_jobs(world, 4)
+    following = client.get(f"{JOBS}?limit=2&search=n").json()["next"]
+    cursor = parse_qs(urlsplit(following).query)["cursor"][0]
+    assert client.get(f"{JOBS}?limit=2&search=n&cursor={cursor}").status_code == 200
+    for path in (
+        f"{JOBS}?limit=2&cursor={cursor}",
+        f"{JOBS}?limit=2&search=n&cursor={cursor[:-1]}",
+        f"/api/v1/workspaces/?cursor={cursor}",
+        f"{JOBS}?cursor={signing.dumps([1, 2, 3], salt='other')}",
+        f"{JOBS}?cursor={signing.dumps(5, salt='fairway.cursor')}",
+    ):
+        answer = client.get(path)
+        assert answer.status_code == 400, path
+        assert answer.json()["code"] == "bad_cursor"
+
+
+def test_filters_narrow(world, client):
+    more_jobs(world, 3)
+    total = Job.objects.count()
+    for query, expected in (
+        ("state=PENDING", total - 3),
+        ("state=PENDING&state=CANCELLED", total - 1),
+        ("state=RUNNING", 1),
+        ("kind=workspace", 2),
+        ("project=vision", total),
+        ("project=nlp", 0),
+        ("owner=member-x", total),
+        ("owner=viewer-x", 0),
+        ("search=TRAIN", 1),
+        (f"search={world.names['job']}", 1),
+        ("live=false", 2),
+        ("live=true&kind=training", total - 3),
+        ("pool=main-pool", 0),
+    ):
+        assert len(client.get(f"{JOBS}?{query}").json()["items"]) == expected, query
+
+
+def test_search_takes_signs_of_patterns_as_they_are(client):
+    assert client.get(f"{JOBS}?search=%25").json()["items"] == []
+    assert client.get(f"{JOBS}?search=_").json()["items"] == []
+
+
+LISTS = [
+    row
+    for row in ROWS
+    if row.name.endswith("_list") or row.name in {"jobs_get", "jobs_events", "quota_changes"}
+]
+
+
+@pytest.mark.parametrize("row", LISTS, ids=lambda row: row.name)
+def test_query_counts_do_not_grow(row, world):
+    """Pinned in tests/query_counts.json under ``api.<operation>``; the same with three times the rows."""
+    pinned = json.loads(COUNTS.read_text())[f"api.{row.name}"]
+    headers = world.bearer("member", Scope.READ)
+    client = world.client("anonymous")
+    path = "/api/v1/" + row.path.format(**world.names)
+    client.get(path, headers=headers)  # the first use of a token writes its last_used_at
+    for rows in (0, 9):
+        more_jobs(world, rows)
+        for number in range(rows // 3):
+            record.project(f"p-{row.name.replace('_', '-')}-{number}", member=world.people["member"])
+            record.node(world.rows["pool"])
+            record.pool()
+            record.environment()
+        for job in Job.objects.filter(state="PENDING", standing__isnull=True):
+            Standing.objects.create(
+                job=job,
+                code="limit",
+                sentence="x",
+                ahead=[],
+                decided_at=job.submitted_at,
+                since=job.submitted_at,
+            )
+        with CaptureQueriesContext(
+            connection,
+        ) as queries:
+            assert client.get(path, headers=headers).status_code == 200
+        assert len(queries) == pinned, [query["sql"][:150] for query in queries]

@@ -1,0 +1,64 @@
+"""What the folders may import, read from the sources themselves; the layers stand as contracts in pyproject.toml."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+BEFORE_DJANGO = ["portal/bootstrap", "portal/config/places.py", "portal/standalone/launch.py", "manage.py"]
+
+
+def modules(*places: str) -> list[Path]:
+    found = [
+        path
+        for place in places
+        for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
+    ]
+    assert found, places
+    return sorted(found)
+
+
+def imported(path: Path, *, at_the_top: bool = False) -> Iterator[str]:
+    """The modules a file imports, by their full names; `at_the_top` leaves out those inside functions."""
+    tree = ast.parse(path.read_text())
+    for node in tree.body if at_the_top else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def is_standard(name: str) -> bool:
+    return name.split(".")[0] in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", modules("agents/node"), ids=lambda path: path.stem)
+def test_a_nodes_program_needs_only_the_standard_library_and_nvml(path: Path) -> None:
+    strangers = {
+        name for name in imported(path) if not is_standard(name) and not name.startswith((".", "agents.node"))
+    }
+    allowed = {"pynvml"} if path.name == "nvml.py" else set()
+    assert strangers <= allowed
+
+
+@pytest.mark.parametrize("path", modules("agents/node"), ids=lambda path: path.stem)
+def test_a_nodes_program_is_python_3_8(path: Path) -> None:
+    ast.parse(path.read_text(), feature_version=(3, 8))
+
+
+def test_what_runs_before_django_needs_only_the_standard_library() -> None:
+    for path in modules(*BEFORE_DJANGO):
+        top = {name for name in imported(path, at_the_top=True) if not is_standard(name)}
+        assert all(name.startswith(("portal.bootstrap", "portal.config.places")) for name in top), (path, top)
+
+
+def test_there_are_contracts_for_every_border() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert len(linter["contracts"]) >= 8
+    assert set(linter["root_packages"]) == {"scheduler", "portal", "agents", "client"}

@@ -1,0 +1,131 @@
+"""A real Chromium on a live server over the scene: sockets, scripts and the content policy as people meet them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from django.conf import settings
+from django.contrib.sessions.backends.db import SessionStore
+from django.db import connections
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+
+from tests.web.scene import Scene, fill
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    # Playwright's own event loop runs in this thread; the tests' queries beside it are plain ones.
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
+    with sync_playwright() as tool:
+        browser = tool.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def scene(transactional_db, tmp_path, settings) -> Scene:
+    settings.LOG_DIR = tmp_path / "logs"
+    return fill(password=None)
+
+
+@pytest.fixture
+def site(scene, settings) -> Iterator[str]:
+    """The ASGI application on a free port, as ``web`` serves it."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"http://localhost:{port}"
+    settings.PORTAL_URL = address
+    settings.CSRF_TRUSTED_ORIGINS = [address]
+    from portal.asgi import application
+
+    server = uvicorn.Server(uvicorn.Config(application, port=port, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started:
+        assert time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.02)
+    yield address
+    server.should_exit = True
+    thread.join(timeout=10)
+    for connection in connections.all(initialized_only=True):
+        connection.close()
+
+
+@pytest.fixture
+def open_as(chromium, site, scene) -> Iterator[Any]:
+    """A page signed in as a person, or as nobody; what the console complains of fails the test."""
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+
+    def make(name: str = "", *, width: int = 1280, dark: bool = False) -> Page:
+        context = chromium.new_context(
+            base_url=site,
+            viewport={"width": width, "height": 844},
+            color_scheme="dark" if dark else "light",
+        )
+        contexts.append(context)
+        if name:
+            context.add_cookies(
+                [{"name": settings.SESSION_COOKIE_NAME, "value": session_of(scene, name), "url": site}]
+            )
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda problem: complaints.append(str(problem)))
+        page.on("console", lambda line: complaints.append(line.text) if is_complaint(line) else None)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def is_complaint(line: ConsoleMessage) -> bool:
+    """Errors, but for requests that htmx gave up because a newer one replaced them."""
+    return line.type == "error" and not line.text.startswith("htmx:")
+
+
+def session_of(scene: Scene, name: str) -> str:
+    """A signed-in session, made as signing in makes it."""
+    user = scene.people[name]
+    session = SessionStore()
+    session["_auth_user_id"] = str(user.pk)
+    session["_auth_user_backend"] = "django.contrib.auth.backends.ModelBackend"
+    session["_auth_user_hash"] = user.get_session_auth_hash()
+    session.create()
+    return str(session.session_key)
+
+
+def elsewhere(act: Callable[[], object]) -> None:
+    """Does something as another process of ours would: in a thread, with a connection of its own."""
+
+    def run() -> None:
+        try:
+            act()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(timeout=10)
+    assert not thread.is_alive()

@@ -1,0 +1,193 @@
+"""What a researcher does, in a real Chromium: come in, look, launch, follow, stop, and all of it on a phone."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.db import transaction
+from playwright.sync_api import expect
+
+from portal.events import announce
+from portal.models import Job
+from portal.services import people
+from portal.services.jobs import do_hold_job
+from tests import record
+from tests.browser.conftest import elsewhere
+from tests.web.scene import start
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+PAGES = ["/", "/jobs/", "/launch/", "/account/"]
+
+
+def test_a_one_time_link_lets_one_in_and_leaves_no_code_in_the_address(open_as):
+    code = people.do_make_sign_in_link(None, record.person("first-admin", admin=True))
+    page = open_as()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"/sign-in/link/#{code}")
+    page.wait_for_url("**/account/")
+    expect(page.get_by_role("heading", name="Your account")).to_be_visible()
+    assert not [address for address in asked if code in address]
+
+
+def test_signing_in_by_keyboard(open_as, scene):
+    user = scene.people["m-okafor"]
+    user.set_password(record.PASSWORD)
+    user.save()
+    page = open_as()
+    page.goto("/jobs/?state=waiting")
+    page.keyboard.type("m-okafor")
+    page.keyboard.press("Tab")
+    page.keyboard.type(record.PASSWORD)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/jobs/?state=waiting")
+    expect(page.get_by_role("link", name="depth-anything-ft")).to_be_visible()
+
+
+def test_a_verdict_reaches_the_open_page(open_as, scene):
+    page = open_as("m-okafor")
+    job = scene.jobs["depth-anything-ft"]
+    page.goto(f"/jobs/{job.public_id}/")
+    expect(page.locator("[data-live-chip]")).to_have_text("live")
+    elsewhere(lambda: do_hold_job(scene.people["m-okafor"], Job.objects.get(pk=job.pk), True))
+    expect(page.locator("#job-head")).to_contain_text("Held")
+    expect(page.get_by_role("button", name="Release")).to_be_visible()
+
+
+def test_the_log_appears_when_the_job_starts(open_as, scene, settings):
+    page = open_as("m-okafor")
+    job = scene.jobs["depth-anything-ft"]
+    page.goto(f"/jobs/{job.public_id}/")
+    expect(page.locator("[data-live-chip]")).to_have_text("live")
+    folder = settings.LOG_DIR / job.public_id / "1"
+    folder.mkdir(parents=True)
+    (folder / "0.k8s").write_text("2026-05-12T13:52:00.000000+00:00 stdout F the first line of the run\n")
+    place = [("a100-2", list(range(8)))]
+    elsewhere(lambda: begin(scene, job, place))
+    expect(page.get_by_text("the first line of the run")).to_be_visible(timeout=10_000)
+    expect(page.get_by_role("heading", name="GPU memory")).to_be_visible()
+
+
+def begin(scene, job, place) -> None:
+    with transaction.atomic():
+        start(scene, job, place, ran=dt.timedelta(seconds=1))
+
+
+def test_without_the_socket_the_page_says_how_old_it_is_and_asks_again(open_as, scene):
+    page = open_as("m-okafor")
+    page.route_web_socket("**/live/", lambda socket: socket.close())
+    page.goto("/")
+    expect(page.locator("[data-live-chip]")).to_contain_text("data is")
+    Job.objects.filter(pk=scene.jobs["depth-anything-ft"].pk).update(name="renamed-meanwhile")
+    expect(page.get_by_role("link", name="renamed-meanwhile")).to_be_visible(timeout=12_000)
+
+
+def test_launching_from_the_form(open_as, scene):
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=training")
+    page.get_by_label("Name").fill("from-the-page")
+    page.get_by_label("Command").fill("python train.py")
+    page.get_by_role("button", name="16").is_disabled()
+    page.get_by_role("button", name="4 room now").click()
+    expect(page.locator("#v-yaml")).to_contain_text("gpus_per_task: 4")
+    page.get_by_label("GPUs", exact=True).fill("9")
+    expect(page.locator("#rail")).to_contain_text("This can never start here")
+    page.get_by_role("button", name="Nearest that could").click()
+    expect(page.get_by_label("GPUs", exact=True)).to_have_value("8")
+    page.get_by_label("GPUs", exact=True).fill("2")
+    expect(page.locator("#rail")).to_contain_text("There is room now")
+    page.locator("#rail").get_by_role("button", name="Launch").first.click()
+    page.wait_for_url("**/jobs/*/")
+    expect(page.get_by_role("heading", name="from-the-page")).to_be_visible()
+    assert Job.objects.get(name="from-the-page").gpus_per_task == 2
+
+
+def test_stopping_can_be_taken_back(open_as, scene):
+    page = open_as("m-okafor")
+    job = scene.jobs["depth-anything-ft"]
+    page.goto(f"/jobs/{job.public_id}/")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("Cancelling depth-anything-ft in")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("Cancelling depth-anything-ft in")).to_have_count(0)
+    assert Job.objects.get(pk=job.pk).state == "PENDING"
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("depth-anything-ft is stopped.")).to_be_visible(timeout=10_000)
+    assert Job.objects.get(pk=job.pk).state == "CANCELLED"
+
+
+def test_logs_follow_and_filter(open_as, scene, settings):
+    page = open_as("m-okafor")
+    job = scene.jobs["vit-h-pretrain"]
+    page.goto(f"/jobs/{job.public_id}/logs/")
+    lines = page.locator("[data-log-lines] li:visible")
+    expect(page.locator("[data-log-foot]")).to_contain_text("204 lines")
+    page.get_by_label("Filter log lines").fill("/checkpoint took/")
+    expect(page.locator("[data-log-foot]")).to_contain_text("of 204 lines match")
+    assert 0 < lines.count() < 20
+    page.get_by_label("Filter log lines").fill("")
+    with (settings.LOG_DIR / job.public_id / "1" / "0.k8s").open("a") as log:
+        log.write("2026-05-12T13:52:00.000000+00:00 stdout F a line that came later\n")
+    expect(page.get_by_text("a line that came later")).to_be_visible()
+
+
+def test_charts_are_drawn_with_their_numbers(open_as, scene):
+    page = open_as("m-okafor")
+    page.goto(f"/jobs/{scene.jobs['vit-h-pretrain'].public_id}/metrics/")
+    expect(page.locator("[data-plot=gpu] canvas")).to_be_visible()
+    expect(page.locator("[data-now=gpu_memory]")).to_contain_text("of 141")
+    page.get_by_text("The same as a table").click()
+    expect(page.locator("[data-plot-table] tbody tr").first).to_be_visible()
+
+
+def test_keys_and_palette(open_as, scene):
+    page = open_as("m-okafor")
+    page.goto("/")
+    page.keyboard.press("g")
+    page.keyboard.press("j")
+    page.wait_for_url("**/jobs/")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search jobs by name or id")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.locator("body").click(position={"x": 5, "y": 500})
+    page.keyboard.press("Control+k")
+    page.keyboard.type("vit-h-pre")
+    expect(page.get_by_role("option", name="vit-h-pretrain")).to_be_visible()
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/jobs/{scene.jobs['vit-h-pretrain'].public_id}/")
+
+
+def test_colours_follow_the_system_or_the_choice(open_as):
+    page = open_as("m-okafor", dark=True)
+    page.goto("/")
+    theme = page.locator("html")
+    expect(theme).to_have_attribute("data-bs-theme", "dark")
+    page.locator(".fw-side [data-theme-switch]").click()
+    expect(theme).to_have_attribute("data-bs-theme", "light")
+    page.reload()
+    expect(theme).to_have_attribute("data-bs-theme", "light")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_runs_over_the_edge(open_as, scene, width):
+    page = open_as("m-okafor", width=width)
+    names = ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128")
+    jobs = [f"/jobs/{scene.jobs[name].public_id}/" for name in names]
+    for address in [*PAGES, *jobs, f"{jobs[0]}logs/", f"{jobs[0]}metrics/", f"{jobs[0]}run/"]:
+        page.goto(address)
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+
+
+def test_a_choice_of_rows_survives_live_changes(open_as, scene):
+    page = open_as("m-okafor")
+    page.goto("/jobs/")
+    page.get_by_label("Choose depth-anything-ft").check()
+    expect(page.get_by_text("1 job chosen")).to_be_visible()
+    elsewhere(lambda: announce("cluster", {"kind": "nodes"}))
+    page.wait_for_timeout(1_000)
+    expect(page.get_by_label("Choose depth-anything-ft")).to_be_checked()
+    page.get_by_role("button", name="Stop them").click()
+    expect(page.get_by_text("Stopped 1 job.")).to_be_visible(timeout=10_000)

@@ -1,0 +1,227 @@
+"""A small engine room for tests: real workers as processes, this machine as a node with pretend GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import redis
+from django.conf import settings
+from django.db import connection
+
+from agents.bundle import build
+from portal.models import Gpu, Node, NodePool, Outbox
+from portal.words.states import LinkKind, RuntimeKind
+from scheduler import sweep
+from scheduler.cycle import Outcome, run_cycle
+from scheduler.leases import new_holder
+from scheduler.roster import Roster
+from tests import record
+
+ROOT = Path(__file__).parent.parent
+
+
+class NotInTime(AssertionError):
+    """What a test waited for did not come."""
+
+
+def wait_for(what: str, look: Callable[[], Any], within_s: float = 20.0) -> Any:
+    """The first true answer of ``look``."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline_s:
+            raise NotInTime(f"{what}: not within {within_s:g} s")
+        time.sleep(0.02)
+
+
+class EngineRoom:
+    """Workers on the test's own database and Redis, and a node of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **os.environ,
+            "DATABASE_URL": _database_url(),
+            "REDIS_URL": settings.REDIS_URL,
+            "FAIRWAY_DATA_DIR": str(folder),
+            "FAIRWAY_SECRET_KEY": settings.SECRET_KEY,
+            "PYTHONPATH": str(ROOT),
+        }
+
+    # -- the node ----------------------------------------------------------------------------------
+
+    def node(self, *, pool: NodePool | None = None, gpus: int = 4, name: str = "local") -> Node:
+        """An enrolling local node with the runtime process and pretend GPUs."""
+        cluster = record.cluster().cluster_id
+        home = self.folder / name
+        home.mkdir(mode=0o755)
+        (home / "boot_id").write_text("boot-1")
+        self.write_gpus(name, [f"SIM-{name}-{index}" for index in range(gpus)])
+        program = self.folder / "agent" / "agent.pyz"
+        if not program.exists():
+            build(program)
+        return Node.objects.create(
+            name=name,
+            pool=pool or record.pool(),
+            link=LinkKind.LOCAL.value,
+            runtime=RuntimeKind.PROCESS.value,
+            settings={
+                "cluster": cluster,
+                "state_dir": str(home / "state"),
+                "home_root": str(home / "homes"),
+                "runtimes": [{"kind": "process"}],
+                "gpus": f"file:{home / 'gpus.json'}",
+                "boot_id_path": str(home / "boot_id"),
+                "disk_floor_mib": 1,
+            },
+        )
+
+    def known(self, node: Node, *, gpus: int = 4) -> Node:
+        """The node as an earlier connection has left it, so that jobs for it can be submitted at once."""
+        Node.objects.filter(pk=node.pk).update(
+            state="ready", cpu_milli=8000, memory_mib=8000, boot_id="boot-1"
+        )
+        for index in range(gpus):
+            uuid = f"SIM-{node.name}-{index}"
+            Gpu.objects.create(node=node, uuid=uuid, index=index, model="Test 80", memory_mib=81_920)
+        node.refresh_from_db()
+        return node
+
+    def write_gpus(self, name: str, uuids: list[str], health: dict[str, str] | None = None) -> None:
+        rows = [
+            {"uuid": uuid, "model": "Test 80", "memory_mib": 81_920, "health": (health or {}).get(uuid, "ok")}
+            for uuid in uuids
+        ]
+        path = self.folder / name / "gpus.json"
+        path.with_suffix(".new").write_text(json.dumps({"gpus": rows}))
+        path.with_suffix(".new").replace(path)
+
+    def reboot(self, name: str = "local", boot: str = "boot-2") -> None:
+        """Gives the node another boot id; what runs is left to the agent."""
+        (self.folder / name / "boot_id").write_text(boot)
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def worker(
+        self, queues: str = "cycle,ask,nodes", *, beat: bool = True, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """A worker process of these queues."""
+        words = [sys.executable, "-m", "celery", "-A", "scheduler.worker", "worker", "-Q", queues]
+        words += ["-P", "threads", "-c", "4", "--without-gossip", "--without-mingle", "-l", "INFO"]
+        words += ["-n", f"w{len(self.processes)}@test"]
+        if beat:
+            words += ["-B", "-s", str(self.folder / "beat")]
+        log = (self.folder / "workers.log").open("ab")
+        process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env=self.environment | environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def log(self) -> str:
+        return (self.folder / "workers.log").read_text(errors="replace")
+
+    def close(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGCONT)
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(timeout=8)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._end_tasks()
+
+    def _end_tasks(self) -> None:
+        """Ends what still runs on the nodes of this room, by the process ids in its own state folders."""
+        for facts in self.folder.glob("*/state/tasks/*/pid.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                os.killpg(json.loads(facts.read_text())["pid"], signal.SIGKILL)
+
+
+class Engine:
+    """The whole engine in this process, without Celery: cycles, sweeps and actors until a condition holds."""
+
+    def __init__(self) -> None:
+        self.holder = new_holder()
+        self.last: Outcome | None = None
+
+    def run_until(self, done: Callable[[], bool], within_s: float = 20.0) -> bool:
+        roster = Roster()
+        roster.start()
+        deadline_s = time.monotonic() + within_s
+        try:
+            while not done():
+                if time.monotonic() > deadline_s:
+                    return False
+                self.last = run_cycle("test", self.holder)
+                sweep.sweep()
+                Outbox.objects.update(created_at="2000-01-01T00:00Z")
+                for node in Node.objects.values_list("public_id", flat=True):
+                    roster.hint(node, "work")
+                time.sleep(0.05)
+            return True
+        finally:
+            roster.stop()
+
+
+def containers_alive(folder: Path) -> list[str]:
+    """Names of the tasks whose first process lives, over all nodes below a folder."""
+    alive = []
+    places = glob.glob(f"{folder}/state/tasks/*/pid.json") + glob.glob(f"{folder}/*/state/tasks/*/pid.json")
+    for facts in map(Path, places):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            pid = json.loads(facts.read_text())["pid"]
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state not in "ZX":
+                alive.append(facts.parent.name)
+    return sorted(alive)
+
+
+@contextlib.contextmanager
+def engine_room() -> Iterator[EngineRoom]:
+    """An engine room with an empty Redis; its folder can be entered by the accounts of jobs."""
+    folder = Path(tempfile.mkdtemp(prefix="fairway-room-"))
+    folder.chmod(0o755)
+    redis.Redis.from_url(settings.REDIS_URL).flushdb()
+    room = EngineRoom(folder)
+    try:
+        yield room
+    finally:
+        room.close()
+        if "KEEP_ROOM" not in os.environ:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def held_milli() -> int:
+    """GPU milli in use over the whole record."""
+    return sum(Gpu.objects.values_list("used_milli", flat=True))
+
+
+def _database_url() -> str:
+    """The address of the test database: that of the settings, with the test's name."""
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    return urlunsplit(parts._replace(path="/" + connection.settings_dict["NAME"]))

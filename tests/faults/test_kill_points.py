@@ -1,0 +1,204 @@
+"""kill -9 at every named point of submit, start, stop and end: one container at most, and a record that heals.
+
+The process that dies is a child of the test with the real engine in it; the one that heals is the test's own.
+Leases of the dead are made to run out at once: waiting for them is tested in test_workers.py.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.db import connection, connections
+
+from portal.models import Attempt, Job, UsageLedger
+from portal.services import lifecycle
+from portal.words.reasons import EndReason
+from portal.words.states import JOB_ENDS, JobState
+from tests import record
+from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SUBMIT = ["hint.before_send", "hint.sent"]
+START = [
+    "cycle.photographed",
+    "cycle.decided",
+    "commit.in_transaction",
+    "commit.before_commit",
+    "commit.done",
+    "cycle.committed",
+    "hello.recorded",
+    "start.before_mark",
+    "start.marked",
+    "start.before_send",
+    "start.answered",
+    "start.recorded",
+    "reconcile.done",
+]
+END = ["end.before_record", "end.recorded", "remove.before_send", "remove.answered"]
+STOP = ["stop.before_send", "stop.answered", "end.before_record", "end.recorded", "remove.before_send"]
+
+HEALED_WITHIN_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def folder_and_room():
+    with engine_room() as room:
+        yield room
+
+
+@pytest.fixture
+def room(folder_and_room, settings, request):
+    room = folder_and_room
+    settings.DATA_DIR = room.folder
+    settings.LOG_DIR = Path(room.folder) / "logs"
+    return room
+
+
+@pytest.fixture
+def scene(room: EngineRoom, request):
+    owner = record.person("ada")
+    return {
+        "node": room.known(room.node(name=f"n{abs(hash(request.node.name)) % 10**9}")),
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(runtime="process", tool=False),
+    }
+
+
+def submit(scene, seconds: float) -> Job:
+    script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
+    return record.job(
+        scene["owner"],
+        scene["project"],
+        scene["environment"],
+        command=["sh", "-c", script],
+        memory_mib=64,
+        stop_grace_s=1,
+    )
+
+
+def dies_at(point: str, act: Callable[[], object]) -> bool:
+    """Runs ``act`` in a child that is to be killed at a point; True when it was."""
+    connections.close_all()
+    child = os.fork()
+    if child == 0:
+        os.environ["FAIRWAY_KILL_AT"] = point
+        try:
+            act()
+        except BaseException:
+            traceback.print_exc()
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def leases_run_out() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE portal_lease SET expires_at = clock_timestamp() - interval '1 s'")
+
+
+def ended(job: Job) -> bool:
+    job.refresh_from_db()
+    return JobState(job.state) in JOB_ENDS
+
+
+def starts_of(room: EngineRoom, job: Job) -> list[str]:
+    """Attempts of the job that really began to run, one line for each time they did."""
+    lines: list[str] = []
+    for path in map(Path, glob.glob(f"{room.folder}/*/homes/*/starts")):
+        lines += [line.split()[1] for line in path.read_text().splitlines() if line.startswith(job.public_id)]
+    return lines
+
+
+def healed(room: EngineRoom, scene, job: Job) -> Callable[[], bool]:
+    """Ended, nothing held, nothing alive, nothing left on the node; at no time two containers of the job."""
+    node_folder = room.folder / scene["node"].name
+
+    def look() -> bool:
+        alive = [name for name in containers_alive(room.folder) if job.public_id in name]
+        assert len(alive) <= 1, alive
+        left = glob.glob(f"{node_folder}/state/tasks/fw-*")
+        return ended(job) and held_milli() == 0 and not alive and not left
+
+    return look
+
+
+def check_the_books(room: EngineRoom, job: Job) -> None:
+    starts = starts_of(room, job)
+    assert len(starts) == len(set(starts)), f"an attempt began twice: {starts}"
+    assert not UsageLedger.objects.filter(ended_at__isnull=True).exists()
+    for attempt in Attempt.objects.filter(job=job):
+        assert attempt.ended_at is not None and attempt.reason
+
+
+@pytest.mark.parametrize("point", SUBMIT)
+def test_killed_while_submitting(room: EngineRoom, scene, point: str) -> None:
+    assert dies_at(point, lambda: submit(scene, 0.1))
+    job = Job.objects.get()  # the transaction was over: the job is there although nobody was told
+    assert Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S)
+    job.refresh_from_db()
+    assert job.state == JobState.COMPLETED
+    assert starts_of(room, job) == ["1"]
+    check_the_books(room, job)
+
+
+@pytest.mark.parametrize("point", START + END)
+def test_killed_while_starting_or_ending(room: EngineRoom, scene, point: str) -> None:
+    job = submit(scene, 0.4)
+    assert dies_at(point, lambda: Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S)), (
+        "never came by"
+    )
+    leases_run_out()
+    began_s = time.monotonic()
+    assert Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
+    job.refresh_from_db()
+    assert job.state == JobState.COMPLETED, room_story(job)
+    assert starts_of(room, job) == ["1"], "a dead portal must not disturb what runs"
+    check_the_books(room, job)
+    assert time.monotonic() - began_s < HEALED_WITHIN_S
+
+
+@pytest.mark.parametrize("point", STOP)
+def test_killed_while_stopping(room: EngineRoom, scene, point: str) -> None:
+    job = submit(scene, 600)
+    assert Engine().run_until(lambda: bool(containers_alive(room.folder)), HEALED_WITHIN_S)
+    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    assert dies_at(point, lambda: Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S)), (
+        "never came by"
+    )
+    leases_run_out()
+    assert Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
+    job.refresh_from_db()
+    assert job.state == JobState.CANCELLED
+    assert starts_of(room, job) == ["1"]
+    check_the_books(room, job)
+
+
+@pytest.mark.parametrize("point", ["start.marked", "start.before_send", "start.answered"])
+def test_cancelled_after_a_death_while_starting(room: EngineRoom, scene, point: str) -> None:
+    """The start may or may not have arrived; a cancel now must end it either way, and it never runs later."""
+    job = submit(scene, 600)
+    assert dies_at(point, lambda: Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S))
+    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    leases_run_out()
+    assert Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
+    job.refresh_from_db()
+    assert job.state == JobState.CANCELLED
+    assert len(starts_of(room, job)) <= 1
+    check_the_books(room, job)
+
+
+def room_story(job: Job) -> str:
+    """What happened to the job, for the reader of a failed test."""
+    return "\n".join(
+        f"{event.at:%H:%M:%S.%f} {event.kind} {event.before}>{event.after} {event.reason} {event.sentence}"
+        for event in job.events.all()
+    )

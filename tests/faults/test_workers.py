@@ -1,0 +1,143 @@
+"""Whole workers die, stop and lose their broker: another goes on, and nothing starts twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from django.conf import settings as django_settings
+from django.db import connections
+
+from portal.config.celery import app
+from portal.models import Attempt, Job, Lease, Node, Outbox
+from portal.words.states import JobState
+from scheduler import leases
+from tests import record
+from tests.engine_room import EngineRoom, containers_alive, engine_room, held_milli, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TAKEOVER_WITHIN_S = 15.0
+HEALED_WITHIN_S = 60.0
+
+
+@pytest.fixture
+def room(settings):
+    with engine_room() as each:
+        settings.LOG_DIR = Path(each.folder) / "logs"
+        yield each
+
+
+@pytest.fixture
+def scene(room: EngineRoom):
+    owner = record.person("ada")
+    return {
+        "node": room.known(room.node()),
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(runtime="process", tool=False),
+    }
+
+
+def submit(scene, seconds: float = 0.2) -> Job:
+    script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
+    return record.job(
+        scene["owner"],
+        scene["project"],
+        scene["environment"],
+        command=["sh", "-c", script],
+        memory_mib=64,
+        stop_grace_s=1,
+    )
+
+
+def all_are(jobs: list[Job], state: JobState):
+    return lambda: Job.objects.filter(pk__in=[job.pk for job in jobs], state=state).count() == len(jobs)
+
+
+def starts(room: EngineRoom) -> list[str]:
+    return [line for path in room.folder.glob("*/homes/*/starts") for line in path.read_text().splitlines()]
+
+
+def test_messages_that_come_again_and_again_start_nothing_twice(room: EngineRoom, scene) -> None:
+    room.worker()
+    jobs = [submit(scene, 0.05) for _ in range(12)]
+    for _ in range(100):
+        app.send_task("scheduler.cycle", args=["again"], queue="cycle")
+        app.send_task("scheduler.node_hint", args=[scene["node"].public_id, "start", ""], queue="nodes")
+    wait_for("all end", all_are(jobs, JobState.COMPLETED), 60)
+    assert sorted(starts(room)) == sorted(f"{job.public_id} 1" for job in jobs)
+    assert Attempt.objects.count() == len(jobs)
+    assert held_milli() == 0
+
+
+def test_an_emptied_broker_forgets_nothing(room: EngineRoom, scene) -> None:
+    """Hints are lost before anybody read them and again while work runs; rows and periods bring it all back."""
+    store = redis.Redis.from_url(django_settings.REDIS_URL)
+    jobs = [submit(scene) for _ in range(3)]
+    store.flushdb()
+    room.worker()
+    wait_for("the first run", lambda: Job.objects.filter(state=JobState.COMPLETED).exists(), 30)
+    jobs += [submit(scene) for _ in range(3)]
+    store.flushdb()
+    began_s = time.monotonic()
+    wait_for("all end", all_are(jobs, JobState.COMPLETED), 30)
+    assert time.monotonic() - began_s < 30
+    assert len(starts(room)) == len(set(starts(room))) == len(jobs)
+
+
+def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(room: EngineRoom, scene) -> None:
+    connections.close_all()
+    child = os.fork()
+    if child == 0:  # a web process whose broker does not answer
+        app.conf.broker_url = "redis://127.0.0.1:1/0"
+        app._pool = app.amqp._producer_pool = None
+        began_s = time.monotonic()
+        submit(scene)
+        os._exit(0 if time.monotonic() - began_s < 3 else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert Outbox.objects.filter(name="scheduler.cycle", sent_at__isnull=True).exists()
+    room.worker()
+    wait_for("it runs all the same", all_are([Job.objects.get()], JobState.COMPLETED), 30)
+    wait_for("the hint went out", lambda: not Outbox.objects.filter(sent_at__isnull=True).exists(), 10)
+
+
+def test_a_leader_that_is_stopped_is_replaced_and_steps_down(room: EngineRoom, scene) -> None:
+    room.worker()
+    wait_for("the node answers", lambda: Node.objects.filter(reachable=True).exists(), 30)
+    old = room.worker("cycle", beat=False, FAIRWAY_STOP_AT="cycle.decided")
+    wait_for("the leader stands still", lambda: _state(old.pid) == "T", 60)
+    epoch = Lease.objects.get(name=leases.LEADER).epoch
+    began_s = time.monotonic()
+    job = submit(scene, 600)
+    wait_for("another starts the job", all_are([job], JobState.RUNNING), 30)
+    assert time.monotonic() - began_s < TAKEOVER_WITHIN_S
+    assert Lease.objects.get(name=leases.LEADER).epoch > epoch
+    os.kill(old.pid, signal.SIGCONT)
+    wait_for("the old one steps down", lambda: "stepping down" in room.log(), 10)
+    assert room.log().count("stepping down") == 1
+    wait_for("it runs", lambda: len(containers_alive(room.folder)) == 1, 20)
+    assert starts(room) == [f"{job.public_id} 1"]
+
+
+def test_a_killed_worker_leaves_what_runs_and_another_goes_on(room: EngineRoom, scene) -> None:
+    first = room.worker()
+    long = submit(scene, 600)
+    wait_for("it runs", lambda: Attempt.objects.filter(job=long, state="RUNNING").exists(), 30)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    short = submit(scene)
+    began_s = time.monotonic()
+    room.worker()
+    wait_for("the next job ends", all_are([short], JobState.COMPLETED), HEALED_WITHIN_S)
+    assert time.monotonic() - began_s < HEALED_WITHIN_S
+    assert len(containers_alive(room.folder)) == 1, "the job that ran was not disturbed"
+    assert sorted(starts(room)) == sorted([f"{long.public_id} 1", f"{short.public_id} 1"])
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

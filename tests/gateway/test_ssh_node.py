@@ -1,0 +1,93 @@
+"""A workspace on a node behind SSH: requests and sockets through the tunnel, and what a lost node looks like."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+
+import aiohttp
+import pytest
+
+from agents.keys import PURPOSES, make_keys, public_line
+from portal.services.workspaces import do_open_workspace
+from tests import record
+from tests.gateway.stand import Stand, running_workspace
+from tests.rig.echo_agent import echo_agent
+from tests.rig.loopback import loopback_sshd
+from tests.rig.needs import why_no_loopback
+
+
+@pytest.fixture
+def far(transactional_db, tmp_path, settings, owner, session):
+    """A gateway that holds the tunnel key only, a workspace on an SSH node, and a cookie for it."""
+    reason = why_no_loopback()
+    if reason is not None:
+        pytest.skip(reason)
+    keys = make_keys(tmp_path / "keys", "test")
+    settings.KEY_FILES = {"tunnel": str(keys["tunnel"])}
+    public = {purpose: public_line(keys[purpose]) for purpose in PURPOSES}
+    with loopback_sshd(tmp_path, echo_agent(), public) as sshd, Stand(tmp_path) as stand:
+        node = record.node(
+            record.pool(),
+            link="ssh",
+            runtime="process",
+            host=sshd.host,
+            port=sshd.port,
+            account=sshd.account,
+            host_key=sshd.host_key,
+        )
+        job = running_workspace(owner, port=stand.tool.port, node=node)
+        _, ticket = do_open_workspace(owner, job, session)
+        cookie = stand.enter(job, ticket).headers["set-cookie"].partition(";")[0]
+        yield stand, job, cookie, sshd, node
+
+
+def test_requests_and_sockets_go_through_the_tunnel(far):
+    stand, job, cookie, _, _ = far
+    data = bytes(range(256)) * 16 * 1024
+    with stand.browser(job) as browser:
+        browser.headers["Cookie"] = cookie
+        assert browser.get("/a%2Fb").text == "tool at /a%2Fb"
+        told = browser.post("/upload", content=data).json()
+        assert told == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        assert len(browser.get("/big").content) == 64 << 20
+
+    async def talk() -> None:
+        headers = {"Host": stand.host(job), "Origin": f"http://{stand.host(job)}", "Cookie": cookie}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.ws_connect(
+                f"http://127.0.0.1:{stand.port}/socket", headers=headers, max_msg_size=0
+            ) as socket,
+        ):
+            await socket.send_bytes(data)
+            assert (await socket.receive()).data == data
+
+    asyncio.run(talk())
+
+
+def test_a_frozen_node_is_a_clear_answer_within_ten_seconds(far):
+    stand, job, cookie, sshd, _ = far
+    with stand.browser(job) as browser:
+        browser.headers["Cookie"] = cookie
+        sshd.freeze()
+        try:
+            began = time.monotonic()
+            answer = browser.get("/lab")
+            assert answer.status_code == 502
+            assert time.monotonic() - began < 10
+        finally:
+            sshd.thaw()
+        time.sleep(1.1)
+        assert browser.get("/lab").status_code == 200
+
+
+def test_another_host_key_is_never_trusted(far):
+    stand, job, cookie, _, node = far
+    kind, key = node.host_key.split()
+    node.host_key = f"{kind} {key[:-8]}AAAA{key[-4:]}"
+    node.save()
+    with stand.browser(job) as browser:
+        assert browser.get("/lab", headers={"Cookie": cookie}).status_code == 502
+    assert not stand.tool.seen

@@ -1,0 +1,218 @@
+"""The collector with real agents: samples reach a browser, logs grow, no node holds up another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+
+import pytest
+from django.db import connections, transaction
+
+from portal.live import last_samples
+from portal.live.collector import Collector
+from portal.live.streams import CannotWatch, open_watch
+from portal.models import Gpu, Task, UsageMinute
+from portal.selectors.logs import log_file, read_lines
+from portal.services import lifecycle
+from tests import record
+from tests.live.stand import browser_of, control, local_node
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _folders(settings, tmp_path):
+    settings.DATA_DIR = tmp_path / "data"
+    settings.LOG_DIR = tmp_path / "logs"
+    settings.DATA_DIR.mkdir()
+
+
+@contextlib.contextmanager
+def collecting(opener=open_watch):
+    """A collector in a thread of its own, as the process runs it."""
+    made = threading.Event()
+    held = []
+
+    def run():
+        async def collect():
+            held.append((Collector(opener), asyncio.get_running_loop()))
+            made.set()
+            await held[0][0].run()
+
+        asyncio.run(collect())
+        connections.close_all()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    made.wait(5)
+    try:
+        yield held[0][0]
+    finally:
+        held[0][1].call_soon_threadsafe(held[0][0].stop)
+        thread.join(15)
+        assert not thread.is_alive()
+
+
+def until(met, within_s: float = 15.0):
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        found = met()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not come to that")
+
+
+def running_job(owner, node, *, command=("true",)):
+    """A training job that is placed on a node, up to where its start goes out."""
+    project = record.project(member=owner)
+    environment = record.environment(runtime="process", tool=False)
+    job = record.job(owner, project, environment, command=list(command))
+    gpu = Gpu.objects.filter(node=node).first()
+    with transaction.atomic():
+        attempt = lifecycle.begin_attempt(job, node.pool, [lifecycle.Seat(node, [(gpu.pk, 1000)])], epoch=1)
+    task = Task.objects.get(attempt=attempt)
+    lifecycle.task_sent(task)
+    lifecycle.task_running(task.pk, container="c", ports={})
+    return job, task, gpu
+
+
+def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
+    node, person = local_node(tmp_path), record.person()
+    uuids = [gpu.uuid for gpu in node.gpus.all()]
+
+    async def run():
+        async with browser_of(stand, person) as browser:
+            await browser.say(subscribe=["cluster", f"node.{node.public_id}"])
+            first = await browser.hear(topic="cluster", kind="backfill")
+            assert first["data"]["gpus"] == {node.public_id: uuids}
+            while True:
+                told = await browser.hear(10, topic="cluster", kind="sample")
+                if node.public_id in told["data"]["nodes"]:
+                    break
+            row = told["data"]["nodes"][node.public_id]
+            assert len(row["u"]) == len(row["m"]) == 2
+            assert row["lag_s"] < 2.5
+            begin = time.time()
+            ticks = [await browser.hear(3, topic=f"node.{node.public_id}", kind="sample") for _ in range(4)]
+            assert 2 < time.time() - begin < 5
+            assert [gpu["uuid"] for gpu in ticks[0]["data"]["gpus"]] == uuids
+            assert all(tick["data"]["lag_s"] < 2.5 for tick in ticks)
+            assert abs(ticks[-1]["data"]["at_s"] - time.time()) < 1
+            await browser.say(unsubscribe=[f"node.{node.public_id}"])
+
+    with collecting():
+        asyncio.run(run())
+        gpus = last_samples.last_gpus([node.public_id])
+        assert set(gpus) == set(uuids)
+    row = UsageMinute.objects.filter(node=node).latest("minute")
+    assert row.gpu_uuids == uuids
+    assert row.samples >= 3
+    assert all(value is not None for value in row.utilisation_percent)
+    assert all(joules > 0 for joules in row.energy_joules)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")
+def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
+    node, owner = local_node(tmp_path), record.person()
+    words = 'i=0; while [ $i -lt 60 ]; do echo "line $i"; i=$((i+1)); sleep 0.1; done'
+    job, task, gpu = running_job(owner, node, command=["sh", "-c", words])
+    spec = {
+        "cluster": node.settings["cluster"],
+        "job": job.public_id,
+        "attempt": 1,
+        "task": 0,
+        "digest": "d",
+        "runtime": "process",
+        "command": job.command,
+        "uid": owner.uid,
+        "gid": owner.gid,
+        "user": owner.username,
+        "gpus": [{"uuid": gpu.uuid, "milli": 1000}],
+        "ports": [],
+        "mounts": [],
+        "env": {},
+        "secret_files": {},
+        "stop_grace_s": 1,
+    }
+
+    async def run():
+        async with browser_of(stand, owner) as browser:
+            await browser.say(subscribe=[f"logs.{job.public_id}.0", f"job.{job.public_id}"])
+            lines = []
+            while len(lines) < 20:
+                told = await browser.hear(15, kind="logs")
+                lines += [line["text"] for line in told["data"]["lines"]]
+            assert lines[:20] == [f"line {number}" for number in range(20)]
+            while True:
+                told = await browser.hear(5, topic=f"job.{job.public_id}", kind="sample")
+                used = told["data"]["tasks"][0]
+                if used["memory_mib"] is not None:
+                    break
+            assert used["rank"] == 0
+            assert [each["uuid"] for each in used["gpus"]] == [gpu.uuid]
+            assert used["gpus"][0]["utilisation_percent"] > 10
+
+    with control(node, tmp_path) as link:
+        link.ask("start", timeout_s=20, epoch=1, spec=spec)
+        try:
+            with collecting():
+                asyncio.run(run())
+                until(lambda: Task.objects.get(pk=task.pk).log_bytes > 100)
+        finally:
+            link.ask("stop", timeout_s=20, epoch=1, job=job.public_id, attempt=1, tombstone=True, grace_s=1)
+    page = read_lines(log_file(job.public_id, 1, 0))
+    assert page.lines[0].text == "line 0"
+
+
+def test_a_black_hole_holds_up_nobody(tmp_path):
+    """One node accepts and says nothing, one refuses, one breaks off: the fourth ticks on."""
+    good = local_node(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name, port in [("hole", silent.getsockname()[1]), ("shut", 9)]:
+            record.node(
+                good.pool, name=name, link="ssh", host="127.0.0.1", port=port, host_key="ssh-ed25519 AAAA"
+            )
+        (tmp_path / "key").write_text("")
+        opened = []
+
+        def opener(node, on_event):
+            opened.append(node.name)
+            if node.name == "hole":
+                time.sleep(8)
+                raise CannotWatch("nothing was said")
+            if node.name == "shut":
+                raise CannotWatch("nobody listens")
+            return open_watch(node, on_event)
+
+        with collecting(opener) as collector:
+            until(lambda: last_samples.last_gpus([good.public_id]))
+            began = time.monotonic()
+            seen = set()
+            while len(seen) < 4:
+                seen |= {each["at_s"] for each in last_samples.last_gpus([good.public_id]).values()}
+                time.sleep(0.1)
+                assert time.monotonic() - began < 6
+            assert collector.tick_took_s < 0.2
+    assert {"hole", "shut"} <= set(opened)
+
+
+def test_a_stream_that_breaks_opens_again(tmp_path):
+    node = local_node(tmp_path)
+    links = []
+
+    def opener(watched, on_event):
+        links.append(open_watch(watched, on_event))
+        return links[-1]
+
+    with collecting(opener):
+        until(lambda: last_samples.last_gpus([node.public_id]))
+        os.kill(links[0].process_id, 9)
+        until(lambda: len(links) == 2 and links[1].is_open)
+        node.state = "retired"
+        node.save()
+        until(lambda: not links[1].is_open)

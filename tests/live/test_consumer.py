@@ -1,0 +1,273 @@
+"""The live socket: who may hear what, until when, and that nobody's slowness is anybody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.sessions.models import Session
+
+from portal.events import announce_now
+from portal.live import hub as hubs
+from portal.live.hub import OUTBOX_FRAMES, Outbox
+from portal.services import projects
+from tests import record
+from tests.gateway.stand import sign_in
+from tests.live.stand import Browser, browser_of
+
+
+def _announce(topic: str, **data: object) -> None:
+    announce_now(topic, data)
+
+
+async def _tell(topic: str, **data: object) -> None:
+    await asyncio.to_thread(_announce, topic, **data)
+
+
+async def _watching(browser: Browser, *topics: str) -> None:
+    await browser.say(subscribe=list(topics))
+    await asyncio.sleep(0.4)
+
+
+def test_members_hear_of_their_jobs_and_strangers_do_not(stand):
+    owner, stranger = record.person(), record.person()
+    project = record.project(member=owner)
+    record.node(record.pool())
+    job = record.job(owner, project, record.environment(tool=False))
+    topic = f"job.{job.public_id}"
+
+    async def run() -> None:
+        async with browser_of(stand, owner) as mine, browser_of(stand, stranger) as theirs:
+            await _watching(mine, topic, "user.me")
+            await _watching(theirs, topic, f"logs.{job.public_id}.0", f"user.{owner.public_id}")
+            for _ in range(3):
+                told = await theirs.hear()
+                assert told["error"]["code"] == "not_found"
+            await mine.hear(kind="backfill")
+            await _tell(topic, kind="job_state", state="RUNNING")
+            told = await mine.hear(topic=topic)
+            assert told["data"] == {"kind": "job_state", "state": "RUNNING"}
+            await _tell(f"user.{owner.public_id}", kind="job_state")
+            assert (await mine.hear(topic=f"user.{owner.public_id}"))["data"]["kind"] == "job_state"
+            await _tell("cluster", kind="node")
+            with pytest.raises(TimeoutError):
+                await theirs.hear(within_s=0.5)
+
+    asyncio.run(run())
+
+
+def test_an_unsubscribed_topic_is_silent(stand):
+    person = record.person()
+
+    async def run() -> None:
+        async with browser_of(stand, person) as browser:
+            await _watching(browser, "cluster")
+            await browser.hear(kind="backfill")
+            await browser.say(unsubscribe=["cluster"])
+            await asyncio.sleep(0.3)
+            await _tell("cluster", kind="node")
+            with pytest.raises(TimeoutError):
+                await browser.hear(within_s=0.5)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://ws-abc.localhost:8000"])
+def test_other_origins_are_closed(stand, origin):
+    key = sign_in(record.person())
+
+    async def run() -> int | None:
+        async with Browser(stand.port, key, origin=origin) as browser:
+            return await browser.closed()
+
+    assert asyncio.run(run()) == 4403
+
+
+def test_without_a_session_it_is_closed(stand):
+    async def run() -> int | None:
+        async with Browser(stand.port, "nonsense") as browser:
+            return await browser.closed()
+
+    assert asyncio.run(run()) == 4401
+
+
+def _sign_out(user, project):
+    Session.objects.all().delete()
+
+
+def _deactivate(user, project):
+    user.is_active = False
+    user.save()
+
+
+def _new_password(user, project):
+    user.set_password("another long password")
+    user.save()
+
+
+@pytest.mark.parametrize("what", [_sign_out, _deactivate, _new_password])
+def test_a_socket_ends_with_its_session(stand, what):
+    person = record.person()
+
+    async def run() -> float:
+        async with browser_of(stand, person) as browser:
+            await _watching(browser, "cluster")
+            await browser.hear(kind="backfill")
+            await sync_to_async(what)(person, None)
+            began = time.monotonic()
+            assert await browser.closed(8) == 4401
+            return time.monotonic() - began
+
+    assert asyncio.run(run()) < 5
+
+
+def test_a_lost_membership_ends_its_topics_within_five_seconds(stand):
+    admin, owner, manager = record.person(admin=True), record.person(), record.person()
+    project = record.project(member=owner, manager=manager)
+    record.node(record.pool())
+    job = record.job(manager, project, record.environment(tool=False))
+    topic = f"job.{job.public_id}"
+
+    async def run() -> float:
+        async with browser_of(stand, owner) as browser:
+            await _watching(browser, topic, "cluster")
+            await browser.hear(topic=topic)
+            await sync_to_async(projects.do_remove_member)(admin, project, owner)
+            began = time.monotonic()
+            while True:
+                told = await browser.hear(8, topic=topic)
+                if "error" in told:
+                    break
+            took_s = time.monotonic() - began
+            await _tell(topic, kind="job_state")
+            await _tell("cluster", kind="node")
+            while True:  # the cluster is still heard, the job is not
+                told = await browser.hear()
+                assert told["topic"] != topic
+                if told["topic"] == "cluster" and told["data"]["kind"] == "node":
+                    return took_s
+
+    assert asyncio.run(run()) < 5
+
+
+def test_an_idle_socket_lives(stand):
+    """redis 8 closes idle connections unless its time-out is switched off."""
+    person = record.person()
+
+    async def run() -> None:
+        async with browser_of(stand, person) as browser:
+            await _watching(browser, "cluster")
+            await browser.hear(kind="backfill")
+            await asyncio.sleep(8.5)
+            await _tell("cluster", kind="still")
+            assert (await browser.hear(kind="still"))["data"] == {"kind": "still"}
+
+    asyncio.run(run())
+
+
+def test_too_many_messages_end_the_socket(stand):
+    person = record.person()
+
+    async def run() -> int | None:
+        async with browser_of(stand, person) as browser:
+            for _ in range(40):
+                await browser.say(unsubscribe=["cluster"])
+            return await browser.closed()
+
+    assert asyncio.run(run()) == 4429
+
+
+@pytest.mark.parametrize(
+    "words", ["[]", "nonsense", '{"subscribe": "x"}', '{"subscribe": [1]}', '{"do": []}']
+)
+def test_odd_words_are_refused_and_harmless(stand, words):
+    person = record.person()
+
+    async def run() -> None:
+        async with browser_of(stand, person) as browser:
+            await browser.socket.send_str(words)
+            assert (await browser.hear())["error"]["code"] == "bad_message"
+            await browser.say(subscribe=["../x", "job.", "logs.a.b", "cluster"])
+            codes = [(await browser.hear()).get("error", {}).get("code") for _ in range(4)]
+            assert codes == ["not_found"] * 3 + [None]
+
+    asyncio.run(run())
+
+
+def test_a_person_has_a_bounded_number_of_sockets(stand, monkeypatch):
+    monkeypatch.setattr("portal.live.consumers.MAX_SOCKETS_A_PERSON", 3)
+    key = sign_in(record.person())
+
+    async def run() -> None:
+        opened = [Browser(stand.port, key) for _ in range(4)]
+        for browser in opened:
+            await browser.__aenter__()
+        assert await opened[3].closed() == 4429
+        for browser in opened:
+            await browser.__aexit__()
+        async with Browser(stand.port, key) as again:
+            await again.say(subscribe=["cluster"])
+            await again.hear(kind="backfill")
+
+    asyncio.run(run())
+
+
+def test_a_browser_that_does_not_read_delays_nobody(stand):
+    person = record.person()
+    big = "x" * 60_000
+
+    async def run() -> None:
+        async with browser_of(stand, person) as slow, browser_of(stand, person) as quick:
+            await _watching(slow, "cluster")
+            await _watching(quick, "cluster")
+            await quick.hear(kind="backfill")
+            transport = slow.socket._conn.transport
+            transport.pause_reading()
+            for number in range(300):
+                await _tell("cluster", kind="event", number=number, big=big)
+            began = time.monotonic()
+            while (await quick.hear(kind="event"))["data"]["number"] != 299:
+                pass
+            assert time.monotonic() - began < 5
+            transport.resume_reading()
+            numbers = []
+            while not numbers or numbers[-1] != 299:
+                told = await slow.hear()
+                if told["data"]["kind"] == "event":
+                    numbers.append(told["data"]["number"])
+            assert numbers == sorted(numbers)
+            assert len(numbers) < 300  # the oldest were dropped
+
+    asyncio.run(run())
+
+
+async def test_an_outbox_is_bounded_and_keeps_the_newest():
+    box = Outbox()
+    for number in range(OUTBOX_FRAMES * 3):
+        box.put(str(number))
+    assert await box.get() == str(OUTBOX_FRAMES * 2)
+    assert box.dropped == OUTBOX_FRAMES * 2
+    box = Outbox()
+    for number in range(10):
+        box.put(f"sample {number}", replaces="cluster")
+    box.put("event")
+    assert [await box.get(), await box.get()] == ["sample 9", "event"]
+
+
+def test_a_process_leaves_topics_that_nobody_watches(stand):
+    person = record.person()
+
+    async def run() -> None:
+        async with browser_of(stand, person) as browser:
+            await _watching(browser, "cluster")
+            assert "cluster" in stand.call(_joined())
+        await asyncio.sleep(0.5)
+        assert stand.call(_joined()) == set()
+
+    asyncio.run(run())
+
+
+async def _joined() -> set[str]:
+    return set(hubs.hub()._joined)

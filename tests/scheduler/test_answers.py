@@ -1,0 +1,69 @@
+"""Questions: answered by a real worker within a second, or not waited for when nobody is there to answer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+from django.conf import settings as django_settings
+
+from portal.ask import ALIVE_KEY, ask_would_start
+from portal.errors import Impossible
+from portal.models import Job, Question, Quota
+from portal.services.jobs import JobRequest, do_submit_job, question_body, would_start
+from tests import record
+from tests.engine_room import EngineRoom, engine_room, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene():
+    pool = record.pool()
+    owner = record.person()
+    nodes = [record.node(pool), record.node(pool)]
+    project = record.project(member=owner)
+    return {
+        "pool": pool,
+        "owner": owner,
+        "nodes": nodes,
+        "project": project,
+        "environment": record.environment(),
+    }
+
+
+def request(scene, **fields) -> JobRequest:
+    fields = {"name": "ask", "command": ["true"], **fields}
+    return JobRequest(project=scene["project"], environment=scene["environment"], **fields)
+
+
+def test_nobody_waits_when_nobody_answers(scene) -> None:
+    redis.Redis.from_url(django_settings.REDIS_URL).delete(ALIVE_KEY)
+    began_s = time.monotonic()
+    assert ask_would_start(question_body(scene["owner"], request(scene))) is None
+    assert time.monotonic() - began_s < 0.5
+    assert Question.objects.count() == 0
+
+
+def test_a_worker_says_whether_it_would_start(scene) -> None:
+    store = redis.Redis.from_url(django_settings.REDIS_URL)
+    with engine_room() as room:
+        _answers(room, scene, store)
+
+
+def _answers(room: EngineRoom, scene, store: redis.Redis) -> None:
+    room.worker("ask", beat=False)
+    wait_for("a worker answers", lambda: store.exists(ALIVE_KEY), 30)
+    wait_for("its first answer", lambda: would_start(scene["owner"], request(scene)), 20)
+    now = would_start(scene["owner"], request(scene, gpus_per_task=4))
+    assert now and now["starts_now"] and len(now["where"]) == 1 and now["verdict"] is None
+    Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=0, limit_milli=3000)
+    time.sleep(1.1)  # answers may come from a photograph of a second ago
+    began_s = time.monotonic()
+    waits = would_start(scene["owner"], request(scene, gpus_per_task=3))
+    assert waits and time.monotonic() - began_s < 1.0
+    with pytest.raises(Impossible) as never:
+        do_submit_job(scene["owner"], request(scene, gpus_per_task=9))
+    assert never.value.code == "never" and "9" in never.value.sentence
+    assert Job.objects.count() == 0

@@ -1,0 +1,240 @@
+"""Commit: whole or refused, by the numbers that stand now, with two connections that race."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connection, transaction
+
+from portal.models import Allocation, Attempt, Gpu, Job, Quota, UsageLedger, Volume
+from portal.services import lifecycle
+from portal.services.workspaces import attempt_secret
+from portal.words.reasons import EndReason
+from portal.words.states import JobState
+from scheduler import leases
+from scheduler.commit import commit_eviction, commit_start
+from scheduler.core.cluster import GpuShare
+from scheduler.core.plan import Eviction, EvictionReason, Start, TaskPlacement
+from scheduler.leases import Deposed
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def leader():
+    held = leases.claim(leases.LEADER, "test", 60)
+    assert held is not None
+    return held
+
+
+@pytest.fixture
+def scene():
+    pool = record.pool()
+    owner = record.person()
+    return {
+        "pool": pool,
+        "node": record.node(pool),
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(),
+    }
+
+
+def submit(scene, **fields) -> Job:
+    return record.job(scene["owner"], fields.pop("project", scene["project"]), scene["environment"], **fields)
+
+
+def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> Start:
+    rows = list(scene["node"].gpus.order_by("index"))
+    shares = tuple(GpuShare(rows[index].uuid, milli) for index in gpus)
+    return Start(
+        job.public_id,
+        scene["pool"].public_id,
+        job.version,
+        (TaskPlacement(0, scene["node"].public_id, shares),),
+    )
+
+
+def at_once(*actions) -> list[object]:
+    """Runs each action in a thread with a connection of its own, all at the same moment."""
+    results: list[object] = [None] * len(actions)
+    gate = threading.Barrier(len(actions))
+
+    def run(number: int, action) -> None:
+        gate.wait()
+        try:
+            results[number] = action()
+        except Exception as error:
+            results[number] = error
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(actions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_a_start_moves_everything_together(scene, leader) -> None:
+    job = submit(scene)
+    assert commit_start(leader, plan(scene, job, 2)) is None
+    job.refresh_from_db()
+    attempt = job.attempts.get()
+    assert (job.state, attempt.state, attempt.leader_epoch) == ("RUNNING", "CONFIGURING", leader.epoch)
+    assert list(scene["node"].gpus.values_list("used_milli", flat=True)) == [0, 0, 1000, 0]
+    assert UsageLedger.objects.filter(job=job, ended_at__isnull=True, milli=1000).exists()
+
+
+@pytest.mark.parametrize("change", ["version", "held", "cancelled", "running"])
+def test_a_job_that_moved_on_is_not_started(scene, leader, change) -> None:
+    job = submit(scene)
+    start = plan(scene, job, 0)
+    match change:
+        case "version":
+            Job.objects.filter(pk=job.pk).update(version=job.version + 1)
+        case "held":
+            lifecycle.set_held(job.pk, True, actor="x")
+        case "cancelled":
+            lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+        case "running":
+            assert commit_start(leader, start) is None
+    refusal = commit_start(leader, start)
+    assert refusal is not None and refusal.code == "job_moved_on"
+    assert Attempt.objects.count() == (1 if change == "running" else 0)
+
+
+@pytest.mark.parametrize("change", ["cordoned", "gpu_lost", "gpu_gone", "gpu_taken"])
+def test_a_place_that_moved_on_is_not_given(scene, leader, change) -> None:
+    job = submit(scene)
+    gpu = scene["node"].gpus.get(index=0)
+    match change:
+        case "cordoned":
+            scene["node"].state = "cordoned"
+            scene["node"].save()
+        case "gpu_lost":
+            Gpu.objects.filter(pk=gpu.pk).update(health="lost")
+        case "gpu_gone":
+            Gpu.objects.filter(pk=gpu.pk).update(present=False)
+        case "gpu_taken":
+            assert commit_start(leader, plan(scene, submit(scene, milli_per_gpu=400), 0, milli=400)) is None
+    assert commit_start(leader, plan(scene, job, 0)) is not None
+    job.refresh_from_db()
+    assert job.state == JobState.PENDING
+    assert Allocation.objects.filter(task__attempt__job=job).count() == 0
+
+
+def test_two_commits_for_one_gpu_give_it_once(scene, leader) -> None:
+    first, second = submit(scene), submit(scene)
+    results = at_once(
+        lambda: commit_start(leader, plan(scene, first, 1)),
+        lambda: commit_start(leader, plan(scene, second, 1)),
+    )
+    refused = [result for result in results if result is not None]
+    assert len(refused) == 1 and refused[0].code in {"gpu_taken", "database"}
+    assert Allocation.objects.filter(ended_at__isnull=True).count() == 1
+    assert Gpu.objects.get(node=scene["node"], index=1).used_milli == 1000
+
+
+def test_one_job_is_started_once(scene, leader) -> None:
+    job = submit(scene)
+    starts = [plan(scene, job, index) for index in range(4)]
+    results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
+    assert results.count(None) == 1
+    assert Attempt.objects.count() == 1
+
+
+def test_limits_of_every_ancestor_hold_under_races(scene, leader) -> None:
+    child = record.project(parent=scene["project"], member=scene["owner"])
+    other = record.project(parent=scene["project"], member=scene["owner"])
+    Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
+    jobs = [submit(scene, project=each) for each in (child, other, scene["project"], child)]
+    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
+    results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
+    refusals = [result.code for result in results if result is not None]
+    assert refusals == ["limit", "limit"]
+    assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 2000
+
+
+def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) -> None:
+    """Whoever locks the quota row first decides; a start never passes a limit that was committed before it."""
+    for round_ in range(5):
+        quota, _ = Quota.objects.update_or_create(
+            project=scene["project"], pool=scene["pool"], defaults={"limit_milli": 4000}
+        )
+        job, late = submit(scene), submit(scene)
+        held = sum(Gpu.objects.values_list("used_milli", flat=True))
+        order: list[str] = []
+
+        def edit(quota=quota, order=order) -> None:
+            with transaction.atomic():
+                row = Quota.objects.select_for_update().get(pk=quota.pk)
+                row.limit_milli = 0
+                row.save()
+                order.append("edit")
+
+        def start(job=job, order=order, index=round_ % 4) -> object:
+            result = commit_start(leader, plan(scene, job, index))
+            order.append("refused" if result else "start")
+            return result
+
+        at_once(edit, start)
+        job.refresh_from_db()
+        if job.state == JobState.PENDING:
+            assert sum(Gpu.objects.values_list("used_milli", flat=True)) == held
+            lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+        else:
+            lifecycle.want_stop(job.attempts.get().pk, EndReason.CANCELLED_BY_USER)
+        # after the edit nothing starts, whatever happened in between
+        refusal = commit_start(leader, plan(scene, late, 3))
+        assert refusal is not None and refusal.code == "limit"
+        lifecycle.cancel(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
+
+
+def test_a_replaced_leader_writes_nothing(scene, leader) -> None:
+    job = submit(scene)
+    leases.let_go([leases.LEADER], "test")
+    assert leases.claim(leases.LEADER, "new", 60)
+    with pytest.raises(Deposed):
+        commit_start(leader, plan(scene, job, 0))
+    with pytest.raises(Deposed):
+        commit_eviction(leader, Eviction(job.public_id, EvictionReason.RECLAIMED, job.public_id))
+    assert Attempt.objects.count() == 0
+
+
+def test_cancel_racing_a_start_wins_or_loses_cleanly(scene, leader) -> None:
+    for _ in range(8):
+        job = submit(scene)
+        at_once(
+            lambda job=job: commit_start(leader, plan(scene, job, 0)),
+            lambda job=job: lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x"),
+        )
+        job.refresh_from_db()
+        assert job.state == JobState.CANCELLED  # nothing was sent yet, so both orders end at once
+        assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 0
+
+
+def test_an_eviction_asks_and_waits_for_proof(scene, leader) -> None:
+    victim, winner = submit(scene), submit(scene)
+    commit_start(leader, plan(scene, victim, 0))
+    task = victim.attempts.get().task_rows.get()
+    assert lifecycle.task_sent(task)
+    lifecycle.task_running(task.pk, container="c", ports={})
+    eviction = Eviction(victim.public_id, EvictionReason.RECLAIMED, winner.public_id)
+    assert commit_eviction(leader, eviction) is None
+    attempt = victim.attempts.get()
+    assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "reclaimed")
+    assert Gpu.objects.get(node=scene["node"], index=0).used_milli == 1000
+    assert commit_eviction(leader, eviction) is not None  # asked already
+
+
+def test_a_workspace_gets_a_secret_and_a_home(scene, leader) -> None:
+    job = submit(scene, kind="workspace")
+    assert commit_start(leader, plan(scene, job, 0)) is None
+    attempt = job.attempts.get()
+    assert attempt.secret.startswith("v1.")
+    assert len(attempt_secret(attempt)) >= 40
+    assert Volume.objects.get(owner=scene["owner"], kind="home").node == scene["node"]

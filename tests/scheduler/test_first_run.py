@@ -1,0 +1,81 @@
+"""A submitted job runs to its end through real workers, the real agent and real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from portal.models import Job, UsageLedger
+from portal.selectors.log_files import log_path
+from portal.services import lifecycle
+from portal.words.reasons import EndReason
+from portal.words.states import JobState
+from tests import record
+from tests.engine_room import EngineRoom, containers_alive, engine_room, held_milli, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def room(settings):
+    with engine_room() as each:
+        settings.LOG_DIR = Path(each.folder) / "logs"
+        yield each
+
+
+@pytest.fixture
+def scene(room):
+    owner = record.person("ada")
+    node = room.node()
+    room.worker()
+    wait_for("the node is ready", lambda: (node.refresh_from_db() or node.state) == "ready", 30)
+    return {
+        "node": node,
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(runtime="process", tool=False),
+    }
+
+
+def submit(scene, *command: str, **fields) -> Job:
+    return record.job(
+        scene["owner"], scene["project"], scene["environment"], command=list(command), memory_mib=64, **fields
+    )
+
+
+def state_of(job: Job) -> str:
+    job.refresh_from_db()
+    return job.state
+
+
+def test_jobs_run_and_end_as_their_commands_say(room: EngineRoom, scene) -> None:
+    good = submit(
+        scene, "sh", "-c", "echo hello from $FAIRWAY_JOB; echo $CUDA_VISIBLE_DEVICES", gpus_per_task=2
+    )
+    wait_for("the job completes", lambda: state_of(good) == JobState.COMPLETED)
+    assert good.exit_code == 0
+    gpus = set(scene["node"].gpus.values_list("uuid", flat=True))
+    attempt = good.attempts.get()
+    wait_for("the log is here", lambda: attempt.task_rows.get().log_complete)
+    lines = log_path(good.public_id, 1, 0, "raw").read_text().splitlines()
+    assert lines[0] == f"hello from {good.public_id}"
+    assert set(lines[1].split(",")) <= gpus and len(lines[1].split(",")) == 2
+
+    bad = submit(scene, "sh", "-c", "exit 3")
+    wait_for("the job fails", lambda: state_of(bad) == JobState.FAILED)
+    assert (bad.exit_code, bad.reason) == (3, EndReason.EXIT_CODE)
+    assert bad.sentence == "The command ended with exit code 3."
+
+    long = submit(scene, "sleep", "600")
+    wait_for("it runs", lambda: long.attempts.filter(state="RUNNING").exists())
+    assert held_milli() == 1000
+    lifecycle.cancel(long.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    wait_for("it is cancelled", lambda: state_of(long) == JobState.CANCELLED)
+    assert containers_alive(room.folder) == []
+    assert held_milli() == 0
+    assert not UsageLedger.objects.filter(ended_at__isnull=True).exists()
+
+    timed = submit(scene, "sleep", "600", time_limit_s=1)
+    wait_for("its time is over", lambda: state_of(timed) == JobState.TIMEOUT)
+    wait_for("nothing is left on the node", lambda: not list(room.folder.glob("local/state/tasks/fw-*")))

@@ -1,0 +1,113 @@
+"""Leases: one holder at a time, epochs that only grow, and a fence that a replaced holder cannot pass."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connection, transaction
+
+from portal.models import Lease
+from scheduler import leases
+from scheduler.leases import Deposed, check, claim, command_epoch, let_go, lift, renew
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def run_out(name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE portal_lease SET expires_at = clock_timestamp() - interval '1 s' WHERE name = %s", [name]
+        )
+
+
+def test_one_holder_until_it_runs_out() -> None:
+    first = claim("leader", "a", 10)
+    assert first is not None
+    assert claim("leader", "b", 10) is None
+    assert claim("leader", "a", 10) == first
+    run_out("leader")
+    second = claim("leader", "b", 10)
+    assert second is not None
+    assert second.epoch > first.epoch
+    with transaction.atomic(), pytest.raises(Deposed):
+        check(first)
+    with transaction.atomic():
+        check(second)
+
+
+def test_a_lease_that_ran_out_unseen_is_kept_with_its_epoch() -> None:
+    first = claim("leader", "a", 10)
+    run_out("leader")
+    assert renew(["leader"], "a", 10) == [first]
+
+
+def test_giving_back_lets_another_in_at_once() -> None:
+    first = claim("leader", "a", 10)
+    let_go(["leader"], "a")
+    second = claim("leader", "b", 10)
+    assert first is not None and second is not None and second.epoch == first.epoch + 1
+
+
+def test_epochs_are_of_one_row_over_all_leases() -> None:
+    node = claim("node:x", "a", 10)
+    leader = claim("leader", "a", 10)
+    other = claim("node:y", "b", 10)
+    assert node and leader and other
+    assert node.epoch < leader.epoch < other.epoch
+    assert command_epoch(node) == leader.epoch  # a new leader lifts what nodes have to hear
+    assert command_epoch(other) == other.epoch
+    run_out("node:x")
+    claim("node:x", "b", 10)
+    with pytest.raises(Deposed):
+        command_epoch(node)
+
+
+def test_lifting_above_what_a_node_has_heard() -> None:
+    node = claim("node:x", "a", 10)
+    assert node is not None
+    lifted = lift(node, 500)
+    assert lifted.epoch == 501
+    assert command_epoch(lifted) == 501
+    with pytest.raises(Deposed):
+        lift(node, 600)
+
+
+def test_of_many_who_claim_at_once_one_gets_it() -> None:
+    won: list[leases.Held] = []
+    gate = threading.Barrier(6)
+
+    def run(holder: str) -> None:
+        gate.wait()
+        held = claim("leader", holder, 10)
+        if held:
+            won.append(held)
+        connection.close()
+
+    threads = [threading.Thread(target=run, args=(f"h{n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert Lease.objects.get().holder == won[0].holder
+
+
+def test_nobody_takes_the_lease_between_check_and_commit() -> None:
+    first = claim("leader", "a", 10)
+    assert first is not None
+    run_out("leader")
+    took: list[object] = []
+
+    def take() -> None:
+        took.append(claim("leader", "b", 10))
+        connection.close()
+
+    other = threading.Thread(target=take)
+    with transaction.atomic():
+        check(first)
+        other.start()
+        other.join(0.5)
+        assert other.is_alive(), "the take-over must wait for this transaction"
+    other.join(5)
+    assert took and took[0] is not None

@@ -1,0 +1,222 @@
+"""What befalls a node and its tasks, with the real agent, real processes and the whole engine in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agents.engines.ssh import NodeEngine
+from portal.models import ClusterSettings, Gpu, Job, Node
+from portal.services import lifecycle
+from portal.words.reasons import EndReason, VerdictCode
+from portal.words.states import GpuHealth, JobState
+from scheduler import sweep
+from scheduler.cycle import run_cycle
+from tests import record
+from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(scope="module")
+def shared_room():
+    with engine_room() as room:
+        yield room
+
+
+@pytest.fixture
+def room(shared_room, settings):
+    settings.DATA_DIR = shared_room.folder
+    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+    return shared_room
+
+
+@pytest.fixture
+def scene(room: EngineRoom, request):
+    owner = record.person("ada")
+    name = f"n{abs(hash(request.node.name)) % 10**9}"
+    return {
+        "name": name,
+        "node": room.known(room.node(name=name)),
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(runtime="process", tool=False),
+        "engine": Engine(),
+    }
+
+
+def submit(scene, *command: str, environment=None, **fields) -> Job:
+    if command:
+        fields["command"] = list(command)
+    fields = {"memory_mib": 64, "stop_grace_s": 1, **fields}
+    return record.job(scene["owner"], scene["project"], environment or scene["environment"], **fields)
+
+
+def is_now(job: Job, state: str, *, attempt: str | None = None):
+    def look() -> bool:
+        job.refresh_from_db()
+        if attempt is not None:
+            last = job.attempts.order_by("number").last()
+            return job.state == state and last is not None and last.state == attempt
+        return job.state == state
+
+    return look
+
+
+def story(job: Job) -> str:
+    return "\n".join(f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all())
+
+
+def reach(scene, look, job: Job | None = None, within_s: float = 20.0) -> None:
+    assert scene["engine"].run_until(look, within_s), story(job) if job else "not reached"
+
+
+def test_the_whole_gang_ends_with_one_of_its_tasks(room, scene) -> None:
+    script = 'if [ "$FAIRWAY_TASK" = 1 ]; then exit 2; fi; sleep 600'
+    job = submit(scene, "sh", "-c", script, tasks=2)
+    reach(scene, is_now(job, JobState.FAILED), job)
+    assert (job.exit_code, job.reason) == (2, EndReason.EXIT_CODE)
+    assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
+
+
+def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene) -> None:
+    job = submit(scene, "sleep", "600")
+    reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
+    uuid = job.attempts.get().task_rows.get().allocations.get().gpu.uuid
+    uuids = [f"SIM-{scene['name']}-{index}" for index in range(4)]
+    room.write_gpus(scene["name"], uuids, health={uuid: "lost"})
+
+    def again() -> bool:
+        return is_now(job, JobState.RUNNING, attempt="RUNNING")() and job.attempts.count() == 2
+
+    reach(scene, again, job)
+    first, second = job.attempts.order_by("number")
+    assert (first.state, first.reason) == ("NODE_FAIL", EndReason.GPU_LOST)
+    assert second.task_rows.get().allocations.get().gpu.uuid != uuid
+    assert Gpu.objects.get(uuid=uuid).health == GpuHealth.LOST
+
+
+def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(room, scene) -> None:
+    job = submit(scene, "sleep", "600")
+    reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
+    for name in containers_alive(room.folder / scene["name"]):
+        assert job.public_id in name
+    room.reboot(scene["name"])
+
+    def again() -> bool:
+        return is_now(job, JobState.RUNNING, attempt="RUNNING")() and job.attempts.count() == 2
+
+    reach(scene, again, job)
+    first = job.attempts.get(number=1)
+    assert (first.state, first.reason) == ("NODE_FAIL", EndReason.NODE_REBOOTED)
+    assert first.task_rows.get().allocations.get().proof == "rebooted"
+    assert len(containers_alive(room.folder / scene["name"])) == 1
+
+
+def test_a_full_disk_is_said_and_the_job_waits_for_a_later_try(room, scene) -> None:
+    node = scene["node"]
+    node.settings = node.settings | {"disk_floor_mib": 10**9}
+    node.save()
+    job = submit(scene, "true")
+
+    def refused() -> bool:
+        job.refresh_from_db()
+        return job.state == JobState.PENDING and job.reason == EndReason.DISK_FULL
+
+    reach(scene, refused, job)
+    assert job.sentence == f"The disk of {node.name} is full. It waits again."
+    assert held_milli() == 0
+    reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "standing"), job)
+    assert Job.objects.get(pk=job.pk).standing.code == VerdictCode.DELAYED_UNTIL
+
+
+def test_a_container_the_record_never_heard_of_is_stopped(room, scene) -> None:
+    node, cluster = scene["node"], record.cluster().cluster_id
+    reach(scene, lambda: Node.objects.get().reachable)
+    settings_path = room.folder / "agent" / f"{node.public_id}.json"
+    engine = NodeEngine.local(room.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
+    spec = {
+        "cluster": cluster,
+        "job": "stranger22",
+        "attempt": 1,
+        "task": 0,
+        "digest": "d",
+        "runtime": "process",
+        "command": ["sleep", "600"],
+        "uid": 5000,
+        "gid": 5000,
+        "user": "x",
+    }
+    engine.start(10**6, spec | {"gpus": [{"uuid": f"SIM-{node.name}-0", "milli": 1000}]})
+    engine.close()
+    assert len(containers_alive(room.folder / scene["name"])) == 1
+    # it has also heard an epoch far above ours, as after a restore of an old backup
+    job = submit(scene, "true", gpus_per_task=4)
+    reach(scene, is_now(job, JobState.COMPLETED), job, within_s=40)
+    assert containers_alive(room.folder / scene["name"]) == []
+
+
+def test_nothing_starts_after_a_restore_until_nodes_were_compared(room, scene) -> None:
+    job = submit(scene, "true")
+    ClusterSettings.objects.update(adopt_only=True)
+    engine = scene["engine"]
+    Node.objects.update(reachable=True)
+    run_cycle("test", engine.holder)
+    job.refresh_from_db()
+    assert job.state == JobState.PENDING
+    assert "restored from a backup" in job.standing.sentence
+    sweep.sweep()
+    assert ClusterSettings.objects.get().adopt_only
+    reach(scene, is_now(job, JobState.COMPLETED), job)
+    assert not ClusterSettings.objects.get().adopt_only
+
+
+def test_a_start_that_never_left_is_taken_back_from_a_node_that_is_away(room, scene, monkeypatch) -> None:
+    monkeypatch.setattr(sweep, "UNSENT_AFTER_S", 0)
+    job = submit(scene, "true")
+    Node.objects.update(reachable=True)
+    run_cycle("test", scene["engine"].holder)
+    assert held_milli() == 1000
+    Node.objects.update(reachable=False)
+    sweep.sweep()
+    job.refresh_from_db()
+    assert (job.state, job.reason) == (JobState.PENDING, EndReason.START_REFUSED)
+    assert held_milli() == 0
+
+
+SERVER = (
+    "import http.server as h, sys, time; time.sleep(0.5);"
+    "h.ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), h.SimpleHTTPRequestHandler).serve_forever()"
+)
+
+
+def tool(*command: str):
+    environment = record.environment(runtime="process")
+    environment.tool_command = list(command)
+    environment.save()
+    return environment
+
+
+def test_a_workspace_is_ready_when_it_answers(room, scene) -> None:
+    environment = tool("python3", "-c", SERVER, "{address}", "{port}")
+    job = submit(scene, environment=environment, kind="workspace", memory_mib=256)
+
+    def ready() -> bool:
+        attempt = job.attempts.first()
+        return attempt is not None and attempt.ready_at is not None
+
+    reach(scene, ready, job)
+    attempt = job.attempts.get()
+    assert attempt.ready_at > attempt.running_at
+    assert set(attempt.task_rows.get().ports) == {"8888"}
+    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    reach(scene, is_now(job, JobState.CANCELLED), job)
+
+
+def test_a_workspace_that_never_answers_fails_with_that_reason(room, scene, monkeypatch) -> None:
+    monkeypatch.setattr(sweep, "READY_WITHIN_S", 1)
+    job = submit(scene, environment=tool("sleep", "600"), kind="workspace")
+    reach(scene, is_now(job, JobState.FAILED), job)
+    assert job.reason == EndReason.NEVER_READY
+    assert containers_alive(room.folder / scene["name"]) == []

@@ -1,0 +1,151 @@
+"""The engine over real SSH with real podman containers: images brought, gangs, memory, partitions, reboots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from portal.models import ClusterSettings, EnvironmentOnNode, Job, Node
+from portal.services import lifecycle
+from portal.services.logs import log_path
+from portal.words.reasons import EndReason
+from portal.words.states import JobState, RuntimeKind
+from tests import record
+from tests.engine_room import Engine, held_milli, wait_for
+from tests.rig.cluster import RigCluster
+from tests.rig.images import RigImage
+from tests.rig.node import RigNode
+
+pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
+    """Two enrolled nodes; the first has the tiny image, the second has none."""
+    settings.DATA_DIR = tmp_path
+    settings.LOG_DIR = tmp_path / "logs"
+    settings.KEY_FILES = {
+        "control": str(rig_cluster.keys["control"]),
+        "watch": "",
+        "tunnel": "",
+        "signing": "",
+    }
+    machines: list[RigNode] = make_rig(2, image_stores=[[tiny_image.store], []]).nodes
+    record.cluster()
+    ClusterSettings.objects.update(cluster_id=rig_cluster.id)
+    pool = record.pool()
+    nodes = []
+    for machine in machines:
+        rig_cluster.enrol(machine)
+        target = rig_cluster.target(machine)
+        nodes.append(
+            Node.objects.create(
+                name=machine.name,
+                pool=pool,
+                host=target.host,
+                port=target.port,
+                account=target.account,
+                host_key=target.host_key,
+                runtime=RuntimeKind.PODMAN.value,
+            )
+        )
+    owner = record.person("ada")
+    scene = {
+        "machines": machines,
+        "nodes": nodes,
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(tool=False, image=tiny_image.name, archive=str(tiny_image.archive)),
+        "engine": Engine(),
+    }
+    reach(scene, lambda: Node.objects.filter(state="ready", reachable=True).count() == 2)
+    return scene
+
+
+def reach(scene, look, job: Job | None = None, within_s: float = 60.0) -> None:
+    assert scene["engine"].run_until(look, within_s), story(job) if job else "not reached"
+
+
+def submit(scene, *command: str, **fields) -> Job:
+    fields = {"memory_mib": 64, "stop_grace_s": 1, **fields}
+    return record.job(scene["owner"], scene["project"], scene["environment"], command=list(command), **fields)
+
+
+def in_state(job: Job, state: str):
+    return lambda: job.refresh_from_db() or job.state == state
+
+
+def story(job: Job) -> str:
+    tasks = [f"{t.node} {t.state} {t.problem}" for a in job.attempts.all() for t in a.task_rows.all()]
+    return "\n".join(
+        [f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all()] + tasks
+    )
+
+
+def containers(machine: RigNode) -> list[str]:
+    return machine.podman("ps", "-a", "--format", "{{.Names}}").split()
+
+
+def test_a_gang_over_two_nodes_with_the_image_brought_to_one(scene) -> None:
+    first, second = scene["nodes"]
+    shown = dict(EnvironmentOnNode.objects.values_list("node__name", "state"))
+    assert shown == {first.name: "present", second.name: "missing"}
+    job = submit(
+        scene, "sh", "-c", "echo rank $FAIRWAY_TASK on $CUDA_VISIBLE_DEVICES", tasks=2, gpus_per_task=4
+    )
+    reach(scene, in_state(job, JobState.COMPLETED), job)
+    assert EnvironmentOnNode.objects.get(node=second).state == "present"
+    for task in job.attempts.get().task_rows.all():
+        text = log_path(job.public_id, 1, task.rank, "k8s").read_text()
+        uuids = ",".join(task.allocations.order_by("gpu__index").values_list("gpu__uuid", flat=True))
+        assert f"rank {task.rank} on {uuids}" in text
+    assert held_milli() == 0
+    assert [containers(machine) for machine in scene["machines"]] == [[], []]
+
+
+def test_too_much_memory_is_said_with_the_peak(scene) -> None:
+    eat = "x = []\nwhile True: x.append(bytearray(b'x') * 10_000_000)"
+    job = submit(scene, "python3", "-c", eat, memory_mib=96)
+    reach(scene, in_state(job, JobState.FAILED), job)
+    task = job.attempts.get().task_rows.get()
+    assert (job.reason, task.oom) == (EndReason.OUT_OF_MEMORY, True), story(job)
+    assert task.peak_memory_mib is None or task.peak_memory_mib >= 60
+
+
+def test_a_node_that_is_cut_off_keeps_its_job_and_its_gpus(scene) -> None:
+    job = submit(scene, "sleep", "600", gpus_per_task=4)
+    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
+    place = scene["nodes"].index(job.attempts.get().task_rows.get().node)
+    machine, node = scene["machines"][place], scene["nodes"][place]
+    machine.cut()
+    reach(scene, lambda: node.refresh_from_db() or not node.reachable, job, within_s=45)
+    assert node.problem and held_milli() == 4000
+    other = submit(scene, "true", gpus_per_task=4)
+    reach(scene, in_state(other, JobState.COMPLETED), other)
+    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    machine.heal()
+    reach(scene, in_state(job, JobState.CANCELLED), job)
+    assert held_milli() == 0 and containers(machine) == []
+    node.refresh_from_db()
+    assert node.reachable and node.problem == ""
+
+
+def test_a_node_that_restarts_gives_its_job_to_the_next_try(scene) -> None:
+    job = submit(scene, "sleep", "600")
+    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
+    place = scene["nodes"].index(job.attempts.get().task_rows.get().node)
+    scene["machines"][place].reboot()
+    reach(scene, lambda: job.attempts.filter(number=2, state="RUNNING").exists(), job)
+    first = job.attempts.get(number=1)
+    assert (first.state, first.reason) == ("NODE_FAIL", EndReason.NODE_REBOOTED)
+    live = [name for machine in scene["machines"] for name in containers(machine)]
+    assert len(live) == 1
+
+
+def test_another_host_key_is_never_spoken_to(scene) -> None:
+    machine, node = scene["machines"][0], scene["nodes"][0]
+    machine.change_host_key()
+    reach(scene, lambda: node.refresh_from_db() or not node.reachable)
+    assert "key" in node.problem
+    wait_for("the other node works on", lambda: Node.objects.filter(reachable=True).count() == 1)

@@ -1,0 +1,145 @@
+"""The photograph: true to the record, in a fixed number of queries, at one moment."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from portal.models import Job, Quota, UsageLedger, Volume
+from portal.services import lifecycle
+from portal.services.lifecycle import Seat
+from portal.words.reasons import EndReason
+from scheduler.core.policy import PolicyError
+from scheduler.snapshot import take_photo
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+QUERIES = 18
+"""All reads of one photograph, its two opening statements and the savepoint-free transaction around them."""
+
+
+@pytest.fixture
+def scene():
+    pool = record.pool()
+    owner = record.person("ada")
+    return {
+        "pool": pool,
+        "node": record.node(pool),
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(),
+    }
+
+
+def place(scene, job: Job, gpus: int = 1, milli: int = 1000):
+    with transaction.atomic():
+        row = Job.objects.select_for_update().get(pk=job.pk)
+        free = scene["node"].gpus.filter(used_milli=0)[:gpus]
+        return lifecycle.begin_attempt(
+            row, scene["pool"], [Seat(scene["node"], [(gpu.pk, milli) for gpu in free])], epoch=1
+        )
+
+
+def submit(scene, **fields) -> Job:
+    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+
+
+def count_queries() -> int:
+    settings = record.cluster()
+    with CaptureQueriesContext(
+        connection,
+    ) as seen:
+        take_photo(settings)
+    return len([query for query in seen.captured_queries if query["sql"] not in ("BEGIN", "COMMIT")])
+
+
+def test_the_number_of_queries_does_not_grow(scene) -> None:
+    few = count_queries()
+    for _ in range(3):
+        node = record.node(scene["pool"])
+        record.project(parent=scene["project"])
+        submit(scene).avoid_nodes.add(node)
+    place(scene, submit(scene))
+    place(scene, submit(scene))
+    assert count_queries() == few
+    assert few <= QUERIES
+
+
+def test_it_tells_what_is_held_and_by_whom(scene) -> None:
+    shared = submit(scene, milli_per_gpu=300, cpu_milli=2000, memory_mib=512)
+    place(scene, shared, milli=300)
+    whole = submit(scene, gpus_per_task=2, time_limit_s=60, priority=-3)
+    attempt = place(scene, whole, gpus=2)
+    assert lifecycle.task_sent(attempt.task_rows.get())
+    lifecycle.want_stop(attempt.pk, EndReason.PREEMPTED)
+    waiting = submit(scene, gpu_model="Test 80", kind="workspace")
+    Volume.objects.create(name="home", kind="home", owner=scene["owner"], node=scene["node"])
+    Quota.objects.create(
+        project=scene["project"], pool=scene["pool"], guaranteed_milli=1000, limit_milli=5000
+    )
+
+    photo = take_photo(record.cluster())
+
+    (node,) = photo.snapshot.nodes
+    assert [(gpu.used_milli, gpu.whole) for gpu in node.gpus] == [
+        (300, False),
+        (1000, True),
+        (1000, True),
+        (0, False),
+    ]
+    assert node.cpu_used_milli == 3000
+    running = {row.job: row for row in photo.snapshot.running}
+    assert running[whole.public_id].stopping and not running[shared.public_id].stopping
+    assert running[whole.public_id].tasks[0].node == node.id
+    assert [share.milli for share in running[whole.public_id].tasks[0].gpus] == [1000, 1000]
+    (pending,) = photo.snapshot.pending
+    assert (pending.job, pending.version) == (waiting.public_id, waiting.version)
+    assert pending.node_affinity == node.id
+    assert pending.pools == (scene["pool"].public_id,)
+    (quota,) = photo.snapshot.quotas
+    assert (quota.guaranteed_milli, quota.limit_milli) == (1000, 5000)
+
+
+def test_nodes_of_another_runtime_are_avoided(scene) -> None:
+    process = record.node(scene["pool"], runtime="process")
+    docker = record.node(scene["pool"], runtime="docker")
+    submit(scene)
+    (pending,) = take_photo(record.cluster()).snapshot.pending
+    assert pending.avoid_nodes == (process.public_id,)
+    assert docker.public_id not in pending.avoid_nodes
+
+
+def test_past_use_fades_by_half_each_half_life(scene) -> None:
+    half_life_s = 7 * 86_400.0
+    attempt = place(scene, submit(scene))
+    now = timezone.now()
+    UsageLedger.objects.filter(job=attempt.job).update(
+        started_at=now - dt.timedelta(seconds=2 * half_life_s),
+        ended_at=now - dt.timedelta(seconds=half_life_s),
+    )
+    (row,) = take_photo(record.cluster()).snapshot.usage
+    expected = half_life_s / math.log(2) * (0.5 - 0.25)
+    assert row.gpu_seconds == pytest.approx(expected, rel=1e-4)
+    assert (row.project, row.user) == (scene["project"].public_id, scene["owner"].public_id)
+
+
+def test_a_job_whose_start_failed_pauses_before_the_next(scene) -> None:
+    job = submit(scene)
+    attempt = place(scene, job)
+    lifecycle.want_stop(attempt.pk, EndReason.DISK_FULL)
+    (pending,) = take_photo(record.cluster()).snapshot.pending
+    assert pending.not_before_s is not None
+    assert 5 < pending.not_before_s - timezone.now().timestamp() <= 10
+
+
+def test_a_knob_out_of_range_is_refused(scene) -> None:
+    settings = record.cluster()
+    settings.policy = {"half_life_s": 1}
+    with pytest.raises(PolicyError):
+        take_photo(settings)

@@ -1,0 +1,48 @@
+"""What the stories need: real nodes, a whole portal, and a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.rig.cluster import RigCluster  # noqa: F401 - part of the rig's fixtures
+from tests.rig.images import RigImage
+from tests.rig.plugin import lab_image, tiny_image  # noqa: F401
+from tests.rig.rig import Rig
+from tests.stories.portal import StoryPortal
+
+CHROMIUM = "/usr/bin/chromium"
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, without a screen."""
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[StoryPortal]:
+    """A fresh Fairway without a node."""
+    with StoryPortal("--no-local-node") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def lab_rig(lab_image: RigImage) -> Iterator[Rig]:  # noqa: F811
+    """Two machines with sshd, podman and the JupyterLab image, not yet nodes of anything."""
+    with Rig(2, image_stores=[lab_image.store]) as made:
+        yield made

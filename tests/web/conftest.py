@@ -1,0 +1,43 @@
+"""Clients of four people on the scene: nobody, a stranger to its projects, a member, an admin.
+
+The scene is filled once for each module, in a transaction that is rolled back; each test has a savepoint in it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.db import transaction
+from django.test import Client, override_settings
+
+from tests.web.scene import Scene, fill
+
+WHO = {"stranger": "stranger", "member": "m-okafor", "admin": "r-castellan"}
+
+
+@pytest.fixture(scope="module")
+def filled(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[Scene]:
+    logs = tmp_path_factory.mktemp("logs")
+    with django_db_blocker.unblock(), override_settings(LOG_DIR=logs), transaction.atomic():
+        yield fill(password=None)
+        transaction.set_rollback(True)
+
+
+@pytest.fixture
+def scene(filled, db) -> Scene:
+    return copy.deepcopy(filled)
+
+
+@pytest.fixture
+def client_of(scene) -> Callable[..., Client]:
+    """A signed-in client by kind of person; anonymous without."""
+
+    def make(kind: str = "anonymous") -> Client:
+        client = Client()
+        if kind != "anonymous":
+            client.force_login(scene.people[WHO.get(kind, kind)])
+        return client
+
+    return make

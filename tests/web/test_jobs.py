@@ -1,0 +1,261 @@
+"""The list and the page of a job: filters, pages, what each state says, and the acts on it."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import reverse
+
+from portal.models import Attempt, Job
+from portal.web import jobs as job_list
+from portal.web.failure import exit_name
+from portal.web.job_row import rows_of
+from tests import record
+
+
+def names(answer) -> list[str]:
+    return [row.job.name for row in answer.context["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("state=waiting", {"depth-anything-ft"}),
+        ("state=failed", {"dino-abl-b128", "typo-in-command"}),
+        ("kind=workspace", {"attn-probe", "label-qa", "depth-eda"}),
+        ("q=vit-h", {"vit-h-pretrain", "vit-h-probe-in1k"}),
+        ("q=vit-h&state=running", {"vit-h-pretrain"}),
+        ("project=nlp", set()),
+        ("state=nonsense&kind=workspace", {"attn-probe", "label-qa", "depth-eda"}),
+    ],
+)
+def test_filters_stand_in_the_address(client_of, query, expected):
+    assert set(names(client_of("member").get(f"{reverse('jobs')}?{query}"))) == expected
+
+
+def test_an_empty_list_says_why_and_how_to_go_on(client_of):
+    page = client_of("member").get(f"{reverse('jobs')}?project=nlp&state=failed").content.decode()
+    assert "2\u00a0filters: state is failed, project is nlp." in page
+    assert "Clear filters" in page
+
+
+def test_pages_are_complete_and_lead_back(scene, client_of, monkeypatch):
+    monkeypatch.setattr(job_list, "PAGE", 4)
+    client = client_of("member")
+    everything = names(client.get(reverse("jobs") + "?state="))
+    first = client.get(reverse("jobs"))
+    assert names(first) == everything
+    seen, older, trail = [], "?", []
+    while older:
+        answer = client.get(reverse("jobs") + older)
+        trail.append(names(answer))
+        seen += names(answer)
+        older, newer = answer.context["older"], answer.context["newer"]
+    assert len(seen) == len(set(seen)) == Job.objects.filter(project=scene.projects["vision"]).count()
+    back = client.get(reverse("jobs") + newer)
+    assert names(back) == trail[-2]
+
+
+def test_every_state_has_its_shape_its_word_and_its_line(scene):
+    user = scene.people["r-castellan"]
+    rows = {row.job.name: row for row in rows_of(user, Job.objects.all())}
+    looks = {name: row.look for name, row in rows.items()}
+    assert looks["vit-h-pretrain"] == ("running", "Running")
+    assert looks["depth-anything-ft"] == ("waiting", "Waiting")
+    assert looks["grasp-rl-eval"] == ("waiting", "At its limit")
+    assert looks["depth-eda"] == ("starting", "Starting")
+    assert looks["grasp-rl"] == ("unreachable", "Unreachable")
+    assert looks["dino-abl-b128"] == ("failed", "Failed")
+    assert looks["vit-h-probe-in1k"] == ("done", "Completed")
+    assert all(row.verdict for row in rows.values())
+    assert "a100-1 does not answer" in rows["grasp-rl"].verdict
+    assert rows["vit-h-pretrain"].gpus.replace("\u00a0", " ") == "16 × H200"
+    assert rows["attn-probe"].ready
+    assert not rows["depth-eda"].ready
+
+
+def test_the_failure_box_names_the_exit_and_says_what_to_do(scene, client_of):
+    page = (
+        client_of("member").get(reverse("job", args=[scene.jobs["dino-abl-b128"].public_id])).content.decode()
+    )
+    for words in ("It ran out of memory", "exit 137 (SIGKILL)", "Ask for more memory, such as 128"):
+        assert words in page
+    page = (
+        client_of("member")
+        .get(reverse("job", args=[scene.jobs["typo-in-command"].public_id]))
+        .content.decode()
+    )
+    assert "The command was not found" in page
+    assert "pyhton" in page
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, ""),
+        (0, "exit 0"),
+        (3, "exit 3"),
+        (127, "exit 127 (the command was not found)"),
+        (139, "exit 139 (SIGSEGV)"),
+    ],
+)
+def test_exit_codes_have_names(code, words):
+    assert exit_name(code) == words
+
+
+def test_a_waiting_job_says_why_with_numbers(scene, client_of):
+    page = (
+        client_of("member")
+        .get(reverse("job", args=[scene.jobs["depth-anything-ft"].public_id]))
+        .content.decode()
+    )
+    assert "Needs 8 H200 on one node. The most that is free on one is 2." in page
+    assert "<dt>Largest free on a node</dt><dd>2</dd>" in page
+    assert "1\u00a0job, 0 of them in projects you may see" in page
+    assert "llama-eval-suite" not in page  # of another project
+
+
+def test_cancelling_a_waiting_job_ends_it(scene, client_of):
+    job = scene.jobs["depth-anything-ft"]
+    answer = client_of("member").post(reverse("job-cancel", args=[job.public_id]), follow=True)
+    job.refresh_from_db()
+    assert job.state == "CANCELLED"
+    assert "depth-anything-ft is stopped." in answer.content.decode()
+
+
+def test_stopping_a_running_job_asks_its_node(scene, client_of):
+    job = scene.jobs["vit-h-pretrain"]
+    answer = client_of("member").post(reverse("job-cancel", args=[job.public_id]), follow=True)
+    job.refresh_from_db()
+    assert (job.state, job.desired) == ("RUNNING", "cancelled")
+    assert Attempt.objects.get(job=job).state == "COMPLETING"
+    page = answer.content.decode()
+    assert "is stopping" in page
+    assert "Stopping</span>" in page
+
+
+def test_several_are_stopped_each_under_its_own_right(scene, client_of):
+    mine, theirs = scene.jobs["depth-anything-ft"], scene.jobs["llama-eval-suite"]
+    chosen = {"job": [mine.public_id, theirs.public_id], "back": "/jobs/?state=waiting"}
+    answer = client_of("member").post(reverse("jobs-cancel"), chosen)
+    assert answer["Location"] == "/jobs/?state=waiting"
+    mine.refresh_from_db()
+    theirs.refresh_from_db()
+    assert (mine.state, theirs.state) == ("CANCELLED", "PENDING")
+
+
+def test_after_several_were_stopped_one_stays_here(client_of):
+    answer = client_of("member").post(reverse("jobs-cancel"), {"back": "https://evil.example/"})
+    assert answer["Location"] == reverse("jobs")
+
+
+def test_hold_and_release(scene, client_of):
+    job = scene.jobs["depth-anything-ft"]
+    client = client_of("member")
+    page = client.post(reverse("job-hold", args=[job.public_id]), {"held": "1"}, follow=True).content.decode()
+    assert "Held back; release it and it waits its turn." in page
+    client.post(reverse("job-hold", args=[job.public_id]), {"held": "0"})
+    job.refresh_from_db()
+    assert not job.held
+
+
+def test_start_again_is_a_new_job_with_the_same_request(scene, client_of):
+    job = scene.jobs["dino-abl-b128"]
+    answer = client_of("member").post(reverse("job-again", args=[job.public_id]))
+    fresh = Job.objects.exclude(pk=job.pk).get(name=job.name)
+    assert answer["Location"] == reverse("job", args=[fresh.public_id])
+    assert (fresh.command, fresh.gpus_per_task, fresh.state) == (job.command, 4, "PENDING")
+
+
+def test_a_running_job_cannot_start_again(scene, client_of):
+    answer = client_of("member").post(reverse("job-again", args=[scene.jobs["vit-h-pretrain"].public_id]))
+    assert answer.status_code == 409
+    assert "It has not ended yet." in answer.content.decode()
+
+
+def test_open_hands_over_a_ticket_to_the_workspaces_own_origin(scene, client_of, settings):
+    job = scene.jobs["attn-probe"]
+    client = client_of("member")
+    answer = client.post(reverse("job-open", args=[job.public_id]))
+    page = answer.content.decode()
+    assert answer.status_code == 200
+    assert f"ws-{job.public_id}.{settings.APPS_DOMAIN}" in page
+    assert answer["Referrer-Policy"] == "strict-origin"
+    assert f"*.{settings.APPS_DOMAIN}" in answer["Content-Security-Policy"]
+    early = client.post(reverse("job-open", args=[scene.jobs["depth-eda"].public_id]))
+    assert early.status_code == 409
+    admin = client_of("admin").post(reverse("job-open", args=[job.public_id]))
+    assert admin.status_code == 403
+
+
+def test_log_lines_go_on_from_their_cursor(scene, client_of):
+    job = scene.jobs["vit-h-pretrain"]
+    client = client_of("member")
+    address = reverse("job-log-lines", args=[job.public_id])
+    first = client.get(address, {"rank": "1"}).json()
+    assert first["lines"][-1][1].startswith("step 66,198")
+    assert client.get(address, {"rank": "1", "cursor": first["cursor"]}).json()["lines"] == []
+    assert client.get(address, {"rank": "7"}).status_code == 404
+    whole = client.get(reverse("job-log-download", args=[job.public_id]), {"rank": "1"})
+    assert b"".join(whole.streaming_content).startswith(b"step 66,000")
+    assert "attachment" in whole["Content-Disposition"]
+
+
+def test_charts_hold_only_the_jobs_own_gpus(scene, client_of):
+    job = scene.jobs["vit-h-pretrain"]
+    data = client_of("member").get(reverse("job-series", args=[job.public_id]), {"span": "1h"}).json()
+    assert len(data["lines"]["gpu"]) == 16
+    assert len(data["at"]) in (59, 60, 61)
+    assert data["limits"]["cpu"] == 9600
+    none = (
+        client_of("member")
+        .get(reverse("job-series", args=[scene.jobs["depth-anything-ft"].public_id]))
+        .json()
+    )
+    assert none["at"] == []
+
+
+def test_fragments_are_the_page_without_its_frame(scene, client_of):
+    client = client_of("member")
+    for address in (
+        reverse("home"),
+        reverse("jobs"),
+        reverse("job", args=[scene.jobs["vit-h-pretrain"].public_id]),
+    ):
+        part = client.get(address, headers={"HX-Request": "true"}).content.decode()
+        assert "<html" not in part
+        assert "vit-h-pretrain" in part
+
+
+def test_a_fragment_asked_for_after_sign_out_leads_to_the_door(scene, client_of):
+    answer = client_of().get(reverse("home"), headers={"HX-Request": "true"})
+    assert answer.status_code == 401
+    assert answer["HX-Redirect"] == "/sign-in/"
+
+
+def test_a_newcomer_is_told_what_to_do_first(scene, client_of):
+    page = client_of("stranger").get(reverse("home")).content.decode()
+    assert "No workspaces" in page
+    assert "You are in no project yet." in page
+    empty = record.person("newcomer")
+    scene.people["newcomer"] = empty
+    assert "Set a password" in client_of("newcomer").get(reverse("home")).content.decode()
+
+
+def test_charts_and_log_come_with_the_attempt(scene, client_of):
+    job = scene.jobs["depth-anything-ft"]
+    client = client_of("member")
+    address = reverse("job", args=[job.public_id])
+    assert "data-log-lines" not in client.get(address).content.decode()
+    running = scene.jobs["vit-h-pretrain"]
+    address = reverse("job", args=[running.public_id])
+    fresh = client.get(f"{address}?shown=0", headers={"HX-Request": "true"}).content.decode()
+    assert 'id="job-work" hx-swap-oob' in fresh
+    assert "data-log-lines" in fresh
+    same = client.get(f"{address}?shown=1", headers={"HX-Request": "true"}).content.decode()
+    assert "data-log-lines" not in same
+
+
+def test_an_end_is_told_once(scene, client_of):
+    page = client_of("member").get(reverse("job", args=[scene.jobs["typo-in-command"].public_id]))
+    told = [event.sentence for event in page.context["events"]]
+    assert told.count("The command ended with exit code 127.") == 1

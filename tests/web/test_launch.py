@@ -1,0 +1,189 @@
+"""Launch: what is typed becomes the request that is meant; what can never run is refused with what could."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import reverse
+
+from portal.models import Job
+from portal.web.launch_form import LaunchForm, initial_of, initial_of_fields
+
+
+@pytest.fixture
+def typed(scene):
+    """A valid form of a training run."""
+    return {
+        "kind": "training",
+        "name": "my run",
+        "project": scene.projects["vision"].public_id,
+        "environment": scene.environments["batch"].public_id,
+        "gpu_model": "",
+        "gpus_per_task": "2",
+        "tasks": "1",
+        "milli_per_gpu": "1000",
+        "cores": "1.5",
+        "memory_gib": "4",
+        "command": "python train.py --name 'two words'",
+        "environ": "SEED=1\n# a remark\nNAME=two words",
+        "time_limit_s": "90 min",
+        "preemptible": "on",
+        "priority": "0",
+        "max_attempts": "3",
+    }
+
+
+def test_what_is_typed_becomes_the_job(scene, client_of, typed):
+    answer = client_of("member").post(reverse("launch"), typed)
+    job = Job.objects.get(name="my run")
+    assert answer["Location"] == reverse("job", args=[job.public_id])
+    assert job.command == ["python", "train.py", "--name", "two words"]
+    assert job.environ == {"SEED": "1", "NAME": "two words"}
+    assert (job.cpu_milli, job.memory_mib, job.time_limit_s) == (1500, 4096, 5400)
+    assert (job.gpus_per_task, job.milli_per_gpu, job.preemptible) == (2, 1000, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("python train.py", ["python", "train.py"]),
+        ("python train.py | tee log", ["/bin/sh", "-c", "python train.py | tee log"]),
+        ("cd code\npython train.py", ["/bin/sh", "-c", "cd code\npython train.py"]),
+        ("echo $HOME", ["/bin/sh", "-c", "echo $HOME"]),
+    ],
+)
+def test_a_command_is_split_or_given_to_the_shell(scene, typed, text, words):
+    form = LaunchForm(scene.people["m-okafor"], typed | {"command": text})
+    assert form.is_valid(), form.errors
+    assert list(form.request().command) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90 min", 5400),
+        ("12 h", 43200),
+        ("2 d", 172800),
+        ("1.5h", 5400),
+        ("45s", 45),
+        ("8", 28800),
+        ("", None),
+        ("none", None),
+    ],
+)
+def test_spans_are_read_with_their_unit(scene, typed, text, seconds):
+    form = LaunchForm(scene.people["m-okafor"], typed | {"time_limit_s": text})
+    assert form.is_valid(), form.errors
+    assert form.request().time_limit_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("time_limit_s", "soon", "Write a time such as"),
+        ("environ", "NO SIGN", "is not NAME=value"),
+        ("command", "echo 'open", "quotation mark"),
+        ("command", "", "Say what to run"),
+        ("environ", "CUDA_VISIBLE_DEVICES=0", "is set by Fairway"),
+        ("name", "!", "Use up to 100 letters"),
+    ],
+)
+def test_what_is_wrong_is_said_beside_the_field(client_of, typed, field, value, sentence):
+    answer = client_of("member").post(reverse("launch"), typed | {field: value})
+    assert answer.status_code == 400
+    assert sentence in answer.content.decode()
+    assert not Job.objects.filter(name="my run").exists()
+
+
+def test_the_impossible_is_refused_with_the_nearest_that_could_run(client_of, typed):
+    answer = client_of("member").post(reverse("launch"), typed | {"gpus_per_task": "9"})
+    page = answer.content.decode()
+    assert answer.status_code == 422
+    assert "the largest node has 8" in page
+    assert 'data-set="tasks=1;gpus_per_task=8"' in page
+    assert not Job.objects.filter(name="my run").exists()
+
+
+def test_the_rail_answers_without_the_engine(client_of, typed):
+    client = client_of("member")
+    room = client.post(reverse("launch-check"), typed).content.decode()
+    assert "There is room now" in room
+    never = client.post(reverse("launch-check"), typed | {"gpus_per_task": "9"}).content.decode()
+    assert "This can never start here" in never
+    waits = client.post(reverse("launch-check"), typed | {"gpus_per_task": "8", "gpu_model": "NVIDIA H200"})
+    assert "It would wait" in waits.content.decode()
+    assert not Job.objects.filter(name="my run").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "title"),
+    [
+        (
+            {"starts_now": True, "never": False, "where": ["ada-1"], "verdict": None, "alternatives": []},
+            "It starts now",
+        ),
+        (
+            {
+                "starts_now": False,
+                "never": False,
+                "where": [],
+                "verdict": {"sentence": "Two jobs are ahead."},
+                "alternatives": [{"sentence": "4 A100 would start now", "fields": {"gpus_per_task": 4}}],
+            },
+            "It would wait",
+        ),
+    ],
+)
+def test_the_rail_shows_what_the_engine_answers(client_of, typed, monkeypatch, answer, title):
+    asked = {}
+
+    def engine(body, wait_s):
+        asked.update(body)
+        return answer
+
+    monkeypatch.setattr("portal.web.start_check.ask_would_start", engine)
+    page = client_of("member").post(reverse("launch-check"), typed).content.decode()
+    assert title in page
+    assert asked["gpus_per_task"] == 2
+    for way in answer["alternatives"]:
+        assert way["sentence"] in page
+        assert 'data-set="gpus_per_task=4"' in page
+
+
+def test_only_projects_where_one_may_launch_are_offered(scene, client_of, typed):
+    answer = client_of("stranger").post(reverse("launch"), typed)
+    assert answer.status_code == 400
+    assert not Job.objects.filter(name="my run").exists()
+
+
+def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
+    for name in ("vit-h-pretrain", "dino-abl-b128"):
+        job = Job.objects.select_related("project", "environment", "pool").get(pk=scene.jobs[name].pk)
+        start = {key: value for key, value in initial_of(job).items() if value not in ("", None, False)}
+        form = LaunchForm(scene.people["m-okafor"], start)
+        assert form.is_valid(), form.errors
+        request = form.request()
+        for field in (
+            "tasks",
+            "gpus_per_task",
+            "cpu_milli",
+            "memory_mib",
+            "time_limit_s",
+            "priority",
+            "preemptible",
+        ):
+            assert getattr(request, field) == getattr(job, field), field
+        assert list(request.command) == job.command
+
+
+def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
+    job = scene.jobs["depth-anything-ft"]
+    page = client_of("member").get(reverse("job", args=[job.public_id])).content.decode()
+    assert "4 × A100 would start now" in page
+    change = {"like": job.public_id, "gpus_per_task": "4", "gpu_model": "NVIDIA A100-SXM4-80GB"}
+    form = client_of("member").get(reverse("launch"), change)
+    assert form.context["form"]["gpus_per_task"].value() == "4"
+    assert form.context["model"] == "NVIDIA A100-SXM4-80GB"
+
+
+def test_unknown_overrides_are_left_out():
+    assert initial_of_fields({"nonsense": 1, "gpus_per_task": 2}) == {"gpus_per_task": 2}

@@ -1,0 +1,176 @@
+"""Every page of the researchers for every kind of person: who gets in, how many queries, nothing inline."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from portal.models import Job
+from portal.web import refusals
+from tests import record
+
+COUNTS = Path(__file__).parent.parent / "query_counts.json"
+
+OPEN_TO_ALL = {"home": [], "jobs": [], "launch": [], "account": [], "search": []}
+OF_A_JOB = ["job", "job-run", "job-metrics", "job-series", "job-logs", "job-log-lines"]
+ACTS = ["job-cancel", "job-hold", "job-again", "job-open"]
+PAGES = ["home", "jobs", "launch", "account"]
+
+
+@pytest.mark.parametrize("page", [*OPEN_TO_ALL, "jobs-cancel", "launch-check", "account-token"])
+def test_nobody_is_sent_to_the_door(client_of, page):
+    answer = client_of().get(reverse(page))
+    assert answer.status_code == 302
+    assert answer["Location"].startswith("/sign-in/")
+
+
+@pytest.mark.parametrize("kind", ["stranger", "member", "admin"])
+@pytest.mark.parametrize("page", OPEN_TO_ALL)
+def test_everybody_signed_in_sees_the_pages_of_their_own(client_of, kind, page):
+    assert client_of(kind).get(reverse(page)).status_code == 200
+
+
+@pytest.mark.parametrize("page", OF_A_JOB)
+@pytest.mark.parametrize(
+    ("kind", "status"), [("anonymous", 302), ("stranger", 404), ("member", 200), ("admin", 200)]
+)
+def test_a_job_is_seen_by_its_project_only(scene, client_of, page, kind, status):
+    address = reverse(page, args=[scene.jobs["vit-h-pretrain"].public_id])
+    assert client_of(kind).get(address).status_code == status
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_stranger_can_do_nothing_to_a_job(scene, client_of, act):
+    job = scene.jobs["attn-probe"]
+    before = Job.objects.get(pk=job.pk).version
+    answer = client_of("stranger").post(reverse(act, args=[job.public_id]))
+    assert answer.status_code == 404
+    assert Job.objects.get(pk=job.pk).version == before
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_reading_never_acts(scene, client_of, act):
+    assert client_of("member").get(reverse(act, args=[scene.jobs["attn-probe"].public_id])).status_code == 405
+
+
+def test_logs_of_a_workspace_are_its_owners(scene, client_of):
+    address = reverse("job-logs", args=[scene.jobs["attn-probe"].public_id])
+    assert client_of("member").get(address).status_code == 200
+    assert client_of("s-varga").get(address).status_code == 403  # a manager of the project
+
+
+def test_a_stranger_lists_and_finds_nothing(scene, client_of):
+    page = client_of("stranger").get(reverse("jobs")).content.decode()
+    assert not [name for name in scene.jobs if name in page]
+    assert client_of("stranger").get(reverse("search"), {"q": "vit"}).json() == {"found": []}
+    assert client_of("member").get(reverse("search"), {"q": "vit-h-p"}).json()["found"]
+
+
+def addresses(scene) -> list[str]:
+    jobs = [
+        scene.jobs[name].public_id
+        for name in ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128", "attn-probe")
+    ]
+    of_jobs = [
+        reverse(page, args=[job]) for page in ("job", "job-run", "job-metrics", "job-logs") for job in jobs
+    ]
+    return [reverse(page) for page in PAGES] + of_jobs + ["/jobs/nothing9999/"]
+
+
+def test_pages_carry_nothing_inline_and_a_strict_policy(scene, client_of):
+    client = client_of("member")
+    for address in addresses(scene):
+        answer = client.get(address)
+        page = answer.content.decode()
+        assert not re.search(r"<[^>]+\sstyle=", page), address
+        assert not re.search(r"<[^>]+\son[a-z]+=", page), address
+        assert "<style" not in page, address
+        rules = dict(rule.split(" ", 1) for rule in answer["Content-Security-Policy"].split("; "))
+        nonce = re.search(r"'nonce-([^']+)'", rules["script-src"])
+        assert nonce and all(nonce[1] in tag for tag in re.findall(r"<script[^>]*>", page)), address
+        assert "unsafe" not in answer["Content-Security-Policy"]
+        assert rules["object-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
+        assert answer["X-Content-Type-Options"] == "nosniff"
+        assert answer["Referrer-Policy"] == "same-origin"
+        assert answer["Cross-Origin-Opener-Policy"] == "same-origin"
+        assert answer["Cache-Control"] == "no-store"
+
+
+def test_every_field_and_button_has_a_name(scene, client_of):
+    client = client_of("member")
+    for address in addresses(scene):
+        page = client.get(address).content.decode()
+        labelled = set(re.findall(r'<label[^>]*\sfor="([^"]+)"', page))
+        wrapped = "".join(re.findall(r"<label.*?</label>", page, re.DOTALL))
+        for tag in re.findall(r"<(?:input|select|textarea)[^>]*>", page):
+            if 'type="hidden"' in tag or "aria-label" in tag or tag in wrapped:
+                continue
+            found = re.search(r'\sid="([^"]+)"', tag)
+            assert found and found[1] in labelled, f"{address}: {tag} has no label"
+        for inside, tag in re.findall(r"<button([^>]*)>(.*?)</button>", page, re.DOTALL):
+            words = re.sub(r"<[^>]+>", "", tag).strip()
+            assert words or "aria-label" in inside, f"{address}: a button says nothing"
+
+
+def test_what_people_type_is_shown_as_text(scene, client_of):
+    job = scene.jobs["depth-anything-ft"]
+    Job.objects.filter(pk=job.pk).update(name="<script>alert(1)</script>")
+    job.standing.sentence = "<img src=x onerror=alert(1)>"
+    job.standing.save()
+    for address in (reverse("home"), reverse("jobs"), reverse("job", args=[job.public_id])):
+        page = client_of("member").get(address).content.decode()
+        assert "<script>alert" not in page
+        assert "<img src=x" not in page
+
+
+@pytest.mark.parametrize("page", ["home", "jobs", "launch", "job"])
+def test_query_counts_do_not_grow(scene, client_of, page):
+    """Pinned in tests/query_counts.json under ``web.<page>``; the same with three times the rows."""
+    client = client_of("member")
+    args = [scene.jobs["vit-h-pretrain"].public_id] if page == "job" else []
+    before = count(client, reverse(page, args=args))
+    owner, project, batch = scene.people["m-okafor"], scene.projects["vision"], scene.environments["batch"]
+    for number in range(25):
+        record.job(owner, project, batch, name=f"more-{number}")
+    pool = scene.pools["h200"]
+    for number in range(3):
+        record.node(pool, name=f"more-{number}")
+    assert count(client, reverse(page, args=args)) == before
+    assert json.loads(COUNTS.read_text()).get(f"web.{page}") == before
+
+
+def count(client, address: str) -> int:
+    client.get(address)
+    with CaptureQueriesContext(
+        connection,
+    ) as asked:
+        assert client.get(address).status_code == 200
+    return len(asked)
+
+
+def test_simulated_gpus_are_never_shown_as_real(scene, client_of):
+    page = client_of("member").get(reverse("home")).content.decode()
+    assert "simulated" not in page
+    gpu = scene.nodes["ada-1"].gpus.first()
+    gpu.simulated = True
+    gpu.save()
+    page = client_of("member").get(reverse("home")).content.decode()
+    assert '1 of 48 GPUs here are <b class="fw-medium">simulated</b>' in page
+    assert 'data-x="sim"' in page
+
+
+def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch):
+    def away(*args, **kwargs):
+        raise OperationalError("no connection")
+
+    monkeypatch.setattr(refusals, "render", away)
+    answer = refusals.server_error(rf.get("/"))
+    assert answer.status_code == 503
+    assert answer["Retry-After"] == "5"
+    assert "its database does not answer" in answer.content.decode()

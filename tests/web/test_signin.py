@@ -1,0 +1,124 @@
+"""Coming in: password, one-time link, invitation; and out again."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from portal import throttle
+from portal.models import Membership, User
+from portal.services import people
+from portal.words.states import Role
+from tests import record
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def fresh_rates(monkeypatch):
+    counts: dict[str, int] = {}
+
+    def take(rate, who):
+        counts[who] = counts.get(who, 0) + 1
+        return 0.0 if counts[who] <= rate.limit else 30.0
+
+    monkeypatch.setattr("portal.web.signin.take", take)
+
+
+def test_a_password_opens_and_leads_back_to_where_one_was_going():
+    user = record.person("ada-love", password=record.PASSWORD)
+    client = Client()
+    answer = client.post(
+        "/sign-in/?next=/jobs/", {"username": "ada-love", "password": record.PASSWORD, "next": "/jobs/"}
+    )
+    assert answer.status_code == 302
+    assert answer["Location"] == "/jobs/"
+    assert client.session["_auth_user_id"] == str(user.pk)
+
+
+@pytest.mark.parametrize(
+    "away", ["https://evil.example/", "//evil.example/", "javascript:alert(1)", "jobs", "/\\evil.example"]
+)
+def test_signing_in_never_leads_elsewhere(away):
+    record.person("ada-love", password=record.PASSWORD)
+    answer = Client().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD, "next": away})
+    assert answer["Location"] == "/"
+
+
+def test_a_wrong_password_and_an_unknown_name_sound_alike():
+    record.person("ada-love", password=record.PASSWORD)
+    known = Client().post("/sign-in/", {"username": "ada-love", "password": "wrong"})
+    unknown = Client().post("/sign-in/", {"username": "nobody", "password": "wrong"})
+    assert known.status_code == unknown.status_code == 403
+    sentence = "That name and password do not match."
+    assert sentence in known.content.decode()
+    assert sentence in unknown.content.decode()
+
+
+def test_guessing_is_paused_for_the_guesser_only():
+    record.person("ada-love", password=record.PASSWORD)
+    for _ in range(throttle.SIGN_IN.limit):
+        Client().post("/sign-in/", {"username": "ada-love", "password": "guess"})
+    right = {"username": "ada-love", "password": record.PASSWORD}
+    assert "Too many tries" in Client().post("/sign-in/", right).content.decode()
+    assert Client(REMOTE_ADDR="10.1.1.1").post("/sign-in/", right).status_code == 302
+
+
+def test_an_inactive_person_stays_outside():
+    user = record.person("ada-love", password=record.PASSWORD)
+    user.is_active = False
+    user.save()
+    assert (
+        Client().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD}).status_code == 403
+    )
+
+
+def test_a_one_time_link_works_once_and_asks_for_a_password_then():
+    code = people.do_make_sign_in_link(None, record.person("first-admin", admin=True))
+    page = Client().get("/sign-in/link/")
+    assert page.status_code == 200
+    assert code not in page.content.decode()
+    client = Client()
+    assert client.post("/sign-in/link/", {"code": code})["Location"] == reverse("account")
+    assert client.get("/").status_code == 200
+    again = Client().post("/sign-in/link/", {"code": code})
+    assert again.status_code == 404
+    assert "does not work any more" in again.content.decode()
+
+
+def test_an_invitation_makes_the_account_it_promises():
+    admin = record.person("boss", admin=True)
+    project = record.project("vision")
+    _, code = people.do_invite(admin, full_name="Ada Love", project=project, role=Role.MEMBER)
+    client = Client()
+    form = client.post("/invitation/", {"code": code}).content.decode()
+    assert "invites you" in form
+    assert 'value="Ada Love"' in form
+    fields = {"code": code, "username": "ada-love", "full_name": "Ada Love", "timezone": "Europe/Berlin"}
+    weak = client.post("/invitation/", fields | {"password": "short"})
+    assert weak.status_code == 400
+    assert not User.objects.filter(username="ada-love").exists()
+    assert client.post("/invitation/", fields | {"password": record.PASSWORD})["Location"] == "/"
+    user = User.objects.get(username="ada-love")
+    assert Membership.objects.get(user=user).project == project
+    assert client.get("/").status_code == 200
+    used = Client().post("/invitation/", fields | {"password": record.PASSWORD, "username": "other"})
+    assert used.status_code == 404
+
+
+def test_leaving_ends_the_session():
+    client = Client()
+    client.force_login(record.person())
+    assert client.get("/").status_code == 200
+    assert client.get("/sign-out/").status_code == 405
+    client.post("/sign-out/")
+    assert client.get("/").status_code == 302
+
+
+def test_a_form_from_elsewhere_is_refused():
+    record.person("ada-love", password=record.PASSWORD)
+    client = Client(enforce_csrf_checks=True)
+    answer = client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    assert answer.status_code == 403
+    assert "came from elsewhere" in answer.content.decode()
