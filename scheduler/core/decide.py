@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.core.check import check_snapshot
-from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
+from scheduler.core.cluster import JobId, NodeId, PendingRow, PoolId, Snapshot
 from scheduler.core.explain import Explainer, Kept
 from scheduler.core.order import PoolQueue
 from scheduler.core.placement import Held, Shape
@@ -25,6 +25,9 @@ from scheduler.core.tree import Tree
 
 Gang = tuple[Shape, int]
 """What of a job decides where it could stand: jobs equal in it need to be tried only once."""
+
+MOST_ROUNDS = 100
+"""A round seats somebody by asking others to leave; more than a few are rare, and none is lost by waiting."""
 
 
 def decide(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -83,6 +86,7 @@ class _Decision:
         self.verdicts: dict[JobId, Verdict] = {}
         self.gangs: dict[JobId, Gang] = {job.job: (Shape.of(job), job.tasks) for job in self.pending}
         self.groups: list[Alike] = []
+        self.promised: set[JobId] = set()
         self.kept: dict[JobId, Kept] = {}
         self.evictions: dict[JobId, Ordered] = {}
         questions: dict[tuple[object, ...], int] = {}
@@ -104,8 +108,12 @@ class _Decision:
         receipts = tuple(receipt for scene in self.scenes.values() for receipt in scene.receipts())
         self._keep_promised(ready)
         self._allocate()
-        while self._make_room() or self._spare():
+        for _ in range(MOST_ROUNDS):
+            if not (self._make_room() or self._spare()):
+                break
+            self._let_go_of_mere_hopes()
             self._allocate()
+        self._start_promised()
         self._explain(ready)
         return Plan(
             starts=tuple(self.starts[job] for job in sorted(self.starts)),
@@ -140,12 +148,47 @@ class _Decision:
 
     def _keep_promised(self, ready: Iterable[PendingRow]) -> None:
         """Jobs for which others were asked to leave come first to the places these give back."""
-        promised = {
-            (row.stopping_for, row.pool) for row in self.snapshot.running if row.stopping and row.stopping_for
-        }
-        for pool in self.scenes:
-            jobs = [job for job in ready if (job.job, pool) in promised]
-            self._hand_out(pool, [Alike([job], self.possible[job.job], self.gangs[job.job]) for job in jobs])
+        promised: dict[tuple[JobId, PoolId], set[NodeId]] = {}
+        for row in self.snapshot.running:
+            if row.stopping and row.stopping_for is not None:
+                nodes = promised.setdefault((row.stopping_for, row.pool), set())
+                nodes.update(task.node for task in row.tasks)
+        self.promised = {job for job, _ in promised}
+        for pool, scene in self.scenes.items():
+            queue = self._queue(scene, [job for job in self._unseated(ready) if (job.job, pool) in promised])
+            while (job := queue.pop()) is not None:
+                others = (node.id for node in scene.floor.nodes if node.id not in promised[job.job, pool])
+                there = replace(job, avoid_nodes=(*job.avoid_nodes, *others))
+                for request in (there, job):
+                    if scene.fits_later(request):
+                        self._keep_place(scene, request)
+                        queue.started(job)
+                        break
+
+    def _start_promised(self) -> None:
+        """A promised job starts at once where places are free that nobody else was to have."""
+        for job in self.pending:
+            if job.job in self.promised and (kept := self.kept.get(job.job)):
+                scene = self.scenes[kept.pool]
+                scene.let_go(job, kept.held)
+                if scene.fits_now(job) and (held := scene.start(job)) is not None:
+                    del self.kept[job.job]
+                    self._note_start(scene, job, held)
+                else:
+                    scene.keep_there(job, kept.held)
+
+    def _seat(self, scene: PoolScene, job: PendingRow) -> bool:
+        """Start a job for which room was made or keep its place; false when neither can be."""
+        leaf = self.tree.leaf_of[job.project]
+        if not scene.ledger.closed_to(leaf, job.total_milli, job.preemptible):
+            held = scene.start(job)
+            if held is not None:
+                self._note_start(scene, job, held)
+                return True
+        if not scene.fits_later(job):
+            return False
+        self._keep_place(scene, job)
+        return True
 
     def _allocate(self) -> None:
         """Hand out free places: first everybody in the pool of first choice, then the next choices."""
@@ -155,11 +198,10 @@ class _Decision:
                     pool, [g for g in self.groups if g.possible[choice : choice + 1] == [pool]], choice
                 )
 
-    def _hand_out(self, pool: PoolId, groups: Iterable[Alike], choice: int | None = None) -> None:
+    def _hand_out(self, pool: PoolId, groups: Iterable[Alike], choice: int) -> None:
         """Hand out the places of one pool in fair order.
 
-        A job that fits only once others have left keeps its place there when it has no further pool to try;
-        without a ``choice`` it always does.
+        A job that finds places only once others have left keeps them when it has no further pool to try.
         """
         scene = self.scenes[pool]
         full_now: set[Gang] = set()
@@ -182,7 +224,7 @@ class _Decision:
 
         queue = self._queue(scene, jobs, no_place)
         while (job := queue.pop()) is not None:
-            may_keep = choice is None or len(self.possible[job.job]) == choice + 1
+            may_keep = len(self.possible[job.job]) == choice + 1
             if self._start(scene, job, full_now) or (may_keep and self._keep(scene, job, full_later)):
                 self.not_reached.discard(job.job)
                 queue.started(job)
@@ -225,7 +267,9 @@ class _Decision:
     def _keep(self, scene: PoolScene, job: PendingRow, full_later: set[Gang]) -> bool:
         """Keep a place for the whole gang where others are leaving, or change nothing."""
         gang = self.gangs[job.job]
-        if not scene.somebody_leaves or gang in full_later or not self._step(job):
+        if not scene.somebody_leaves or gang in full_later or scene.fits_places_now(*gang):
+            return False  # places that are free now are not kept idle for a job that a bound holds back
+        if not self._step(job):
             return False
         if not scene.fits_later(job):
             if not scene.fits_places_later(*gang):
@@ -264,8 +308,17 @@ class _Decision:
                     queue.started(job)
         return changed
 
+    def _let_go_of_mere_hopes(self) -> None:
+        """Free the places kept for jobs for which nobody had to make room: they queue for them anew."""
+        for job in self.pending:
+            if job.job in self.kept and job.job not in self.promised:
+                kept = self.kept.pop(job.job)
+                self.scenes[kept.pool].let_go(job, kept.held)
+
     def _seat_by_room(self, scene: PoolScene, rooms: RoomMaker, job: PendingRow) -> bool:
         """Seat ``job`` where others leave or can be asked to leave; False and nothing changed if not."""
+        if scene.somebody_leaves and scene.fits_later(job):
+            return False  # it only has to wait: nobody more needs to leave
         before = rooms.steps_used
         room = rooms.make_room(job, before + self.policy.cycle_budget_steps - self.steps_used)
         self.steps_used += rooms.steps_used - before
@@ -279,13 +332,8 @@ class _Decision:
                 eviction = Eviction(victim.job, room.reason, job.job)
                 self.evictions[victim.job] = Ordered(eviction, victim, job, scene.pool.id)
         self.not_reached.discard(job.job)
-        if all(victim.fresh for victim in room.victims):
-            held = scene.start(job)
-            if held is not None:
-                self._note_start(scene, job, held)
-                return True
-        self._keep_place(scene, job)
-        return True
+        self.promised.add(job.job)
+        return self._seat(scene, job)
 
     def _spare(self) -> bool:
         """Call back victims that are not needed any more, since others left later; true when any is."""
@@ -297,13 +345,26 @@ class _Decision:
             scene, rooms, job = self.scenes[ordered.pool], self.rooms[ordered.pool], ordered.winner
             scene.let_go(job, self.kept[job.job].held)
             rooms.call_back(ordered.victim)
-            if scene.fits_later(job):
+            if scene.fits_later(job) and self._others_stand(scene, ordered.victim):
                 del self.evictions[ordered.victim.job]
                 spared = True
             else:
                 rooms.send_away(ordered.victim)
             self._keep_place(scene, job)
         return spared
+
+    def _others_stand(self, scene: PoolScene, victim: Tenant) -> bool:
+        """True when nobody else keeps the places of a victim called back, or needs it gone for a limit."""
+        if scene.later().overfull(victim.held):
+            return False
+        levels = set(scene.tree.path[victim.leaf])
+        kept = {
+            level
+            for job in self.pending
+            if job.job in self.kept and self.kept[job.job].pool == scene.pool.id
+            for level in scene.tree.path[self.tree.leaf_of[job.project]]
+        }
+        return not any(scene.ledger.over_limit(level) for level in levels & kept)
 
     def _evictions(self) -> tuple[Eviction, ...]:
         return tuple(self.evictions[job].eviction for job in sorted(self.evictions))

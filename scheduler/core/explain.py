@@ -198,31 +198,29 @@ class Explainer:
         leaf = scene.tree.leaf_of[job.project]
         bound = scene.ledger.limit_in_the_way(leaf, job.total_milli, empty=empty)
         if bound is not None:
-            held = scene.ledger.held_milli[bound.project]
             sentence = (
                 f"Needs {words.request(job)}. {self._whose(job, scene, bound)} uses "
-                f"{words.number(held)} of its limit of {words.number(bound.allowed_milli)}"
+                f"{words.number(bound.held_milli)} of its limit of {words.number(bound.allowed_milli)}"
             )
-            return self._bound_reason(VerdictCode.LIMIT, sentence, job, scene, bound, held)
+            return self._bound_reason(VerdictCode.LIMIT, sentence, job, scene, bound)
         if job.preemptible:
             return None
         bound = scene.ledger.guarantee_in_the_way(leaf, job.total_milli, empty=empty)
         if bound is None:
             return None
-        held = scene.ledger.held_firm_milli[bound.project]
         sentence = (
             f"Needs {words.request(job)} that nobody may take back, so they must be guaranteed. "
-            f"{self._whose(job, scene, bound)} uses {words.number(held)} of its guaranteed "
+            f"{self._whose(job, scene, bound)} uses {words.number(bound.held_milli)} of its guaranteed "
             f"{words.number(bound.allowed_milli)} that way"
         )
-        return self._bound_reason(VerdictCode.GUARANTEED_NEEDED, sentence, job, scene, bound, held)
+        return self._bound_reason(VerdictCode.GUARANTEED_NEEDED, sentence, job, scene, bound)
 
     def _bound_reason(
-        self, code: VerdictCode, sentence: str, job: PendingRow, scene: PoolScene, bound: Bound, held: int
+        self, code: VerdictCode, sentence: str, job: PendingRow, scene: PoolScene, bound: Bound
     ) -> Reason:
         numbers: Numbers = {
             "needed_gpus": job.total_milli / WHOLE_MILLI,
-            "used_gpus": held / WHOLE_MILLI,
+            "used_gpus": bound.held_milli / WHOLE_MILLI,
             "limit_gpus" if code is VerdictCode.LIMIT else "guaranteed_gpus": bound.allowed_milli
             / WHOLE_MILLI,
             "project": scene.tree.project_of(bound.project),

@@ -193,12 +193,19 @@ class PoolScene:
 
     def keep(self, job: PendingRow) -> list[Held]:
         """Keep places of ``later`` for the gang, which ``fits_later``; nobody else gets what is free of them."""
-        held = self.later().place_gang(Shape.of(job), job.tasks)
+        held = self.later().place_gang(Shape.of(job), job.tasks, rather_not=self._now)
         if held is None:
             raise LookupError(f"{job.job} does not fit later")
         self._settle(held)
         self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
         return held
+
+    def keep_there(self, job: PendingRow, held: Sequence[Held]) -> None:
+        """Keep exactly the places that ``let_go`` gave up."""
+        for one in held:
+            self.later().change(one, -1)
+        self._settle(held)
+        self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
 
     def let_go(self, job: PendingRow, held: Sequence[Held]) -> None:
         """Give up the place that a job keeps."""
