@@ -127,7 +127,7 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
     deadline_s = time.monotonic() + 30
     while rows.values_list("state", flat=True).get() != "CANCELLED" and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    time.sleep(0.3)  # its container and its network are being removed
+    time.sleep(1.0)  # its container and its network are removed, and the node is idle again
     at = began_at
     return {
         "ours_ms": (running - began) * 1000,
@@ -152,11 +152,13 @@ def _story(job: str) -> str:
 
 def _by_hand(shell: _Shell, machine: Any, job: str) -> float:
     """Seconds for podman's create and start with the words of this job's container, under names of its own."""
-    name = machine.podman("ps", "--all", "--filter", f"label=fairway.job={job}", "--format", "{{.Names}}").strip()
+    name = machine.podman(
+        "ps", "--all", "--filter", f"label=fairway.job={job}", "--format", "{{.Names}}"
+    ).strip()
     if not name:
         raise SystemExit(f"job {job} has no container:\n{_story(job)}")
     words = json.loads(machine.podman("inspect", "--format", "{{json .Config.CreateCommand}}", name))
-    folder = f"{HAND}/{name}"
+    folder = f"{HAND}/{job}"  # without the name, which is replaced below
     pid_file = words[words.index("--pidfile") + 1]
     task_folder = str(Path(pid_file).parent)
     shell.run(f"mkdir -p {HAND} && cp -a {shlex.quote(task_folder)} {folder}")
@@ -243,7 +245,7 @@ class _Shell:
     def run(self, command: str) -> None:
         """Runs a command to its end; raises when it fails."""
         mark = f"done-{secrets.token_hex(4)}"
-        self._channel.sendall(f"{{ {command}\n}} 2>&1; echo; echo {mark} $?\n".encode())
+        self._channel.sendall(f"{{ {command}\n}} 2>&1; code=$?; echo; echo {mark} $code\n".encode())
         end = f"\n{mark} ".encode()
         while end not in self._heard or not self._heard.endswith(b"\n"):
             got = self._channel.recv(65536)

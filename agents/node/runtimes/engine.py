@@ -59,6 +59,7 @@ class EngineRuntime(Runtime):
         self.engine = arguments.Engine(own.kind, settings.loopback, self.rootless, own.create_flags)
         self._version: Optional[str] = None
         self._images: Dict[str, ImageFacts] = {}
+        self._prepared: Dict[str, ImageFacts] = {}
         self._networks: Dict[str, float] = {}
         self._lock = threading.Lock()
         self._firewall = Firewall(settings) if settings.firewall and os.geteuid() == 0 else None
@@ -120,7 +121,7 @@ class EngineRuntime(Runtime):
 
     def prepare(self, order: Order) -> None:
         spec = order.spec
-        self.image_facts(spec.image or "")  # refused before anything is made
+        self._prepared[spec.name] = self.image_facts(spec.image or "")  # refused before anything is made
         if self._firewall is not None:
             self._firewall.raise_once()
         words = arguments.create_network(self.engine, spec.cluster, spec.job, order.subnet or "")
@@ -129,7 +130,7 @@ class EngineRuntime(Runtime):
             raise self.refusal("network create", answer)
 
     def create(self, order: Order) -> None:
-        image = self.image_facts(order.spec.image or "")
+        image = self._prepared.pop(order.spec.name, None) or self.image_facts(order.spec.image or "")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(order.folder, "pid"))
         answer = self.call(
