@@ -154,9 +154,7 @@ class Scene:
         from portal.models import Environment, Gpu, Membership, Node, NodePool, Project, Quota, User
 
         pool = self.pool = NodePool.objects.create(name="pool")
-        self.lab = Environment.objects.create(
-            name="lab", title="Lab", tool="jupyterlab", tool_port=8888
-        )
+        self.lab = Environment.objects.create(name="lab", title="Lab", tool="jupyterlab", tool_port=8888)
         persons = self.persons = User.objects.bulk_create(
             User(username=f"user-{n}", uid=300_000 + n, gid=300_000 + n, is_admin=n == 0) for n in range(200)
         )

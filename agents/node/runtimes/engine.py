@@ -10,6 +10,7 @@ import re
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, cast
 
 from agents.node import machine, refusals
@@ -121,11 +122,15 @@ class EngineRuntime(Runtime):
 
     def prepare(self, order: Order) -> None:
         spec = order.spec
-        self._prepared[spec.name] = self.image_facts(spec.image or "")  # refused before anything is made
         if self._firewall is not None:
             self._firewall.raise_once()
         words = arguments.create_network(self.engine, spec.cluster, spec.job, order.subnet or "")
-        answer = self.call(words, keep_fd=order.hold_fd)
+        # Each command of an engine takes some 40 ms, so the network is made while the image is looked up;
+        # whoever refuses the start removes the network again.
+        with ThreadPoolExecutor(max_workers=1) as aside:
+            network = aside.submit(self.call, words, keep_fd=order.hold_fd)
+            self._prepared[spec.name] = self.image_facts(spec.image or "")
+        answer = network.result()
         if answer.code != 0 and not answer.says(_TAKEN):
             raise self.refusal("network create", answer)
 
