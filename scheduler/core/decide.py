@@ -343,14 +343,16 @@ class _Decision:
                 break
             self.steps_used += 1
             scene, rooms, job = self.scenes[ordered.pool], self.rooms[ordered.pool], ordered.winner
-            scene.let_go(job, self.kept[job.job].held)
+            kept = self.kept[job.job]
+            scene.let_go(job, kept.held)
             rooms.call_back(ordered.victim)
             if scene.fits_later(job) and self._others_stand(scene, ordered.victim):
                 del self.evictions[ordered.victim.job]
+                self._keep_place(scene, job)
                 spared = True
             else:
                 rooms.send_away(ordered.victim)
-            self._keep_place(scene, job)
+                scene.keep_there(job, kept.held)
         return spared
 
     def _others_stand(self, scene: PoolScene, victim: Tenant) -> bool:

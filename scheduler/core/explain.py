@@ -152,14 +152,15 @@ class Explainer:
     def keeps(self, job: PendingRow, kept: Kept, evictions: Iterable[Eviction]) -> Verdict:
         """The places of a job are sure; it waits until others have let go of them."""
         scene = self._scenes[kept.pool]
-        leaving = {eviction.job for eviction in evictions if eviction.for_job == job.job}
+        asked = {eviction.job: eviction.for_job for eviction in evictions}
+        leaving = {victim for victim, winner in asked.items() if winner == job.job}
         leaving |= {row.job for row in scene.running if row.stopping and row.stopping_for == job.job}
         if not leaving:
             nodes = {scene.floor.nodes[held.node].id for held in kept.held}
             leaving = {
                 row.job
                 for row in scene.running
-                if row.stopping and any(task.node in nodes for task in row.tasks)
+                if (row.stopping or row.job in asked) and any(task.node in nodes for task in row.tasks)
             }
         names = sorted(row.name or row.job for row in scene.running if row.job in leaving)
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
