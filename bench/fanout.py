@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
             web_socket = f"{folder}/web.sock"
             environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder, "FAIRWAY_WEB_SOCKET": web_socket}
             listen = ["--port", str(web_port)] if wanted.direct else ["--uds", web_socket]
-            uvicorn = ["-m", "uvicorn", "portal.config.asgi:application", *listen, "--lifespan", "off"]
+            uvicorn = ["-m", "uvicorn", "portal.asgi:application", *listen, "--lifespan", "off"]
             web = stack.enter_context(
                 _process(sys.executable, *uvicorn, "--log-level", "error", "--no-access-log", **environment)
             )
