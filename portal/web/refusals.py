@@ -34,13 +34,31 @@ TITLES = {
 
 
 class Refusals:
-    """Middleware: a refusal from a service becomes a page; REST has its own shape for them."""
+    """Middleware: a refusal becomes a page, also that of a wrong method; REST has its own shape for them."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        return self.get_response(request)
+        answer = self.get_response(request)
+        if answer.status_code != 405 or request.path.startswith("/api/"):
+            return answer
+        page = error_page(request, 405, "This address only takes what a form sends. Open the page it is on.")
+        page.headers["Allow"] = answer.headers["Allow"]
+        return page
+
+    def process_view(
+        self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any
+    ) -> HttpResponse | None:
+        """Refuses what PostgreSQL cannot hold in a text: the null character."""
+        if request.path.startswith("/api/"):
+            return None
+        sent = (request.GET, request.POST) if request.method == "POST" else (request.GET,)
+        if any("\0" in text for form in sent for _, values in form.lists() for text in values):
+            return error_page(
+                request, 400, "It holds a null character, which no text here may have. Take it out."
+            )
+        return None
 
     def process_exception(self, request: HttpRequest, problem: Exception) -> HttpResponseBase | None:
         """A refusal, or a dependency that is away, as a page; anything else is a 500."""

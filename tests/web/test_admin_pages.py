@@ -10,6 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Invitation, Membership, Node, Project, Quota
+from portal.web.admin.audit import differences
 from tests import record
 
 SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster"]
@@ -237,3 +238,31 @@ def test_environments_are_an_allow_list(scene, client_of):
     row.refresh_from_db()
     assert not row.enabled
     assert client_of("member").get(reverse("environment", args=[row.public_id])).status_code == 404
+
+
+@pytest.mark.parametrize("page", ["audit", "people", "cluster", "jobs", "quotas", "search"])
+def test_a_null_character_is_refused_with_a_sentence(client_of, page):
+    answer = client_of("admin").get(reverse(page), {"q": "a\0b"})
+    assert answer.status_code == 400
+    assert "null character" in answer.content.decode()
+
+
+def test_a_null_character_in_a_form_is_refused(scene, client_of):
+    answer = client_of("admin").post(reverse("add-project"), {"name": "a\0b", "title": ""})
+    assert answer.status_code == 400
+    assert "null character" in answer.content.decode()
+
+
+def test_an_address_for_forms_has_a_page_too(client_of):
+    answer = client_of("admin").get(reverse("save-quotas"))
+    assert (answer.status_code, answer["Allow"]) == (405, "POST")
+    assert "only takes what a form sends" in answer.content.decode()
+
+
+def test_the_trail_speaks_in_words(quota_place, client_of):
+    project, pool = quota_place
+    client_of("admin").post(reverse("save-quotas"), edit(project, pool.name, guaranteed="2.5"))
+    newest = AuditEntry.objects.filter(act="quota.change").latest("id")
+    assert ("guaranteed", "2.5") in [(name, new) for name, _, new in differences(newest)]
+    page = client_of("admin").get(reverse("audit")).content.decode()
+    assert "guaranteed_milli" not in page

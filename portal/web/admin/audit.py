@@ -12,6 +12,7 @@ from django.views.decorators.http import require_GET
 
 from portal.access import Policy, policy
 from portal.models import AuditEntry
+from portal.web.words import cores, gpu_amount
 
 
 @policy(Policy.ADMIN)
@@ -35,8 +36,28 @@ def audit(request: HttpRequest) -> HttpResponse:
     )
 
 
-def differences(entry: AuditEntry) -> list[tuple[str, Any, Any]]:
-    """Field, old and new, for every field that an act moved."""
+def differences(entry: AuditEntry) -> list[tuple[str, str, str]]:
+    """Field, old and new in words, for every field that an act moved; of a new object only what it has."""
     before, after = entry.before or {}, entry.after or {}
     keys = list(dict.fromkeys([*before, *after]))
-    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    changed = [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    told = [change for change in changed if before or change[2] not in ("", None, [], {})]
+    return [(_name(key), _word(key, old), _word(key, new)) for key, old, new in told]
+
+
+def _name(key: str) -> str:
+    return key.removesuffix("_milli").replace("_", " ")
+
+
+def _word(key: str, value: Any) -> str:
+    if value is None or value in ("", [], {}):
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key.endswith("_milli") and isinstance(value, int):
+        return gpu_amount(value) if key != "cpu_milli" else cores(value)
+    if isinstance(value, list):
+        return " ".join(str(part) for part in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    return str(value)
