@@ -100,7 +100,7 @@ function follow(box) {
     const done = ranks().every((rank) => state.get(rank)?.complete);
     const parts = [];
     if (rows.length === 0) parts.push(box.hasAttribute("data-growing") ? "No line yet." : "It wrote no line.");
-    else parts.push(shown === rows.length ? `${rows.length.toLocaleString("en")} lines` : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} lines match`);
+    else parts.push(shown === rows.length ? `${rows.length.toLocaleString("en")} ${rows.length === 1 ? "line" : "lines"}` : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} lines match`);
     if (dropped > 0) parts.push("earlier lines are in the download");
     if (done && rows.length) parts.push("the log is complete");
     foot.textContent = parts.join(", ");

@@ -31,10 +31,10 @@ function options(host, names, unit, top) {
   return {
     width: host.clientWidth,
     height: host.clientHeight,
-    padding: [8, 16, 0, 0],
+    padding: [8, 28, 0, 0],
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 5 } },
-    scales: { x: { time: true }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
+    scales: { x: { time: true, range: (u, from, to) => (from === to ? [from - 60, to + 60] : [from, to]) }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
     axes: [
       { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map((s) => clock(s * 1000, u.scales.x.max - u.scales.x.min < SHORT_S)), space: 70 },
       { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 50, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
@@ -45,7 +45,7 @@ function options(host, names, unit, top) {
       width: names.length > 1 ? 1 : 1.75,
       fill: names.length > 1 ? undefined : colour("--fw-run-wash"),
       spanGaps: false,
-      points: { show: false },
+      points: { show: (u) => u.data[0].length === 1, size: 6 }, // a lone minute is no line
     }))],
   };
 }
