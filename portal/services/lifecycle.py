@@ -371,7 +371,7 @@ def _finish(attempt: Attempt, job: Job) -> None:
     _move_attempt(attempt, state, reason.value, sentence, attempt.stop_actor)
     job.exit_code = attempt.exit_code
     after = _job_after(job, attempt, reason, state)
-    if after is JobState.PENDING:
+    if after is JobState.PENDING and not sentence.endswith("waits again."):
         sentence = f"{sentence} It waits again."
     _move_job(job, after, reason=reason, sentence=sentence, attempt=attempt, actor=attempt.stop_actor)
     wake("ended")

@@ -156,7 +156,8 @@ class JobRow:
         job = self.job
         if job.gpus_per_task == 0:
             return f"no{NB}GPU"
-        models = sorted({short_gpu(model) for model in self.gpu_models})
+        waits = job.state == JobState.PENDING  # what an earlier attempt had says nothing about the next
+        models = [] if waits else sorted({short_gpu(model) for model in self.gpu_models})
         model = ", ".join(models) or (short_gpu(job.gpu_model) if job.gpu_model else "GPU")
         return f"{gpu_amount(job.total_milli)}{NB}×{NB}{model}"
 
@@ -249,14 +250,16 @@ def numbers_of(standing: Standing) -> list[tuple[str, Any]]:
     """The numbers of a verdict with readable names, lists and tables left out."""
     plain = []
     for name, value in standing.numbers.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":
+            continue  # the sentence names the pool
+        if isinstance(value, float):
+            value = f"{value:g}"
         title = name
         for unit, word in (("_milli", ""), ("_mib", ", MiB"), ("_s", ", s")):
             if name.endswith(unit):
                 title = name.removesuffix(unit) + word
-                if unit == "_milli" and isinstance(value, (int, float)):
-                    value = gpu_amount(int(value))
+                if unit == "_milli":
+                    value = gpu_amount(int(float(value)))
                 break
         plain.append((title.replace("_", " ").capitalize().replace("gpu", "GPU"), value))
     return plain
