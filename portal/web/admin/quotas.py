@@ -246,6 +246,7 @@ def _page(
             "may_edit": signed_in(request.user).is_admin,
             "reason": reason,
             "here": "quotas",
+            "refused": status == 409,
         },
         status=status,
     )
