@@ -219,7 +219,9 @@ def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int) ->
         os.closerange(3, 1024)
         os.execvpe(order["command"][0], order["command"], order["env"])  # noqa: S606 - no shell is the point
     except FileNotFoundError as error:
-        os.write(2, f"fairway: {error.filename or order['command'][0]}: not found\n".encode())
+        searched = isinstance(error.filename, bytes)  # the last place of PATH that was tried says little
+        missing = order["command"][0] if searched else error.filename or order["command"][0]
+        os.write(2, f"fairway: {missing}: not found\n".encode())
         os._exit(127)
     except OSError as error:
         os.write(2, f"fairway: the command could not be started: {error}\n".encode())

@@ -190,6 +190,13 @@ def test_what_a_task_leaves_behind_ends_with_it(node: LoneNode) -> None:
     eventually(lambda: alive("613.25") == [])
 
 
+def test_a_missing_command_is_named_in_the_log(node: LoneNode) -> None:
+    link = node.open()
+    start(link, node.spec("jtypo", "pyhton", "train.py"))
+    assert wait_for(link, "exited", job="jtypo")["exit_code"] == 127
+    assert log_of(link, "jtypo") == "fairway: pyhton: not found\n"
+
+
 def test_a_dead_shim_takes_its_task_along(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jshim", "sh", "-c", "sleep 614.25; true"))
