@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> int:
             f"usage: python -m bench NAME [arguments]; NAME is one of: {', '.join(names())}", file=sys.stderr
         )
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended on the way out
     result = importlib.import_module(f"bench.{arguments[0]}").main(arguments[1:])
     return int(result or 0)
 

@@ -25,10 +25,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.calibration import calibration_ms
 from bench.gateway import _cpu_s, _free, _process, _rss_mib, _until_open
+from bench.line import percentile, say
 
 SOCKETS_A_PERSON = 25
+LAST_TARGET_MS, CORE_TARGET_PERCENT = 100.0, 25
 _AT = re.compile(rb'"kind":"sample","at_s":([0-9.]+)')
 
 
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> int:
             web_socket = f"{folder}/web.sock"
             environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder, "FAIRWAY_WEB_SOCKET": web_socket}
             listen = ["--port", str(web_port)] if wanted.direct else ["--uds", web_socket]
-            uvicorn = ["-m", "uvicorn", "portal.config.asgi:application", *listen, "--lifespan", "off"]
+            uvicorn = ["-m", "uvicorn", "portal.asgi:application", *listen, "--lifespan", "off"]
             web = stack.enter_context(
                 _process(sys.executable, *uvicorn, "--log-level", "error", "--no-access-log", **environment)
             )
@@ -112,26 +113,22 @@ def _measure(wanted: Any, port: int, origin: str, keys: list[str], pids: dict[st
         took_s = time.monotonic() - began
         spent = {name: (_cpu_s(pid) - before[name]) / took_s * 100 for name, pid in pids.items()}
         found = json.loads(browsers.stdout.readline())
-    last = sorted(found["last_ms"])
-    print(
-        json.dumps(
-            {
-                "bench": "fanout",
-                "browsers": wanted.browsers,
-                "through": "web" if wanted.direct else "gateway",
-                "ticks": len(last),
-                "frame_bytes": frame_bytes,
-                "last_delivery_p50_ms": round(statistics.median(last), 1),
-                "last_delivery_p95_ms": round(last[int(len(last) * 0.95) - 1], 1),
-                "missed": found["missed"],
-                **{f"{name}_percent_of_a_core": round(percent, 1) for name, percent in spent.items()},
-                **{f"{name}_rss_mib": round(_rss_mib(pid), 1) for name, pid in pids.items()},
-                "goal_last_delivery_ms": 100,
-                "goal_percent_of_a_core": 25,
-                "calibration_ms": round(calibration_ms(), 2),
-            }
-        ),
-        flush=True,
+    last = found["last_ms"]
+    last_ms = percentile(last, 0.95)
+    percent = max(spent.values())
+    say(
+        f"fanout_{wanted.browsers}_browsers_1_hz",
+        ours=round(last_ms, 1),
+        unit="ms until the last has it, p95",
+        target=f"at most {LAST_TARGET_MS:.0f} ms, at most {CORE_TARGET_PERCENT} % of a core",
+        met=last_ms <= LAST_TARGET_MS and percent <= CORE_TARGET_PERCENT and not found["missed"],
+        p50_ms=round(statistics.median(last), 1),
+        through="web" if wanted.direct else "gateway",
+        ticks=len(last),
+        frame_bytes=frame_bytes,
+        missed=found["missed"],
+        **{f"{name}_percent_of_a_core": round(value, 1) for name, value in spent.items()},
+        **{f"{name}_rss_mib": round(_rss_mib(pid), 1) for name, pid in pids.items()},
     )
 
 

@@ -1,5 +1,7 @@
 """The gateway beside configurable-http-proxy: requests a second, MB/s, WebSocket round trip, memory with 30 tabs.
 
+For a local node, and for an SSH node, where the other proxy stands before ``ssh -L`` over the same sshd.
+
     DATABASE_URL=... REDIS_URL=... python -m bench gateway [--seconds S] [--rounds N] [--chp PROGRAM]
 
 Both stand before the same servers on this machine and are measured in turns, round by round. The other proxy
@@ -26,12 +28,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.calibration import calibration_ms
+from bench.line import say
 
 JOBS = "127.77.0.1"
 SMALL_BYTES = 1024
 BIG_BYTES = 256 << 20
 TABS = 30
+MEMORY_TARGET_MIB = 300.0
 SOCKETS_A_TAB = 4
 
 Door = tuple[int, str, str]
@@ -73,45 +76,82 @@ def main(arguments: list[str]) -> int:
     wanted = parser.parse_args(arguments)
     if wanted.part:
         return _part(*wanted.part)
+    from tests.rig.needs import why_no_loopback
+
     with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
-        chp = wanted.chp or _fetch_chp(Path(folder))
+        chp = wanted.chp or os.environ.get("FAIRWAY_CHP") or _fetch_chp(Path(folder))
         http_port, ws_port = _free(JOBS), _free(JOBS)
         program = UPSTREAM % (SMALL_BYTES, BIG_BYTES, http_port, JOBS)
         stack.enter_context(_process("node", "-e", program))
         stack.enter_context(_process(*_self("echo", ws_port)))
-        gateway = stack.enter_context(_gateway(folder, {"http": http_port, "ws": ws_port}))
-        others: dict[str, Door] = {}
-        pids: dict[str, int] = {}
-        for name, port in [("http", http_port), ("ws", ws_port)]:
-            listen = _free("127.0.0.1")
-            other = stack.enter_context(
-                _process(
-                    *(
-                        [
-                            chp,
-                            "--ip",
-                            "127.0.0.1",
-                            "--port",
-                            str(listen),
-                            "--api-port",
-                            str(_free("127.0.0.1")),
-                        ]
-                    ),
-                    *(["--default-target", f"http://{JOBS}:{port}", "--log-level", "error"]),
-                )
-            )
-            others[name] = (listen, "localhost", "")
-            pids[name] = other.pid
-        for port, *_ in [*gateway["doors"].values(), *others.values(), (http_port,), (ws_port,)]:
-            _until_open(port)
-        _measure(gateway, others, pids, wanted.seconds, wanted.rounds)
+        ports = {"http": http_port, "ws": ws_port}
+        far = None if (reason := why_no_loopback()) else stack.enter_context(_ssh_node(Path(folder)))
+        gateway = stack.enter_context(_gateway(folder, ports, far))
+        for where in ("local", "ssh"):
+            if where == "ssh" and far is None:
+                say("gateway_ssh", skipped=reason)
+                continue
+            others: dict[str, Door] = {}
+            pids: dict[str, int] = {}
+            for name, port in ports.items():
+                behind = f"{JOBS}:{port}"
+                if far is not None and where == "ssh":
+                    behind = f"127.0.0.1:{stack.enter_context(_forwarded(far, port))}"
+                listen, pid = stack.enter_context(_other(chp, behind))
+                others[name], pids[name] = (listen, "localhost", ""), pid
+            doors = {name: gateway["doors"][f"{where}-{name}"] for name in ports}
+            for port, *_ in [*doors.values(), *others.values(), (http_port,), (ws_port,)]:
+                _until_open(port)
+            _measure(where, gateway["pid"], doors, others, pids, wanted.seconds, wanted.rounds)
     return 0
 
 
+@contextlib.contextmanager
+def _other(chp: str, target: str) -> Iterator[tuple[int, int]]:
+    """configurable-http-proxy before a target: its port and process id."""
+    listen = _free("127.0.0.1")
+    addresses = ["--ip", "127.0.0.1", "--port", str(listen), "--api-port", str(_free("127.0.0.1"))]
+    with _process(chp, *addresses, "--default-target", f"http://{target}", "--log-level", "error") as process:
+        yield listen, process.pid
+
+
+@contextlib.contextmanager
+def _ssh_node(folder: Path) -> Iterator[tuple[Any, Path]]:
+    """An sshd that lets our tunnel key through to job ports, and that key."""
+    from agents.keys import PURPOSES, make_keys, public_line
+    from tests.rig.agent import rig_agent
+    from tests.rig.loopback import loopback_sshd
+
+    place = folder / "sshd"
+    place.mkdir()
+    keys = make_keys(place / "keys", "bench")
+    public = {purpose: public_line(keys[purpose]) for purpose in PURPOSES}
+    with loopback_sshd(place, rig_agent(), public) as sshd:
+        yield sshd, keys["tunnel"]
+
+
+@contextlib.contextmanager
+def _forwarded(far: tuple[Any, Path], port: int) -> Iterator[int]:
+    """``ssh -L`` to a job port over the same sshd with the same key; the port on this side."""
+    sshd, key = far
+    listen = _free("127.0.0.1")
+    options = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"]
+    way = ["-i", str(key), "-p", str(sshd.port), f"{sshd.account}@{sshd.host}"]
+    with _process("ssh", "-N", *options, "-L", f"127.0.0.1:{listen}:{JOBS}:{port}", *way):
+        _until_open(listen)
+        yield listen
+
+
 def _measure(
-    gateway: dict[str, Any], others: dict[str, Door], pids: dict[str, int], seconds: float, rounds: int
+    where: str,
+    gateway: int,
+    ours: dict[str, Door],
+    others: dict[str, Door],
+    pids: dict[str, int],
+    seconds: float,
+    rounds: int,
 ) -> None:
-    ours = gateway["doors"]
+    far, other = where == "ssh", "chp"
     for figure, unit, server in [
         ("requests", "1/s", "http"),
         ("download", "MB/s", "http"),
@@ -119,36 +159,41 @@ def _measure(
         ("round_trip", "ms", "ws"),
         ("messages", "1/s", "ws"),
     ]:
-        found: dict[str, list[float]] = {"fairway": [], "chp": []}
-        spent: dict[str, float] = {"fairway": 0.0, "chp": 0.0}
+        found: dict[str, list[float]] = {"fairway": [], other: []}
+        spent: dict[str, float] = {"fairway": 0.0, other: 0.0}
         for number in range(rounds):
-            pairs = [("fairway", ours[server]), ("chp", others[server])]
+            pairs = [("fairway", ours[server]), (other, others[server])]
             for name, (port, host, cookie) in pairs if number % 2 else reversed(pairs):
-                pid = gateway["pid"] if name == "fairway" else pids[server]
+                pid = gateway if name == "fairway" else pids[server]
                 before_s = _cpu_s(pid)
                 value, units = _load(figure, port, host, cookie, seconds)
                 found[name].append(value)
                 spent[name] += (_cpu_s(pid) - before_s) / units / rounds
-        fairway, chp = statistics.median(found["fairway"]), statistics.median(found["chp"])
-        _say(
-            figure,
-            unit,
-            fairway=round(fairway, 3),
-            configurable_http_proxy=round(chp, 3),
-            ratio=round(chp / fairway if unit == "ms" else fairway / chp, 2),
-            goal_ratio=1.0,
-            cpu_us_fairway=round(spent["fairway"] * 1e6, 1),
-            cpu_us_configurable_http_proxy=round(spent["chp"] * 1e6, 1),
+        ours_now, reference = statistics.median(found["fairway"]), statistics.median(found[other])
+        ratio = reference / ours_now if unit == "ms" else ours_now / reference
+        least = 0.8 if far and unit == "MB/s" else 1.0
+        say(
+            f"gateway_{where}_{figure}",
+            ours=round(ours_now, 3),
+            reference=round(reference, 3),
+            ratio=round(ratio, 2),
+            unit=unit,
+            target=f"at least {least:g} x {'ssh -L and ' if far else ''}configurable-http-proxy",
+            met=ratio >= least,
+            cpu_us_ours=round(spent["fairway"] * 1e6, 1),
+            cpu_us_reference=round(spent[other] * 1e6, 1),
         )
     port, host, cookie = ours["ws"]
-    before = _rss_mib(gateway["pid"])
-    tabs, _ = _load("tabs", port, host, cookie, seconds, gateway["pid"])
-    _say("memory_30_tabs", "MiB", fairway=round(tabs, 1), before=round(before, 1), goal=300)
-
-
-def _say(figure: str, unit: str, **values: Any) -> None:
-    line = {"bench": "gateway", "figure": figure, "unit": unit, **values}
-    print(json.dumps(line | {"calibration_ms": round(calibration_ms(), 2)}), flush=True)
+    before = _rss_mib(gateway)
+    tabs, _ = _load("tabs", port, host, cookie, seconds, gateway)
+    say(
+        f"gateway_{where}_memory_{TABS}_tabs",
+        ours=round(tabs, 1),
+        unit="MiB",
+        target=f"below {MEMORY_TARGET_MIB}",
+        met=tabs < MEMORY_TARGET_MIB,
+        before=round(before, 1),
+    )
 
 
 # -- parts that run beside it ----------------------------------------------------------------------
@@ -373,7 +418,7 @@ _LOADS = {
 
 
 @contextlib.contextmanager
-def _gateway(folder: str, ports: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _gateway(folder: str, ports: dict[str, int], far: tuple[Any, Path] | None) -> Iterator[dict[str, Any]]:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
     os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
     os.environ.setdefault("FAIRWAY_LOG_LEVEL", "ERROR")
@@ -387,10 +432,14 @@ def _gateway(folder: str, ports: dict[str, int]) -> Iterator[dict[str, Any]]:
     old = connection.settings_dict["NAME"]
     connection.creation.create_test_db(verbosity=0, autoclobber=True)
     try:
-        entered = {name: _workspace(port) for name, port in ports.items()}
+        entered = {f"local-{name}": _workspace(port) for name, port in ports.items()}
+        if far is not None:
+            entered |= {f"ssh-{name}": _workspace(port, far[0]) for name, port in ports.items()}
         url = os.environ["DATABASE_URL"]
         made = connection.settings_dict["NAME"]
         environment = {"DATABASE_URL": url.rpartition("/")[0] + "/" + made, "FAIRWAY_DATA_DIR": folder}
+        if far is not None:
+            environment["FAIRWAY_TUNNEL_KEY"] = str(far[1])
         command = [sys.executable, "-m", "portal.gateway", "--port", str(listen)]
         with _process(*command, **environment) as process:
             doors = {
@@ -402,14 +451,21 @@ def _gateway(folder: str, ports: dict[str, int]) -> Iterator[dict[str, Any]]:
         connection.creation.destroy_test_db(old, verbosity=0)
 
 
-def _workspace(port: int) -> tuple[str, str]:
-    """A running workspace, and the cookie of somebody who has entered it."""
+def _workspace(port: int, sshd: Any = None) -> tuple[str, str]:
+    """A running workspace, here or behind an sshd, and the cookie of somebody who has entered it."""
+    from portal.models import Node
     from portal.services.workspaces import do_open_workspace, do_redeem_ticket
     from tests import record
     from tests.gateway.stand import running_workspace, sign_in
 
     owner = record.person()
-    job = running_workspace(owner, port=port)
+    node = None
+    if sshd is not None:
+        place = {"host": sshd.host, "port": sshd.port, "account": sshd.account, "host_key": sshd.host_key}
+        node = Node.objects.filter(link="ssh").first() or record.node(
+            record.pool(), link="ssh", runtime="process", **place
+        )
+    job = running_workspace(owner, port=port, node=node)
     _, ticket = do_open_workspace(owner, job, sign_in(owner))
     cookie = do_redeem_ticket(ticket, job.public_id)
     assert cookie is not None

@@ -103,6 +103,7 @@ function growLive(box, sample) { // a point a second between the minutes
   if (!data || sample.kind !== "sample" || sample.at_s <= (data.at.at(-1) ?? 0)) return;
   const now = {};
   const put = (kind, name, value) => { (now[kind] ??= {})[name] = value ?? null; };
+  for (const gpu of sample.gpus ?? []) put("gpu", data.gpus[gpu.uuid] ?? gpu.uuid, gpu.utilisation_percent); // a node
   for (const task of sample.tasks ?? []) {
     put("cpu", `rank ${task.rank}`, task.cpu_percent);
     put("memory", `rank ${task.rank}`, task.memory_mib);
@@ -121,7 +122,7 @@ function growLive(box, sample) { // a point a second between the minutes
       lines[name].push(now[kind]?.[name] ?? null);
     }
   }
-  drawGpus((sample.tasks ?? []).flatMap((task) => task.gpus ?? []));
+  drawGpus(sample.gpus ?? (sample.tasks ?? []).flatMap((task) => task.gpus ?? []));
   for (const host of box.querySelectorAll("[data-plot]")) drawOne(host, data);
 }
 

@@ -10,6 +10,7 @@ import re
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, cast
 
 from agents.node import machine, refusals
@@ -59,6 +60,7 @@ class EngineRuntime(Runtime):
         self.engine = arguments.Engine(own.kind, settings.loopback, self.rootless, own.create_flags)
         self._version: Optional[str] = None
         self._images: Dict[str, ImageFacts] = {}
+        self._prepared: Dict[str, ImageFacts] = {}
         self._networks: Dict[str, float] = {}
         self._lock = threading.Lock()
         self._firewall = Firewall(settings) if settings.firewall and os.geteuid() == 0 else None
@@ -120,16 +122,20 @@ class EngineRuntime(Runtime):
 
     def prepare(self, order: Order) -> None:
         spec = order.spec
-        self.image_facts(spec.image or "")  # refused before anything is made
         if self._firewall is not None:
             self._firewall.raise_once()
         words = arguments.create_network(self.engine, spec.cluster, spec.job, order.subnet or "")
-        answer = self.call(words, keep_fd=order.hold_fd)
+        # Each command of an engine takes some 40 ms, so the network is made while the image is looked up;
+        # whoever refuses the start removes the network again.
+        with ThreadPoolExecutor(max_workers=1) as aside:
+            network = aside.submit(self.call, words, keep_fd=order.hold_fd)
+            self._prepared[spec.name] = self.image_facts(spec.image or "")
+        answer = network.result()
         if answer.code != 0 and not answer.says(_TAKEN):
             raise self.refusal("network create", answer)
 
     def create(self, order: Order) -> None:
-        image = self.image_facts(order.spec.image or "")
+        image = self._prepared.pop(order.spec.name, None) or self.image_facts(order.spec.image or "")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(order.folder, "pid"))
         answer = self.call(
