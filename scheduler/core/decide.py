@@ -81,6 +81,8 @@ class _Decision:
             for pool in sorted(snapshot.pools, key=lambda pool: pool.id)
         }
         self.pending = sorted(snapshot.pending, key=lambda row: row.job)
+        by_age = sorted(self.pending, key=lambda row: (row.submitted_s, row.job))
+        self.age_rank = {row.job: rank for rank, row in enumerate(by_age)}
         self.possible: dict[JobId, list[PoolId]] = {}
         self.starts: dict[JobId, Start] = {}
         self.verdicts: dict[JobId, Verdict] = {}
@@ -215,7 +217,9 @@ class _Decision:
                     full_now.add(group.gang)
                 if not scene.fits_places_later(*group.gang):
                     full_later.add(group.gang)
-            if group.gang not in full_now or group.gang not in full_later:
+            if (group.gang not in full_now or group.gang not in full_later) and not self._closed(
+                scene, group
+            ):
                 jobs.extend(self._unseated(group.jobs))
 
         def no_place(job: PendingRow) -> bool:
@@ -229,6 +233,12 @@ class _Decision:
                 self.not_reached.discard(job.job)
                 queue.started(job)
 
+    def _closed(self, scene: PoolScene, group: Alike) -> bool:
+        """True when a bound holds all of a group back, even once others have left; handing out only adds."""
+        job = group.jobs[0]
+        leaf = self.tree.leaf_of[job.project]
+        return scene.ledger.closed_to(leaf, job.total_milli, job.preemptible, once_left=True)
+
     def _queue(
         self,
         scene: PoolScene,
@@ -238,7 +248,7 @@ class _Decision:
         queue = PoolQueue(
             self.tree, scene.ledger, scene.fair_share_milli, scene.capacity_milli, scene.people_of, skip
         )
-        queue.fill(jobs)
+        queue.fill(sorted(jobs, key=lambda job: self.age_rank[job.job], reverse=True))
         return queue
 
     def _unseated(self, ready: Iterable[PendingRow]) -> list[PendingRow]:
