@@ -108,7 +108,8 @@ LAWS: list[Callable[[Snapshot], None]] = [
 ]
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=CALM)
+# the short run draws the same examples each time; the long one draws new ones
+@settings(max_examples=500, deadline=None, suppress_health_check=CALM, derandomize=True)
 @given(snapshot=st.one_of(snapshots(), crowded()))
 def test_laws(snapshot: Snapshot) -> None:
     check_snapshot(snapshot)
