@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import pytest
 
