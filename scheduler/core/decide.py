@@ -17,7 +17,7 @@ from scheduler.core.cluster import JobId, NodeId, PendingRow, PoolId, Snapshot
 from scheduler.core.explain import Explainer, Kept
 from scheduler.core.order import PoolQueue
 from scheduler.core.placement import Held, Shape
-from scheduler.core.plan import Answer, Eviction, Plan, Start, Verdict
+from scheduler.core.plan import Answer, Eviction, EvictionReason, Plan, Start, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker, Tenant, question_of
 from scheduler.core.scene import PoolScene
@@ -346,7 +346,7 @@ class _Decision:
             kept = self.kept[job.job]
             scene.let_go(job, kept.held)
             rooms.call_back(ordered.victim)
-            if scene.fits_later(job) and self._others_stand(scene, ordered.victim):
+            if scene.fits_later(job) and self._others_stand(scene, ordered):
                 del self.evictions[ordered.victim.job]
                 self._keep_place(scene, job)
                 spared = True
@@ -355,9 +355,14 @@ class _Decision:
                 scene.keep_there(job, kept.held)
         return spared
 
-    def _others_stand(self, scene: PoolScene, victim: Tenant) -> bool:
-        """True when nobody else keeps the places of a victim called back, or needs it gone for a limit."""
+    def _others_stand(self, scene: PoolScene, ordered: Ordered) -> bool:
+        """True when nobody else keeps the places of a victim called back, or needs it gone for a bound."""
+        victim, reason = ordered.victim, ordered.eviction.reason
         if scene.later().overfull(victim.held):
+            return False
+        if reason is EvictionReason.PREEMPTED and not scene.within_share(
+            victim.leaf, ordered.winner.total_milli
+        ):
             return False
         levels = set(scene.tree.path[victim.leaf])
         kept = {
