@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 INBOX_SIZE = 200
 RECONCILE_EVERY_S = 10.0
 UNREACHABLE_AFTER_S = 15.0
-FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 30.0
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 15.0
 STEADY_AFTER_S = 10.0
 """A link that has lived this long is tried again at once when it breaks."""
 AGAIN_S = 5.0

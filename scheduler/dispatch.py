@@ -196,7 +196,11 @@ def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
             note_log_progress(task.pk, offset, complete=True)
             return True
         end = piece.offset + len(piece.data)
-        offset = write_log_bytes(key.job, key.attempt, key.task, piece.format, piece.offset, piece.data)
+        try:
+            offset = write_log_bytes(key.job, key.attempt, key.task, piece.format, piece.offset, piece.data)
+        except OSError as full:  # it stays on the node and is fetched when there is room here
+            log.error("the log of %s cannot be kept: %s", key, full)
+            return False
         complete = piece.eof and offset == end  # a lower offset asks for bytes that our copy lacks
         note_log_progress(task.pk, offset, complete=complete)
         if complete:

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from portal.models import Attempt, ClusterSettings, Cycle, Node, Outbox, Question
 from portal.services import lifecycle, nodes
+from portal.services.idempotency import forget_old_keys
 from portal.wake import send_hint, wake
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import AttemptState, JobKind, NodeState
@@ -130,6 +131,7 @@ def trim() -> None:
     ):
         ids = list(rows.order_by("pk").values_list("pk", flat=True)[:TRIMMED_AT_ONCE])
         rows.model._default_manager.filter(pk__in=ids).delete()
+    forget_old_keys()
 
 
 def in_words(seconds: int) -> str:

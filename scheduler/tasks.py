@@ -14,6 +14,7 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connection
 
 from portal.config.celery import app
+from portal.services.demo import keep_demo_alive
 from scheduler import leases, sweep
 from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
@@ -127,6 +128,12 @@ def sweep_record() -> None:
 def outbox() -> None:
     """Sends hints whose message was lost."""
     sweep.send_outbox()
+
+
+@_door("scheduler.demo")
+def demo() -> None:
+    """Keeps the demo's queue alive; without a demo it does nothing."""
+    keep_demo_alive()
 
 
 @_door("scheduler.trim")

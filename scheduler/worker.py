@@ -26,6 +26,7 @@ CYCLE_EVERY_S = 5.0
 SWEEP_EVERY_S = 5.0
 OUTBOX_EVERY_S = 2.0
 TRIM_EVERY_S = 600.0
+DEMO_EVERY_S = 20.0
 
 app.conf.beat_schedule = {
     name: {"task": task, "schedule": every_s, "options": {"queue": queue, "expires": every_s}}
@@ -34,6 +35,7 @@ app.conf.beat_schedule = {
         ("sweep", "scheduler.sweep", SWEEP_EVERY_S, "nodes"),
         ("outbox", "scheduler.outbox", OUTBOX_EVERY_S, "nodes"),
         ("trim", "scheduler.trim", TRIM_EVERY_S, "nodes"),
+        ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
     )
 }
 

@@ -18,6 +18,8 @@ from portal.services.jobs import (
     MAX_TIME_LIMIT_S,
     PRIORITIES,
     JobRequest,
+    check_job,
+    would_start,
 )
 from portal.words.states import JobKind
 
@@ -100,6 +102,13 @@ def job_request(person: User, given: Mapping[str, Any], body: type[Request]) -> 
     pool = _one(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
     rest = {name: value for name, value in values.items() if name not in PLACES}
     return JobRequest(**rest, project=project, environment=environment, pool=pool, template=template)
+
+
+def check_request(person: User, given: Mapping[str, Any], body: type[Request]) -> None:
+    """Raises what a submit would raise, the engine's answer included; must not run in a transaction."""
+    wanted = job_request(person, given, body)
+    check_job(person, wanted)
+    would_start(person, wanted)
 
 
 def _template(key: str | None) -> Template | None:

@@ -12,7 +12,7 @@ from portal import throttle
 from portal.access import Policy, Verb, can, policy, require
 from portal.api.bodies import Nothing
 from portal.api.cursors import NEWEST, OLDEST, Order
-from portal.api.job_bodies import JobBody, job_request
+from portal.api.job_bodies import JobBody, check_request, job_request
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import jobs as shapes
 from portal.models import Job, User
@@ -123,7 +123,7 @@ class JobsRoute(Route):
             job = do_submit_job(self.person, job_request(self.person, self.given, JobBody))
             return whole(self.person, job_for(self.person, job.public_id))
 
-        return self.once(work)
+        return self.once(work, check=lambda: check_request(self.person, self.given, JobBody))
 
 
 @policy(Policy.SIGNED_IN)

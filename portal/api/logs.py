@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
@@ -22,7 +21,7 @@ from portal.api.shapes.jobs import LogPage
 from portal.errors import Invalid, NotThere
 from portal.models import Task, User
 from portal.selectors.jobs import job_for
-from portal.selectors.log_files import FORMATS, log_path
+from portal.selectors.log_files import FORMATS, awaited, log_path
 from portal.services.tokens import Scope
 
 PIECE_BYTES = 256 * 1024
@@ -176,7 +175,7 @@ class JobLogFileRoute(Route):
         pieces = _pieces(path, stamps=self.query["timestamps"] or path.suffix != ".k8s")
         served = isinstance(request._request, ASGIRequest)
         answer = StreamingHttpResponse(
-            _awaited(pieces) if served else pieces, content_type="text/plain; charset=utf-8"
+            awaited(pieces) if served else pieces, content_type="text/plain; charset=utf-8"
         )
         name = f"{job}-{task.attempt.number}-{task.rank}.log"
         answer["Content-Disposition"] = f'attachment; filename="{name}"'
@@ -188,13 +187,3 @@ def _pieces(path: Path, *, stamps: bool) -> Iterator[bytes]:
     with path.open("rb") as file:
         while lines := file.readlines(PIECE_BYTES):
             yield b"".join(lines if stamps else map(plain, lines))
-
-
-async def _awaited(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces read in a thread, one at a time: a sync iterator would be read whole before the first byte."""
-
-    def following() -> bytes | None:
-        return next(pieces, None)
-
-    while (piece := await sync_to_async(following)()) is not None:
-        yield piece

@@ -184,13 +184,20 @@ class Route(APIView):
         """One page of a list."""
         return self.answer(cursors.page(self.request, rows, order, self.query, shown))
 
-    def once(self, work: Callable[[], Any], status: int = 201) -> HttpResponse:
-        """Does ``work`` (which gives the answer's body) at most once per Idempotency-Key."""
+    def once(
+        self, work: Callable[[], Any], status: int = 201, *, check: Callable[[], object] | None = None
+    ) -> HttpResponse:
+        """Does ``work`` (which gives the answer's body) at most once per Idempotency-Key.
+
+        With a key ``work`` runs in a transaction; ``check`` is what has to be asked before that begins.
+        """
         key = self.request.headers.get("Idempotency-Key")
         if key is None:
             return self.answer(work(), status)
         given = self.request.data
-        kept = idempotency.once(self.person, key, self.request.path, given, lambda: (status, work()))
+        kept = idempotency.once(
+            self.person, key, self.request.path, given, lambda: (status, work()), check=check
+        )
         headers = {"Idempotency-Replayed": "true"} if kept.again else {}
         return self.answer(kept.body, kept.status, headers)
 

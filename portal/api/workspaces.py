@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from portal import throttle
 from portal.access import Policy, Verb, policy, require
 from portal.api.bodies import Nothing
-from portal.api.job_bodies import WorkspaceBody, job_request
+from portal.api.job_bodies import WorkspaceBody, check_request, job_request
 from portal.api.jobs import ORDERS, filter_of
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import jobs as shapes
@@ -86,7 +86,7 @@ class WorkspacesRoute(Route):
             job = do_submit_job(self.person, job_request(self.person, self.given, WorkspaceBody))
             return shown(workspace_for(self.person, job.public_id))
 
-        return self.once(work)
+        return self.once(work, check=lambda: check_request(self.person, self.given, WorkspaceBody))
 
 
 @policy(Policy.SIGNED_IN)

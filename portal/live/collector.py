@@ -76,10 +76,12 @@ class Collector:
         self._log_teller.grew(followed, offset)
 
     def on_state(self, node: str, problem: str) -> None:
+        known = self._directory.nodes.get(node)
+        name = known.name if known else node
         if problem:
-            log.info("the watch of %s: %s", node, problem)
+            log.info("the watch of %s: %s", name, problem)
         else:
-            log.info("watching %s", node)
+            log.info("watching %s", name)
 
     # -- the loop ----------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ def cluster_map(person: Person, *, only: Node | None = None) -> ClusterMap:
     for gpu in Gpu.objects.filter(node_id__in=boxes, present=True).order_by("node_id", "index"):
         box = boxes[gpu.node_id]
         holder = holders.get(gpu.pk)
-        square = square_of(gpu, box.node, starting=bool(holder and holder[2]))
+        square = square_of(gpu, box.node, starting=bool(holder and holder[2]), at=len(box.squares))
         box.squares.append(square)
         models[gpu.node_id].add(gpu.model)
         names[gpu.node_id].append((holder[0], holder[1]) if holder else ("", ""))

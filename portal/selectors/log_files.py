@@ -1,10 +1,12 @@
-"""Where the mirrored log of a task stands on the portal's disk."""
+"""Where the mirrored log of a task stands on the portal's disk, and how it is sent piece by piece."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 
 FORMATS = ("k8s", "raw")
@@ -21,3 +23,13 @@ def log_path(job: str, attempt: int, rank: int, form: str) -> Path:
     if not _PUBLIC_ID.fullmatch(job) or attempt < 0 or rank < 0:
         raise ValueError(f"{job!r}/{attempt}/{rank} names no task")
     return Path(settings.LOG_DIR) / job / f"{attempt:d}" / f"{rank:d}.{form}"
+
+
+async def awaited(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces read in a thread, one at a time: a sync iterator would be read whole before the first byte."""
+
+    def following() -> bytes | None:
+        return next(pieces, None)
+
+    while (piece := await sync_to_async(following)()) is not None:
+        yield piece

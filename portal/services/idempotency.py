@@ -34,8 +34,19 @@ class Answer:
     again: bool
 
 
-def once(user: User, key: str, route: str, body: Any, work: Callable[[], tuple[int, Any]]) -> Answer:
+def once(
+    user: User,
+    key: str,
+    route: str,
+    body: Any,
+    work: Callable[[], tuple[int, Any]],
+    *,
+    check: Callable[[], object] | None = None,
+) -> Answer:
     """Runs ``work`` unless this key has its answer already; refusals are not kept and may be tried again.
+
+    ``work`` runs in a transaction. What must not, such as a question to the engine, goes into ``check``: it
+    runs before, unless the answer is there, and refuses by raising.
 
     Raises Invalid for a key that is none, Impossible (422) when the key came with another body, and
     Conflict (409) while the first request with it is still being served.
@@ -50,6 +61,8 @@ def once(user: User, key: str, route: str, body: Any, work: Callable[[], tuple[i
         [IdempotencyKey(user=user, key=key, route=route, body_sha256=fingerprint)], ignore_conflicts=True
     )
     try:
+        if check is not None and not _answered(user, key):
+            check()
         return _locked(user, key, fingerprint, work)
     except (_Busy, _Reused):
         raise
@@ -87,6 +100,10 @@ def _locked(user: User, key: str, fingerprint: str, work: Callable[[], tuple[int
         row.status, row.body = status, text
         row.save(update_fields=["status", "body"])
         return Answer(status, json.loads(text), again=False)
+
+
+def _answered(user: User, key: str) -> bool:
+    return IdempotencyKey.objects.filter(user=user, key=key, status__isnull=False).exists()
 
 
 class _Busy(Conflict):

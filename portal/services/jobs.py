@@ -166,7 +166,7 @@ def do_hold_job(user: User, job: Job, held: bool) -> Job:
 
 def do_start_again(user: User, job: Job) -> Job:
     """A new job with the same request as one that ended; a workspace finds the same home again."""
-    require(user, Verb.SEE, job)
+    require(user, Verb.CONTROL, job)  # its variables are copied along
     if job.state not in JOB_ENDS:
         raise Conflict("It has not ended yet.", code="job_not_ended")
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:

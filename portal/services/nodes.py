@@ -177,7 +177,7 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
         node.hello = hello
         node.agent_version = str(hello.get("agent_version", ""))[:32]
         node.cpu_milli = int(hello["cpu_count"]) * 1000
-        node.memory_mib = int(hello["memory_mib"])
+        node.memory_mib = int(hello["memory_mib"] or 0)
         node.clock_skew_s = round(float(hello["clock_s"]) - received_s, 3)
         node.simulated = any(gpu.get("simulated") for gpu in hello["gpus"])
         _seen(node)
@@ -201,7 +201,7 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
         fields = {
             "index": gpu["index"],
             "model": gpu["model"],
-            "memory_mib": gpu["memory_mib"],
+            "memory_mib": gpu["memory_mib"] or 0,
             "simulated": bool(gpu.get("simulated")),
             "present": True,
         }

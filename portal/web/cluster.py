@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from portal.access import Policy, policy, signed_in, visible_nodes
 from portal.errors import NotThere
-from portal.models import Node
+from portal.models import ClusterSettings, Node
 from portal.selectors.cluster_map import cluster_map, tasks_on
 
 
@@ -29,7 +30,11 @@ def cluster(request: HttpRequest) -> HttpResponse:
         ]
     template = "cluster/live.html" if request.headers.get("HX-Request") else "cluster/page.html"
     user = signed_in(request.user)
-    return render(request, template, {"map": drawn, "search": search, "may_add": user.is_admin})
+    context = {"map": drawn, "search": search, "may_add": user.is_admin}
+    if user.is_admin:
+        cluster_row = ClusterSettings.objects.filter(id=1).first()
+        context |= {"cluster": cluster_row, "trial_servers": settings.TRIAL_SERVERS}
+    return render(request, template, context)
 
 
 @policy(Policy.SIGNED_IN)

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from portal.access import Policy, Verb, can, policy, signed_in
-from portal.models import Attempt, Job, Task, User
+from portal.models import Attempt, Job, JobEvent, Task, User
 from portal.selectors.cluster import Square, square_of
 from portal.selectors.jobs import attempts_of, events_of, job_for, jobs_for
 from portal.services import workspaces
@@ -36,16 +36,19 @@ class Phase:
     now: bool = False
     todo: bool = False
     bad: bool = False
+    start: dt.datetime | None = None
 
 
 @policy(Policy.SIGNED_IN)
 @require_safe
 def job(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The overview, or its live parts for htmx."""
+    """The overview, or its live parts for htmx; ``shown`` is the attempt whose charts and log stand there."""
     user = signed_in(request.user)
     row = job_for(user, public_id)
     template = "job/live.html" if request.htmx else "job/overview.html"  # type: ignore[attr-defined]
-    return render(request, template, overview(user, row) | {"tab": "overview"})
+    context = overview(user, row) | {"tab": "overview"}
+    shown = request.GET.get("shown", "")
+    return render(request, template, context | {"other_attempt": shown != str(row.attempts_made)})
 
 
 def overview(user: User, found: Job) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def overview(user: User, found: Job) -> dict[str, Any]:
         "ahead": _ahead(user, found),
         "failure": failure_of(found, last),
         "places": places_of(last),
-        "events": events,
+        "events": without_echoes(events),
         "last_task": _telling_task(last),
     }
 
@@ -122,7 +125,16 @@ def _span(
 ) -> Phase:
     seconds = max(0.0, ((end or now) - start).total_seconds())
     weight = min(6.0, 1.0 + seconds**0.25 / 2)
-    return Phase(name, duration(seconds), round(weight, 2), now=end is None, bad=bad)
+    return Phase(name, duration(seconds), round(weight, 2), now=end is None, bad=bad, start=start)
+
+
+def without_echoes(events: list[JobEvent]) -> list[JobEvent]:
+    """Newest first, a sentence once: an end is told by the rank, the attempt and the job alike."""
+    kept: list[JobEvent] = []
+    for event in events:
+        if not kept or not event.sentence or kept[-1].sentence != event.sentence:
+            kept.append(event)
+    return kept
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -13,6 +14,7 @@ from portal.access import Policy, Verb, policy, require, signed_in
 from portal.models import Attempt
 from portal.selectors import logs as log_lines
 from portal.selectors.jobs import job_for
+from portal.selectors.log_files import awaited
 from portal.selectors.logs import LogFile, LogLine
 from portal.web.job import heading
 
@@ -69,7 +71,11 @@ def lines(request: HttpRequest, public_id: str) -> JsonResponse:
 def download(request: HttpRequest, public_id: str) -> StreamingHttpResponse:
     """One rank's whole log as a text file, without the engine's stamps."""
     log = _log(request, public_id)
-    response = StreamingHttpResponse(_plain(log), content_type="text/plain; charset=utf-8")
+    pieces = _plain(log)
+    served = isinstance(request, ASGIRequest)
+    response = StreamingHttpResponse(
+        awaited(pieces) if served else pieces, content_type="text/plain; charset=utf-8"
+    )
     name = f"{public_id}-{log.attempt}-{log.rank}.log"
     response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return response

@@ -10,10 +10,11 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from portal.access import Policy, policy, signed_in
+from portal.access import Policy, policy, signed_in, visible_nodes
+from portal.errors import NotThere
 from portal.models import Gpu, Job, Node
 from portal.selectors.jobs import job_for
-from portal.selectors.minutes import Series, job_minutes
+from portal.selectors.minutes import Series, job_minutes, node_minutes
 from portal.web.job import heading
 
 SPANS = {"1h": 3600, "6h": 6 * 3600, "1d": 86400}
@@ -39,6 +40,20 @@ def series(request: HttpRequest, public_id: str) -> JsonResponse:
     span_s = SPANS.get(request.GET.get("span", "1h"), 3600)
     until = found.ended_at or timezone.now()
     return JsonResponse(as_lines(found, job_minutes(user, found, until - dt.timedelta(seconds=span_s))))
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def node_series(request: HttpRequest, public_id: str) -> JsonResponse:
+    """The numbers behind a node's chart: a line for each GPU over the last hour."""
+    user = signed_in(request.user)
+    found = visible_nodes(user).filter(public_id=public_id).first()
+    if found is None:
+        raise NotThere
+    minutes = node_minutes(user, found)
+    names = {gpu.uuid: f"GPU {gpu.index}" for gpu in minutes.gpus}
+    lines = {"gpu": {names[gpu.uuid]: gpu.utilisation_percent for gpu in minutes.gpus}}
+    return JsonResponse({"at": minutes.minutes_s, "gpus": names, "lines": lines})
 
 
 def as_lines(job: Job, minutes: Series) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from portal.ask import ask_would_start
 from portal.errors import FairwayError, Impossible, Invalid
 from portal.models import User
 from portal.selectors.cluster import ModelStrip
-from portal.services.jobs import JobRequest, check_job
+from portal.services.jobs import JobRequest, check_job, question_body
 from portal.web.words import gpus as gpu_words
 from portal.web.words import short_gpu
 
@@ -53,22 +53,10 @@ def check_start(user: User, request: JobRequest, strips: list[ModelStrip], *, as
         return StartCheck("wrong", "Not ready yet", wrong.sentence, wrong=wrong.fields)
     except FairwayError as refusal:
         return StartCheck("wrong", "Not allowed", refusal.sentence)
-    answer = ask_would_start(_body(user, request), wait_s=WAIT_S) if ask else None
+    answer = ask_would_start(question_body(user, request), wait_s=WAIT_S) if ask else None
     if answer is None or "error" in answer:
         return _by_counting(request, strips)
     return _from_answer(answer)
-
-
-def _body(user: User, request: JobRequest) -> dict[str, Any]:
-    """The request for the engine: columns of a Job by name, rows by public id."""
-    plain = ("name", "kind", "tasks", "gpus_per_task", "milli_per_gpu", "gpu_model", "min_gpu_memory_mib")
-    more = ("cpu_milli", "memory_mib", "priority", "preemptible", "time_limit_s")
-    body: dict[str, Any] = {name: getattr(request, name) for name in plain + more}
-    body["project"] = request.project.public_id
-    body["environment"] = request.environment.public_id
-    body["pool"] = request.pool.public_id if request.pool else None
-    body["user"] = user.public_id
-    return body
 
 
 def _from_answer(answer: dict[str, Any]) -> StartCheck:

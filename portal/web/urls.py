@@ -38,4 +38,5 @@ urlpatterns = [
     path("cluster/", cluster.cluster, name="cluster"),
     path("", include("portal.web.admin.urls")),  # before a node's page: nodes/add/ is no node
     path("nodes/<slug:public_id>/", cluster.node, name="node"),
+    path("nodes/<slug:public_id>/series/", metrics.node_series, name="node-series"),
 ]

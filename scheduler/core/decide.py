@@ -9,14 +9,14 @@ whatever order its rows came in, and work is bounded by counted steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from scheduler.core.check import check_snapshot
-from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
+from scheduler.core.cluster import JobId, NodeId, PendingRow, PoolId, Snapshot
 from scheduler.core.explain import Explainer, Kept
 from scheduler.core.order import PoolQueue
-from scheduler.core.placement import Shape
+from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Answer, Eviction, Plan, Start, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker, Tenant, question_of
@@ -25,6 +25,9 @@ from scheduler.core.tree import Tree
 
 Gang = tuple[Shape, int]
 """What of a job decides where it could stand: jobs equal in it need to be tried only once."""
+
+MOST_ROUNDS = 100
+"""A round seats somebody by asking others to leave; more than a few are rare, and none is lost by waiting."""
 
 
 def decide(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -46,6 +49,25 @@ def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answ
     return Answer(start is not None, start, verdict, alternatives)
 
 
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Ready jobs that differ only in person and age: what holds for one of them holds for all."""
+
+    jobs: list[PendingRow]
+    possible: list[PoolId]
+    gang: Gang
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An eviction while the plan is made: who leaves, for whom, in which pool."""
+
+    eviction: Eviction
+    victim: Tenant
+    winner: PendingRow
+    pool: PoolId
+
+
 class _Decision:
     """One decision while it is being made."""
 
@@ -63,10 +85,18 @@ class _Decision:
         self.starts: dict[JobId, Start] = {}
         self.verdicts: dict[JobId, Verdict] = {}
         self.gangs: dict[JobId, Gang] = {job.job: (Shape.of(job), job.tasks) for job in self.pending}
-        self._groups: dict[tuple[PoolId, object], list[PendingRow]] = {}
+        self.groups: list[Alike] = []
+        self.promised: set[JobId] = set()
         self.kept: dict[JobId, Kept] = {}
-        self.evictions: list[Eviction] = []
-        self.rooms = {pool: RoomMaker(scene, policy, snapshot.now_s) for pool, scene in self.scenes.items()}
+        self.evictions: dict[JobId, Ordered] = {}
+        questions: dict[tuple[object, ...], int] = {}
+        self.questions = {
+            job.job: questions.setdefault(question_of(job), len(questions)) for job in self.pending
+        }
+        self.rooms = {
+            pool: RoomMaker(scene, policy, snapshot.now_s, self.questions)
+            for pool, scene in self.scenes.items()
+        }
         self.not_reached: set[JobId] = set()
         self.steps_used = 0
         self.explainer = Explainer(snapshot, policy, self.scenes)
@@ -77,26 +107,35 @@ class _Decision:
         self._divide(ready)
         receipts = tuple(receipt for scene in self.scenes.values() for receipt in scene.receipts())
         self._keep_promised(ready)
-        self._allocate(ready)
-        while self._make_room(ready):
-            self._allocate(ready)
+        self._allocate()
+        for _ in range(MOST_ROUNDS):
+            if not (self._make_room() or self._spare()):
+                break
+            self._let_go_of_mere_hopes()
+            self._allocate()
+        self._start_promised()
         self._explain(ready)
         return Plan(
             starts=tuple(self.starts[job] for job in sorted(self.starts)),
-            evictions=tuple(sorted(self.evictions, key=lambda eviction: eviction.job)),
+            evictions=self._evictions(),
             verdicts=tuple(self.verdicts[job] for job in sorted(self.verdicts)),
             receipts=receipts,
             steps_used=self.steps_used + self.explainer.steps_used,
-            truncated=bool(self.not_reached),
+            truncated=bool(self.not_reached) or any(room.truncated for room in self.rooms.values()),
         )
 
     def _set_aside(self) -> list[PendingRow]:
         """Leave out the jobs that no free GPU could help now; the others are ready."""
         ready = []
+        groups: dict[tuple[object, ...], list[PendingRow]] = {}
         for job in self.pending:
-            self.possible[job.job] = self.explainer.possible_pools(job)
-            if self.possible[job.job]:
+            possible = self.possible[job.job] = self.explainer.possible_pools(job)
+            if possible:
                 ready.append(job)
+                groups.setdefault((self.questions[job.job], *possible), []).append(job)
+        self.groups = [
+            Alike(jobs, self.possible[jobs[0].job], self.gangs[jobs[0].job]) for jobs in groups.values()
+        ]
         return ready
 
     def _divide(self, ready: Iterable[PendingRow]) -> None:
@@ -109,47 +148,83 @@ class _Decision:
 
     def _keep_promised(self, ready: Iterable[PendingRow]) -> None:
         """Jobs for which others were asked to leave come first to the places these give back."""
-        promised = {
-            (row.stopping_for, row.pool) for row in self.snapshot.running if row.stopping and row.stopping_for
-        }
-        for pool in self.scenes:
-            self._hand_out(pool, [j for j in ready if (j.job, pool) in promised], keep=True)
+        promised: dict[tuple[JobId, PoolId], set[NodeId]] = {}
+        for row in self.snapshot.running:
+            if row.stopping and row.stopping_for is not None:
+                nodes = promised.setdefault((row.stopping_for, row.pool), set())
+                nodes.update(task.node for task in row.tasks)
+        self.promised = {job for job, _ in promised}
+        for pool, scene in self.scenes.items():
+            queue = self._queue(scene, [job for job in self._unseated(ready) if (job.job, pool) in promised])
+            while (job := queue.pop()) is not None:
+                others = (node.id for node in scene.floor.nodes if node.id not in promised[job.job, pool])
+                there = replace(job, avoid_nodes=(*job.avoid_nodes, *others))
+                for request in (there, job):
+                    if scene.fits_later(request):
+                        self._keep_place(scene, request)
+                        queue.started(job)
+                        break
 
-    def _allocate(self, ready: Iterable[PendingRow]) -> None:
+    def _start_promised(self) -> None:
+        """A promised job starts at once where places are free that nobody else was to have."""
+        for job in self.pending:
+            if job.job in self.promised and (kept := self.kept.get(job.job)):
+                scene = self.scenes[kept.pool]
+                scene.let_go(job, kept.held)
+                if scene.fits_now(job) and (held := scene.start(job)) is not None:
+                    del self.kept[job.job]
+                    self._note_start(scene, job, held)
+                else:
+                    scene.keep_there(job, kept.held)
+
+    def _seat(self, scene: PoolScene, job: PendingRow) -> bool:
+        """Start a job for which room was made or keep its place; false when neither can be."""
+        leaf = self.tree.leaf_of[job.project]
+        if not scene.ledger.closed_to(leaf, job.total_milli, job.preemptible):
+            held = scene.start(job)
+            if held is not None:
+                self._note_start(scene, job, held)
+                return True
+        if not scene.fits_later(job):
+            return False
+        self._keep_place(scene, job)
+        return True
+
+    def _allocate(self) -> None:
         """Hand out free places: first everybody in the pool of first choice, then the next choices."""
-        choice = 0
-        while jobs := [j for j in self._unseated(ready) if len(self.possible[j.job]) > choice]:
+        for choice in range(max((len(group.possible) for group in self.groups), default=0)):
             for pool in self.scenes:
                 self._hand_out(
-                    pool,
-                    [j for j in jobs if self.possible[j.job][choice] == pool],
-                    keep_last=choice + 1,
+                    pool, [g for g in self.groups if g.possible[choice : choice + 1] == [pool]], choice
                 )
-            choice += 1
 
-    def _hand_out(
-        self, pool: PoolId, jobs: list[PendingRow], *, keep: bool = False, keep_last: int = 0
-    ) -> None:
+    def _hand_out(self, pool: PoolId, groups: Iterable[Alike], choice: int) -> None:
         """Hand out the places of one pool in fair order.
 
-        A job that fits only once others have left keeps its place there: always with ``keep``, else when
-        it has no further pool to try, which is when it has ``keep_last`` of them.
+        A job that finds places only once others have left keeps them when it has no further pool to try.
         """
         scene = self.scenes[pool]
         full_now: set[Gang] = set()
         full_later: set[Gang] = set()
-        for gang in {self.gangs[job.job] for job in jobs}:
-            if not scene.fits_places_now(*gang):
-                full_now.add(gang)
-            if not scene.fits_places_later(*gang):
-                full_later.add(gang)
+        jobs: list[PendingRow] = []
+        tried: set[Gang] = set()
+        for group in groups:
+            if group.gang not in tried:
+                tried.add(group.gang)
+                if not scene.fits_places_now(*group.gang):
+                    full_now.add(group.gang)
+                if not scene.fits_places_later(*group.gang):
+                    full_later.add(group.gang)
+            if group.gang not in full_now or group.gang not in full_later:
+                jobs.extend(self._unseated(group.jobs))
 
         def no_place(job: PendingRow) -> bool:
-            return self.gangs[job.job] in full_now and self.gangs[job.job] in full_later
+            gang = self.gangs[job.job]
+            return gang in full_now and gang in full_later
 
-        queue = self._queue(scene, [job for job in jobs if not no_place(job)], no_place)
+        queue = self._queue(scene, jobs, no_place)
         while (job := queue.pop()) is not None:
-            may_keep = keep or len(self.possible[job.job]) == keep_last
+            may_keep = len(self.possible[job.job]) == choice + 1
             if self._start(scene, job, full_now) or (may_keep and self._keep(scene, job, full_later)):
                 self.not_reached.discard(job.job)
                 queue.started(job)
@@ -182,31 +257,29 @@ class _Decision:
         if held is None:
             full_now.add(gang)
             return False
+        self._note_start(scene, job, held)
+        return True
+
+    def _note_start(self, scene: PoolScene, job: PendingRow, held: Sequence[Held]) -> None:
         self.starts[job.job] = Start(job.job, scene.pool.id, job.version, scene.floor.placements(held))
         self.rooms[scene.pool.id].add(Tenant.starting(job, held, scene, self.snapshot.now_s))
-        return True
 
     def _keep(self, scene: PoolScene, job: PendingRow, full_later: set[Gang]) -> bool:
         """Keep a place for the whole gang where others are leaving, or change nothing."""
         gang = self.gangs[job.job]
-        if not scene.somebody_leaves or gang in full_later or not self._step(job):
+        if not scene.somebody_leaves or gang in full_later or scene.fits_places_now(*gang):
+            return False  # places that are free now are not kept idle for a job that a bound holds back
+        if not self._step(job):
             return False
         if not scene.fits_later(job):
-            leaf = self.tree.leaf_of[job.project]
-            if not scene.ledger.closed_to(leaf, job.total_milli, job.preemptible, once_left=True):
+            if not scene.fits_places_later(*gang):
                 full_later.add(gang)
             return False
-        held = scene.keep(job)
-        self.kept[job.job] = Kept(scene.pool.id, tuple(sorted({one.node for one in held})))
+        self._keep_place(scene, job)
         return True
 
-    def _alike(self, ready: Iterable[PendingRow]) -> dict[tuple[PoolId, object], list[PendingRow]]:
-        """Ready jobs by pool of first choice and by what decides whether room can be made for them."""
-        if not self._groups:
-            for job in ready:
-                key = (self.possible[job.job][0], question_of(job))
-                self._groups.setdefault(key, []).append(job)
-        return self._groups
+    def _keep_place(self, scene: PoolScene, job: PendingRow) -> None:
+        self.kept[job.job] = Kept(scene.pool.id, tuple(scene.keep(job)))
 
     def _step(self, job: PendingRow) -> bool:
         """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
@@ -216,7 +289,7 @@ class _Decision:
         self.steps_used += 1
         return True
 
-    def _make_room(self, ready: Iterable[PendingRow]) -> bool:
+    def _make_room(self) -> bool:
         """Ask running jobs to leave for those who are entitled; True when anything changed."""
         changed = False
         for pool, scene in self.scenes.items():
@@ -224,9 +297,9 @@ class _Decision:
             rooms.new_pass()
             mine = [
                 job
-                for (first, _), jobs in self._alike(ready).items()
-                if first == pool and not rooms.hopeless(jobs[0])
-                for job in self._unseated(jobs)
+                for group in self.groups
+                if group.possible[0] == pool and not rooms.hopeless(group.jobs[0])
+                for job in self._unseated(group.jobs)
             ]
             queue = self._queue(scene, mine, rooms.hopeless)
             while (job := queue.pop()) is not None:
@@ -235,8 +308,17 @@ class _Decision:
                     queue.started(job)
         return changed
 
+    def _let_go_of_mere_hopes(self) -> None:
+        """Free the places kept for jobs for which nobody had to make room: they queue for them anew."""
+        for job in self.pending:
+            if job.job in self.kept and job.job not in self.promised:
+                kept = self.kept.pop(job.job)
+                self.scenes[kept.pool].let_go(job, kept.held)
+
     def _seat_by_room(self, scene: PoolScene, rooms: RoomMaker, job: PendingRow) -> bool:
         """Seat ``job`` where others leave or can be asked to leave; False and nothing changed if not."""
+        if scene.somebody_leaves and scene.fits_later(job):
+            return False  # it only has to wait: nobody more needs to leave
         before = rooms.steps_used
         room = rooms.make_room(job, before + self.policy.cycle_budget_steps - self.steps_used)
         self.steps_used += rooms.steps_used - before
@@ -245,15 +327,53 @@ class _Decision:
         for victim in room.victims:
             if victim.fresh:
                 del self.starts[victim.job]
-                scene.floor.give_back(victim.held)
+                scene.take_back(victim.held)
             else:
-                self.evictions.append(Eviction(victim.job, room.reason, job.job))
-        if all(victim.fresh for victim in room.victims) and self._start(scene, job, set()):
-            return True
-        return self._keep(scene, job, set())
+                eviction = Eviction(victim.job, room.reason, job.job)
+                self.evictions[victim.job] = Ordered(eviction, victim, job, scene.pool.id)
+        self.not_reached.discard(job.job)
+        self.promised.add(job.job)
+        return self._seat(scene, job)
+
+    def _spare(self) -> bool:
+        """Call back victims that are not needed any more, since others left later; true when any is."""
+        spared = False
+        for ordered in sorted(self.evictions.values(), key=lambda each: -each.victim.lost_work):
+            if self.steps_used >= self.policy.cycle_budget_steps:
+                break
+            self.steps_used += 1
+            scene, rooms, job = self.scenes[ordered.pool], self.rooms[ordered.pool], ordered.winner
+            kept = self.kept[job.job]
+            scene.let_go(job, kept.held)
+            rooms.call_back(ordered.victim)
+            if scene.fits_later(job) and self._others_stand(scene, ordered.victim):
+                del self.evictions[ordered.victim.job]
+                self._keep_place(scene, job)
+                spared = True
+            else:
+                rooms.send_away(ordered.victim)
+                scene.keep_there(job, kept.held)
+        return spared
+
+    def _others_stand(self, scene: PoolScene, victim: Tenant) -> bool:
+        """True when nobody else keeps the places of a victim called back, or needs it gone for a limit."""
+        if scene.later().overfull(victim.held):
+            return False
+        levels = set(scene.tree.path[victim.leaf])
+        kept = {
+            level
+            for job in self.pending
+            if job.job in self.kept and self.kept[job.job].pool == scene.pool.id
+            for level in scene.tree.path[self.tree.leaf_of[job.project]]
+        }
+        return not any(scene.ledger.over_limit(level) for level in levels & kept)
+
+    def _evictions(self) -> tuple[Eviction, ...]:
+        return tuple(self.evictions[job].eviction for job in sorted(self.evictions))
 
     def _explain(self, ready: Iterable[PendingRow]) -> None:
         """Say of every job that did not start why it waits."""
+        evictions = self._evictions()
         for job in self.pending:
             if not self.possible[job.job]:
                 self.verdicts[job.job] = self.explainer.set_aside(job)
@@ -271,7 +391,7 @@ class _Decision:
             ahead: list[JobId] = []
             while (turn := queue.pop()) is not None:
                 if kept := self.kept.get(turn.job):
-                    self.verdicts[turn.job] = self.explainer.keeps(turn, kept, self.evictions)
+                    self.verdicts[turn.job] = self.explainer.keeps(turn, kept, evictions)
                     continue
                 self.verdicts[turn.job] = self.explainer.waits(turn, self.possible[turn.job], ahead)
                 ahead.append(turn.job)

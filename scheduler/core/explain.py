@@ -13,7 +13,7 @@ from portal.words.reasons import VerdictCode
 from scheduler.core import words
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
 from scheduler.core.ledger import Bound
-from scheduler.core.placement import Shape
+from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Change, ChangeKind, Eviction, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.scene import PoolScene
@@ -32,10 +32,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A job that keeps places until others have left them: the pool, and nodes by their index there."""
+    """A job that keeps places until others have left them: in which pool, and which."""
 
     pool: PoolId
-    nodes: tuple[int, ...]
+    held: tuple[Held, ...]
 
 
 class Explainer:
@@ -152,14 +152,15 @@ class Explainer:
     def keeps(self, job: PendingRow, kept: Kept, evictions: Iterable[Eviction]) -> Verdict:
         """The places of a job are sure; it waits until others have let go of them."""
         scene = self._scenes[kept.pool]
-        leaving = {eviction.job for eviction in evictions if eviction.for_job == job.job}
+        asked = {eviction.job: eviction.for_job for eviction in evictions}
+        leaving = {victim for victim, winner in asked.items() if winner == job.job}
         leaving |= {row.job for row in scene.running if row.stopping and row.stopping_for == job.job}
         if not leaving:
-            nodes = {scene.floor.nodes[node].id for node in kept.nodes}
+            nodes = {scene.floor.nodes[held.node].id for held in kept.held}
             leaving = {
                 row.job
                 for row in scene.running
-                if row.stopping and any(task.node in nodes for task in row.tasks)
+                if (row.stopping or row.job in asked) and any(task.node in nodes for task in row.tasks)
             }
         names = sorted(row.name or row.job for row in scene.running if row.job in leaving)
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -198,31 +199,29 @@ class Explainer:
         leaf = scene.tree.leaf_of[job.project]
         bound = scene.ledger.limit_in_the_way(leaf, job.total_milli, empty=empty)
         if bound is not None:
-            held = scene.ledger.held_milli[bound.project]
             sentence = (
                 f"Needs {words.request(job)}. {self._whose(job, scene, bound)} uses "
-                f"{words.number(held)} of its limit of {words.number(bound.allowed_milli)}"
+                f"{words.number(bound.held_milli)} of its limit of {words.number(bound.allowed_milli)}"
             )
-            return self._bound_reason(VerdictCode.LIMIT, sentence, job, scene, bound, held)
+            return self._bound_reason(VerdictCode.LIMIT, sentence, job, scene, bound)
         if job.preemptible:
             return None
         bound = scene.ledger.guarantee_in_the_way(leaf, job.total_milli, empty=empty)
         if bound is None:
             return None
-        held = scene.ledger.held_firm_milli[bound.project]
         sentence = (
             f"Needs {words.request(job)} that nobody may take back, so they must be guaranteed. "
-            f"{self._whose(job, scene, bound)} uses {words.number(held)} of its guaranteed "
+            f"{self._whose(job, scene, bound)} uses {words.number(bound.held_milli)} of its guaranteed "
             f"{words.number(bound.allowed_milli)} that way"
         )
-        return self._bound_reason(VerdictCode.GUARANTEED_NEEDED, sentence, job, scene, bound, held)
+        return self._bound_reason(VerdictCode.GUARANTEED_NEEDED, sentence, job, scene, bound)
 
     def _bound_reason(
-        self, code: VerdictCode, sentence: str, job: PendingRow, scene: PoolScene, bound: Bound, held: int
+        self, code: VerdictCode, sentence: str, job: PendingRow, scene: PoolScene, bound: Bound
     ) -> Reason:
         numbers: Numbers = {
             "needed_gpus": job.total_milli / WHOLE_MILLI,
-            "used_gpus": held / WHOLE_MILLI,
+            "used_gpus": bound.held_milli / WHOLE_MILLI,
             "limit_gpus" if code is VerdictCode.LIMIT else "guaranteed_gpus": bound.allowed_milli
             / WHOLE_MILLI,
             "project": scene.tree.project_of(bound.project),

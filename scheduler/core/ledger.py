@@ -45,6 +45,11 @@ class PoolLedger:
             if not preemptible:
                 self.leaving_firm_milli[node] += milli
 
+    def over_limit(self, project: ProjectId) -> bool:
+        """True when ``project`` would hold more than its limit even once everybody leaving has left."""
+        limit = self.quotas[project].limit_milli
+        return limit is not None and self.held_milli[project] > limit
+
     def limit_in_the_way(
         self, project: ProjectId, milli: int, *, empty: bool = False, once_left: bool = False
     ) -> Bound | None:

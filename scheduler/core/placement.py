@@ -141,8 +141,11 @@ class Floor:
         """How many tasks of ``shape`` each node could take now, exactly."""
         return self._fresh(shape).capacity
 
-    def place_gang(self, shape: Shape, tasks: int) -> list[Held] | None:
-        """Take places for all ``tasks`` of a gang, or None and nothing taken."""
+    def place_gang(self, shape: Shape, tasks: int, rather_not: Floor | None = None) -> list[Held] | None:
+        """Take places for all ``tasks`` of a gang, or None and nothing taken.
+
+        On a node, GPUs that are free on the floor ``rather_not`` are taken last.
+        """
         scores = self._fresh(shape)
         if tasks > 1 and int(np.minimum(scores.capacity, tasks).sum()) < tasks:
             return None
@@ -151,7 +154,7 @@ class Floor:
         held: list[Held] = []
         while len(held) < tasks:
             node, count = self._next_node(self._fresh(shape), tasks - len(held))
-            held.extend(self._take(node, shape) for _ in range(count))
+            held.extend(self._take(node, shape, rather_not) for _ in range(count))
         return held
 
     def _next_node(self, scores: _Scores, missing: int) -> tuple[int, int]:
@@ -231,7 +234,7 @@ class Floor:
 
     # -- taking and giving back ---------------------------------------------------------------------------
 
-    def _take(self, node: int, shape: Shape) -> Held:
+    def _take(self, node: int, shape: Shape, rather_not: Floor | None) -> Held:
         slots: tuple[int, ...] = ()
         if shape.gpus:
             free = self.free_milli[node].tolist()
@@ -240,6 +243,9 @@ class Floor:
             if not shape.whole:
                 # One GPU: the fullest that fits. Several: the emptiest, which keeps room for the tasks after.
                 fitting.sort(key=lambda s: free[s] if shape.gpus == 1 else -free[s])
+            if rather_not is not None and (shape.whole or shape.gpus == 1):
+                free_there = rather_not.free_milli[node].tolist()
+                fitting.sort(key=lambda s: free_there[s] >= shape.milli)
             slots = tuple(fitting[: shape.gpus])
         held = Held(node, slots, shape.milli, shape.cpu_milli, shape.memory_mib)
         self.change(held, -1)
@@ -263,12 +269,12 @@ class Floor:
         other._changed = []
         return other
 
-    def clamp(self, to: Floor, nodes: Iterable[int]) -> None:
-        """Leave no more free on ``nodes`` than another floor of the same nodes has."""
+    def set_to_least(self, one: Floor, other: Floor, nodes: Iterable[int]) -> None:
+        """Have free on ``nodes`` what is free on both of two other floors of the same nodes."""
         for node in set(nodes):
-            self.free_milli[node] = np.minimum(self.free_milli[node], to.free_milli[node])
-            self.cpu_free[node] = min(self.cpu_free[node], to.cpu_free[node])
-            self.memory_free[node] = min(self.memory_free[node], to.memory_free[node])
+            self.free_milli[node] = np.minimum(one.free_milli[node], other.free_milli[node])
+            self.cpu_free[node] = min(one.cpu_free[node], other.cpu_free[node])
+            self.memory_free[node] = min(one.memory_free[node], other.memory_free[node])
             self._changed.append(node)
 
     def held_by(self, tasks: Iterable[RunningTask]) -> list[Held]:
@@ -284,6 +290,15 @@ class Floor:
                 if self.gpus[node][slot].healthy:
                     held.append(Held(node, (slot,), gpu.milli, 0, 0))
         return held
+
+    def overfull(self, held: Iterable[Held]) -> bool:
+        """True when more is held of these places than there is."""
+        return any(
+            self.cpu_free[one.node] < 0
+            or self.memory_free[one.node] < 0
+            or any(self.free_milli[one.node, slot] < 0 for slot in one.slots)
+            for one in held
+        )
 
     def give_back(self, held: Sequence[Held]) -> None:
         """Undo a gang's places."""

@@ -12,7 +12,7 @@ each one that turns out not to be needed stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,18 +86,22 @@ class Room:
 class RoomMaker:
     """Looks for room in one pool; leaves the scene as the found room makes it, or untouched."""
 
-    def __init__(self, scene: PoolScene, policy: Policy, now_s: float) -> None:
+    def __init__(
+        self, scene: PoolScene, policy: Policy, now_s: float, questions: Mapping[JobId, int]
+    ) -> None:
         self._scene = scene
         self._policy = policy
         self._now_s = now_s
         self._tenants: dict[ProjectId, dict[JobId, Tenant]] = {}
         self._cleared: dict[tuple[JobId, ...], tuple[Floor, Ints]] = {}
-        self._hopeless: set[tuple[object, ...]] = set()
+        self._questions = questions  # equal for jobs that are equal in ``question_of``
+        self._hopeless: set[int] = set()
         self._lowest: dict[ProjectId, int | None] = {}
         self._sides_of: dict[
             tuple[ProjectId, ProjectId], tuple[tuple[ProjectId, ...], tuple[ProjectId, ...]]
         ] = {}
         self.steps_used = 0
+        self.truncated = False  # a search ended because the budget did
         for row in scene.running:
             if row.preemptible and not row.stopping and not self._protected(row):
                 self.add(Tenant.running(row, scene, now_s))
@@ -117,9 +121,20 @@ class RoomMaker:
         self._cleared.clear()
         self._lowest.clear()
 
+    def call_back(self, victim: Tenant) -> None:
+        """Let a victim stay after all."""
+        self._leave(victim, -1)
+        self.add(victim)
+
+    def send_away(self, victim: Tenant) -> None:
+        """Let a victim that was called back leave again."""
+        self._leave(victim, +1)
+        del self._tenants[victim.leaf][victim.job]
+        self._cleared.clear()
+
     def hopeless(self, job: PendingRow) -> bool:
         """True when an equal job found no room in this pass, or the rules let ``job`` take from nobody."""
-        if question_of(job) in self._hopeless:
+        if self._questions[job.job] in self._hopeless:
             return True
         leaf = self._scene.tree.leaf_of[job.project]
         if self._within(self._scene.fair_share_milli, leaf, job.total_milli):
@@ -131,7 +146,7 @@ class RoomMaker:
 
     def make_room(self, job: PendingRow, budget_steps: int) -> Room | None:
         """A set of victims that seats ``job``, already gone from the scene; None when there is none."""
-        question = question_of(job)
+        question = self._questions[job.job]
         if question in self._hopeless:
             return None
         room = self._preempt(job, budget_steps) or self._reclaim(job, budget_steps)
@@ -257,7 +272,10 @@ class RoomMaker:
         gone: list[Tenant] = []
         seated = False
         for tenant in candidates:
-            if len(gone) >= self._policy.max_victims or self.steps_used >= budget_steps:
+            if len(gone) >= self._policy.max_victims:
+                break
+            if self.steps_used >= budget_steps:
+                self.truncated = True
                 break
             if reason is EvictionReason.RECLAIMED and not self._may_take(job, tenant.leaf):
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from scheduler.core.check import held_by
@@ -36,6 +36,7 @@ class PoolScene:
             self.ledger.add(leaf, milli, row.preemptible)
             if row.stopping:
                 self.ledger.leave(leaf, milli, row.preemptible)
+        self._now: Floor | None = None
         self._later: Floor | None = None
         if any(row.stopping for row in self.running):
             self.later()
@@ -146,12 +147,13 @@ class PoolScene:
         return int(self.floor.capacity(Shape.of(job)).sum()) >= job.tasks
 
     # -- now and later --------------------------------------------------------------------------------
-    # ``floor`` is what is free now; ``later`` what is free once everybody who was asked to leave has left.
-    # A waiting job that fits only later keeps its place on both, so that nobody smaller takes it away.
+    # ``later`` is what is free once everybody who was asked to leave has left. A waiting job that fits only
+    # then keeps its place there, and ``floor`` is what is free both now and later: nobody smaller takes it.
 
     def later(self) -> Floor:
         """The floor once everybody who is leaving has left."""
         if self._later is None:
+            self._now = self.floor.copy()
             self._later = self.floor.copy()
             for row in self.running:
                 if row.stopping:
@@ -175,9 +177,10 @@ class PoolScene:
         """Take places that are free now for the whole gang and count it, or None and nothing changed."""
         held = self.floor.place_gang(Shape.of(job), job.tasks)
         if held is not None:
-            if self._later is not None:
+            if self._later is not None and self._now is not None:
                 for one in held:
                     self._later.change(one, -1)
+                    self._now.change(one, -1)
             self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
         return held
 
@@ -190,12 +193,37 @@ class PoolScene:
 
     def keep(self, job: PendingRow) -> list[Held]:
         """Keep places of ``later`` for the gang, which ``fits_later``; nobody else gets what is free of them."""
-        held = self.later().place_gang(Shape.of(job), job.tasks)
+        held = self.later().place_gang(Shape.of(job), job.tasks, rather_not=self._now)
         if held is None:
             raise LookupError(f"{job.job} does not fit later")
-        self.floor.clamp(self.later(), (one.node for one in held))
+        self._settle(held)
         self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
         return held
+
+    def keep_there(self, job: PendingRow, held: Sequence[Held]) -> None:
+        """Keep exactly the places that ``let_go`` gave up."""
+        for one in held:
+            self.later().change(one, -1)
+        self._settle(held)
+        self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
+
+    def let_go(self, job: PendingRow, held: Sequence[Held]) -> None:
+        """Give up the place that a job keeps."""
+        self.later().give_back(held)
+        self._settle(held)
+        self.ledger.add(self.tree.leaf_of[job.project], -job.total_milli, job.preemptible)
+
+    def take_back(self, held: Sequence[Held]) -> None:
+        """Free the places of a start that will not be; ``later`` and the ledger know already."""
+        self.later()
+        if self._now is not None:
+            self._now.give_back(held)
+        self._settle(held)
+
+    def _settle(self, held: Sequence[Held]) -> None:
+        """Make the floor of the touched nodes anew."""
+        if self._now is not None and self._later is not None:
+            self.floor.set_to_least(self._now, self._later, (one.node for one in held))
 
     def _allocated_milli(self, project: ProjectId) -> int:
         return self.ledger.held_milli[project] + self.ledger.leaving_milli[project]

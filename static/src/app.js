@@ -9,11 +9,13 @@ import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./times.js";
 import { startUndo } from "./undo.js";
 
-async function lookAt(root) {
+async function lookAt(swapped) {
+  const root = swapped.parentElement ?? swapped; // a swapped element may be the part itself
   applyProperties(root);
   if (root.querySelector("[data-plot]")) (await import("./plots.js")).drawIn(root);
   if (root.querySelector("[data-log]")) (await import("./logs.js")).followIn(root);
   if (root.querySelector("[data-launch]")) (await import("./launch.js")).startLaunch(root);
+  if (root.querySelector("[data-gpu-table]")) (await import("./node_values.js")).watchNode(root);
   if (root.querySelector("[data-quota-sheet]")) (await import("./quota_sheet.js")).startSheet(root);
   if (root.querySelector("[data-gpu]")) (await import("./squares.js")).watchIn(root);
 }

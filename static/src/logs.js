@@ -51,6 +51,7 @@ function follow(box) {
     const words = document.createElement("span");
     words.textContent = text;
     if (ERROR.test(text)) line.dataset.l = "e"; else if (WARNING.test(text)) line.dataset.l = "w";
+    if (!at && !who.textContent) line.className = "fw-log__plain"; // nothing to put into the columns
     line.append(time, who, words);
     line.dataset.rank = rank;
     line.hidden = !matches(text);

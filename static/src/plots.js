@@ -16,6 +16,7 @@ function colour(name) { // light-dark() is resolved only on a real property
 }
 
 const minute = (seconds) => clock(seconds * 1000);
+const SHORT_S = 300; // below this the axis counts seconds
 
 function spread(lines) { // the middle line of many, so that one look is enough
   const names = Object.keys(lines);
@@ -35,7 +36,7 @@ function options(host, names, unit, top) {
     cursor: { drag: { x: false, y: false }, points: { size: 5 } },
     scales: { x: { time: true }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
     axes: [
-      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map(minute), space: 70 },
+      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map((s) => clock(s * 1000, u.scales.x.max - u.scales.x.min < SHORT_S)), space: 70 },
       { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 50, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
     ],
     series: [{}, ...names.map((name, i) => ({
@@ -50,7 +51,7 @@ function options(host, names, unit, top) {
 }
 
 function last(values) { for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null) return values[i]; return null; }
-function rounded(value) { return value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(value < 10 ? 1 : 0); }
+function rounded(value) { return value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(value < 1 ? 2 : value < 10 ? 1 : 0); }
 
 function drawOne(host, data) {
   const kind = host.dataset.plot;
@@ -102,6 +103,7 @@ function growLive(box, sample) { // a point a second between the minutes
   if (!data || sample.kind !== "sample" || sample.at_s <= (data.at.at(-1) ?? 0)) return;
   const now = {};
   const put = (kind, name, value) => { (now[kind] ??= {})[name] = value ?? null; };
+  for (const gpu of sample.gpus ?? []) put("gpu", data.gpus[gpu.uuid] ?? gpu.uuid, gpu.utilisation_percent); // a node
   for (const task of sample.tasks ?? []) {
     put("cpu", `rank ${task.rank}`, task.cpu_percent);
     put("memory", `rank ${task.rank}`, task.memory_mib);
@@ -120,7 +122,7 @@ function growLive(box, sample) { // a point a second between the minutes
       lines[name].push(now[kind]?.[name] ?? null);
     }
   }
-  drawGpus((sample.tasks ?? []).flatMap((task) => task.gpus ?? []));
+  drawGpus(sample.gpus ?? (sample.tasks ?? []).flatMap((task) => task.gpus ?? []));
   for (const host of box.querySelectorAll("[data-plot]")) drawOne(host, data);
 }
 

@@ -10,6 +10,7 @@ import pytest
 from django.db import connection, connections, transaction
 from django.test import Client
 
+from portal.api import job_bodies
 from portal.errors import Conflict, Impossible, Invalid
 from portal.models import IdempotencyKey, Job
 from portal.services import idempotency
@@ -151,6 +152,25 @@ def test_old_keys_are_forgotten(world):
     with transaction.atomic():
         IdempotencyKey.objects.update(created_at="2020-01-01T00:00:00Z")
     assert idempotency.forget_old_keys() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_engine_is_asked_outside_the_transaction_and_once(monkeypatch):
+    world = worlds.make()
+    asked: list[bool] = []
+
+    def never(user, wanted):
+        asked.append(connection.in_atomic_block)
+        raise Impossible("No such place.", code="never")
+
+    monkeypatch.setattr(job_bodies, "would_start", never)
+    client = world.client("member")
+    refused = submit(client, "k", JOB)
+    assert (refused.status_code, asked) == (422, [False])
+    monkeypatch.setattr(job_bodies, "would_start", lambda *_: None)
+    assert submit(client, "k", JOB).status_code == 201
+    monkeypatch.setattr(job_bodies, "would_start", never)
+    assert submit(client, "k", JOB).status_code == 201
 
 
 @pytest.mark.django_db

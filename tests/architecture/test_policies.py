@@ -15,6 +15,9 @@ from django.urls import URLPattern, URLResolver, get_resolver
 import portal
 from portal.access import Policy
 from portal.door import policy_of
+from portal.gateway.door import WorkspaceDoor
+from portal.gateway.web import WebDoor
+from portal.live.routes import SOCKETS
 
 PUBLIC = {
     "healthz",
@@ -67,6 +70,6 @@ def consumers() -> list[type]:
 
 
 def test_every_consumer_declares_a_policy() -> None:
-    for consumer in consumers():
+    for consumer in [*consumers(), *SOCKETS.values(), WebDoor, WorkspaceDoor]:
         declared = getattr(consumer, "access_policy", None)
         assert isinstance(declared, Policy), f"{consumer.__qualname__} declares no policy"

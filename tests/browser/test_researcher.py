@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
+from django.db import transaction
 from playwright.sync_api import expect
 
 from portal.events import announce
@@ -11,6 +14,7 @@ from portal.services import people
 from portal.services.jobs import do_hold_job
 from tests import record
 from tests.browser.conftest import elsewhere
+from tests.web.scene import start
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -50,6 +54,25 @@ def test_a_verdict_reaches_the_open_page(open_as, scene):
     elsewhere(lambda: do_hold_job(scene.people["m-okafor"], Job.objects.get(pk=job.pk), True))
     expect(page.locator("#job-head")).to_contain_text("Held")
     expect(page.get_by_role("button", name="Release")).to_be_visible()
+
+
+def test_the_log_appears_when_the_job_starts(open_as, scene, settings):
+    page = open_as("m-okafor")
+    job = scene.jobs["depth-anything-ft"]
+    page.goto(f"/jobs/{job.public_id}/")
+    expect(page.locator("[data-live-chip]")).to_have_text("live")
+    folder = settings.LOG_DIR / job.public_id / "1"
+    folder.mkdir(parents=True)
+    (folder / "0.k8s").write_text("2026-05-12T13:52:00.000000+00:00 stdout F the first line of the run\n")
+    place = [("a100-2", list(range(8)))]
+    elsewhere(lambda: begin(scene, job, place))
+    expect(page.get_by_text("the first line of the run")).to_be_visible(timeout=10_000)
+    expect(page.get_by_role("heading", name="GPU memory")).to_be_visible()
+
+
+def begin(scene, job, place) -> None:
+    with transaction.atomic():
+        start(scene, job, place, ran=dt.timedelta(seconds=1))
 
 
 def test_without_the_socket_the_page_says_how_old_it_is_and_asks_again(open_as, scene):

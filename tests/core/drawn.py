@@ -226,3 +226,35 @@ def _drawn_pending(
         tuple(draw(st.lists(st.sampled_from(names), max_size=1))) if names else (),
         draw(st.sampled_from([None, None, None, *names])), i,
     )  # fmt: skip
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Snapshot:
+    """Full clusters of few projects, where nearly every start needs somebody to leave."""
+    nodes = [node(f"n{i}") for i in range(draw(st.integers(1, 3)))]
+    parents = [None, None, "p0"]
+    projects = [project(f"p{i}", draw(st.sampled_from(parents[: 2 + (i > 0)])), float(i)) for i in range(3)]
+    quotas = [
+        quota(row.id, draw(st.integers(0, 4)), draw(st.sampled_from([None, None, 4, 8])),
+              weight=draw(st.sampled_from([0.0, 1.0, 2.0])), priority=draw(st.integers(0, 1)))
+        for row in projects if draw(st.booleans())
+    ]  # fmt: skip
+    running = []
+    for where in nodes:
+        start = 0
+        while start < len(where.gpus) and draw(st.integers(0, 5)):
+            end = min(len(where.gpus), start + draw(st.integers(1, 3)))
+            running.append(
+                runs(f"{where.id}-r{start}", draw(st.sampled_from(projects)).id, (where.id, range(start, end)),
+                     priority=draw(st.sampled_from([25, 50])), preemptible=draw(st.integers(0, 5)) > 0,
+                     started_s=NOW_S - draw(st.integers(0, 9_999)), stopping=draw(st.integers(0, 9)) == 0)
+            )  # fmt: skip
+            start = end
+    pending = [
+        waits(f"j{i}", draw(st.sampled_from(projects)).id, draw(st.integers(1, 4)),
+              tasks=draw(st.sampled_from([1, 1, 2])), age_s=float(draw(st.integers(0, 3))),
+              priority=draw(st.sampled_from([25, 50, 100])), preemptible=draw(st.integers(0, 3)) > 0,
+              milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])))
+        for i in range(draw(st.integers(1, 5)))
+    ]  # fmt: skip
+    return cluster(nodes, projects, quotas, running=running, pending=pending)

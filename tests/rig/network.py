@@ -56,3 +56,5 @@ def make_wire(netns: str, veth: str, bridge: str, address: str, gateway: str) ->
     ip("-n", netns, "link", "set", "eth0", "up")
     ip("-n", netns, "link", "set", "lo", "up")
     ip("-n", netns, "route", "add", "default", "via", gateway)
+    # a real machine keeps its network card over a restart; here the new one has another hardware address
+    ip("neigh", "flush", "to", address, "dev", bridge)

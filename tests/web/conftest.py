@@ -1,6 +1,6 @@
 """Clients of four people on the scene: nobody, a stranger to its projects, a member, an admin.
 
-The scene is filled once for each module, in a transaction that is rolled back; each test has a savepoint of its own.
+The scene is filled once for each module, in a transaction that is rolled back; each test has a savepoint in it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ def filled(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[Sce
 
 
 @pytest.fixture
-def scene(filled) -> Iterator[Scene]:
-    with transaction.atomic():
-        yield copy.deepcopy(filled)
-        transaction.set_rollback(True)
+def scene(filled, db) -> Scene:
+    return copy.deepcopy(filled)
 
 
 @pytest.fixture

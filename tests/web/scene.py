@@ -180,7 +180,7 @@ def _submit(scene: Scene, owner: str, project: str, name: str, **fields: Any) ->
     return job
 
 
-def _start(
+def start(
     scene: Scene, job: Job, places: list[tuple[str, list[int]]], *, ran: dt.timedelta, ready: bool = True
 ) -> Attempt:
     """Places the job on GPUs by index and lets it run for as long as told."""
@@ -243,22 +243,22 @@ def _jobs(scene: Scene) -> None:
         scene, "m-okafor", "vision", "vit-h-pretrain",
         tasks=2, gpus_per_task=8, cpu_milli=96_000, memory_mib=524_288, time_limit_s=12 * 3600,
     )  # fmt: skip
-    attempt = _start(
+    attempt = start(
         scene, vit, [("h200-1", list(range(8))), ("h200-2", list(range(8)))], ran=7 * hour + 22 * minute
     )
     _log(scene, vit, attempt)
     _minutes(scene, vit, attempt)
     moe = _submit(scene, "a-lindqvist", "nlp", "moe-7b-sft", gpus_per_task=4, cpu_milli=32_000)
-    _start(scene, moe, [("h200-3", [0, 1, 2, 3])], ran=2 * hour)
+    start(scene, moe, [("h200-3", [0, 1, 2, 3])], ran=2 * hour)
     grasp = _submit(scene, "s-varga", "robotics", "grasp-rl", gpus_per_task=4, cpu_milli=32_000)
-    _start(scene, grasp, [("a100-1", [0, 1, 2, 3])], ran=5 * hour)
+    start(scene, grasp, [("a100-1", [0, 1, 2, 3])], ran=5 * hour)
 
     probe = _submit(scene, "m-okafor", "vision", "attn-probe", kind="workspace", time_limit_s=8 * 3600)
-    _start(scene, probe, [("h200-3", [4])], ran=2 * hour + 52 * minute)
+    start(scene, probe, [("h200-3", [4])], ran=2 * hour + 52 * minute)
     label = _submit(scene, "m-okafor", "vision", "label-qa", kind="workspace")
-    _start(scene, label, [("ada-1", [0])], ran=50 * minute)
+    start(scene, label, [("ada-1", [0])], ran=50 * minute)
     eda = _submit(scene, "m-okafor", "vision", "depth-eda", kind="workspace")
-    _start(scene, eda, [("h200-3", [5])], ran=dt.timedelta(seconds=14), ready=False)
+    start(scene, eda, [("h200-3", [5])], ran=dt.timedelta(seconds=14), ready=False)
 
     suite = _submit(scene, "a-lindqvist", "nlp", "llama-eval-suite", gpus_per_task=8, gpu_model="NVIDIA H200")
     _wait(
@@ -305,7 +305,7 @@ def _jobs(scene: Scene) -> None:
     dino = _submit(
         scene, "m-okafor", "vision", "dino-abl-b128", gpus_per_task=4, cpu_milli=16_000, memory_mib=65_536
     )
-    attempt = _start(scene, dino, [("a100-2", [0, 1, 2, 3])], ran=3 * hour + 37 * minute)
+    attempt = start(scene, dino, [("a100-2", [0, 1, 2, 3])], ran=3 * hour + 37 * minute)
     _log(scene, dino, attempt, failed=True)
     _end(
         attempt,
@@ -316,10 +316,10 @@ def _jobs(scene: Scene) -> None:
         peak_memory_mib=65_536,
     )
     lost = _submit(scene, "m-okafor", "vision", "typo-in-command", command=["pyhton", "train.py"])
-    attempt = _start(scene, lost, [("ada-1", [4])], ran=25 * hour)
+    attempt = start(scene, lost, [("ada-1", [4])], ran=25 * hour)
     _end(attempt, exit_code=127, reason=EndReason.EXIT_CODE, ago=25 * hour)
     done = _submit(scene, "m-okafor", "vision", "vit-h-probe-in1k")
-    attempt = _start(scene, done, [("a100-2", [5])], ran=28 * hour)
+    attempt = start(scene, done, [("a100-2", [5])], ran=28 * hour)
     _end(attempt, exit_code=0, reason=EndReason.FINISHED, ago=26 * hour + 13 * minute)
 
 

@@ -239,3 +239,23 @@ def test_a_newcomer_is_told_what_to_do_first(scene, client_of):
     empty = record.person("newcomer")
     scene.people["newcomer"] = empty
     assert "Set a password" in client_of("newcomer").get(reverse("home")).content.decode()
+
+
+def test_charts_and_log_come_with_the_attempt(scene, client_of):
+    job = scene.jobs["depth-anything-ft"]
+    client = client_of("member")
+    address = reverse("job", args=[job.public_id])
+    assert "data-log-lines" not in client.get(address).content.decode()
+    running = scene.jobs["vit-h-pretrain"]
+    address = reverse("job", args=[running.public_id])
+    fresh = client.get(f"{address}?shown=0", headers={"HX-Request": "true"}).content.decode()
+    assert 'id="job-work" hx-swap-oob' in fresh
+    assert "data-log-lines" in fresh
+    same = client.get(f"{address}?shown=1", headers={"HX-Request": "true"}).content.decode()
+    assert "data-log-lines" not in same
+
+
+def test_an_end_is_told_once(scene, client_of):
+    page = client_of("member").get(reverse("job", args=[scene.jobs["typo-in-command"].public_id]))
+    told = [event.sentence for event in page.context["events"]]
+    assert told.count("The command ended with exit code 127.") == 1

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import Job
+from portal.web import refusals
 from tests import record
 
 COUNTS = Path(__file__).parent.parent / "query_counts.json"
@@ -165,10 +166,6 @@ def test_simulated_gpus_are_never_shown_as_real(scene, client_of):
 
 
 def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch):
-    from django.db import OperationalError
-
-    from portal.web import refusals
-
     def away(*args, **kwargs):
         raise OperationalError("no connection")
 

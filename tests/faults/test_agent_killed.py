@@ -1,0 +1,152 @@
+"""kill -9 of the agent at swept moments of a start and of a stop: a new one goes on from its ledger."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from portal.models import Attempt, Job
+from portal.services import lifecycle
+from portal.words.reasons import EndReason
+from portal.words.states import JobState
+from tests import record
+from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MOMENTS_MS = [
+    *(0, 20, 60),
+    *(pytest.param(moment, marks=pytest.mark.long) for moment in (5, 10, 35, 100, 160, 250)),
+]
+
+
+@pytest.fixture(scope="module")
+def shared_room():
+    with engine_room() as room:
+        yield room
+
+
+@pytest.fixture
+def scene(shared_room: EngineRoom, settings, request):
+    settings.DATA_DIR = shared_room.folder
+    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+    owner = record.person("ada")
+    name = f"n{abs(hash(request.node.name)) % 10**9}"
+    return {
+        "killed": [],
+        "room": shared_room,
+        "node": shared_room.known(shared_room.node(name=name)),
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(runtime="process", tool=False),
+    }
+
+
+def agents_of(scene) -> list[int]:
+    """Process ids of the agents that serve this scene's node: children of this process."""
+    settings_file = f"{scene['node'].public_id}.json"
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            words = Path(path).read_bytes().split(b"\0")
+            parent = int(Path(path).with_name("stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+        if parent == os.getpid() and any(word.endswith(settings_file.encode()) for word in words):
+            found.append(int(path.split("/")[2]))
+    return found
+
+
+def kill_once_when(happened, scene, after_ms: float) -> threading.Thread:
+    """Kills the agent ``after_ms`` after something happened, from a thread."""
+
+    def run() -> None:
+        deadline_s = time.monotonic() + 20
+        while not happened() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        time.sleep(after_ms / 1000)
+        for pid in agents_of(scene):
+            os.kill(pid, signal.SIGKILL)
+            scene["killed"].append(pid)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def submit(scene, seconds: float) -> Job:
+    script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
+    words = ["sh", "-c", script]
+    return record.job(
+        scene["owner"], scene["project"], scene["environment"], command=words, memory_mib=64, stop_grace_s=1
+    )
+
+
+def begun(scene) -> list[str]:
+    pattern = f"{scene['room'].folder}/homes/*/starts"
+    own = f"{scene['room'].folder}/{scene['node'].name}/homes/*/starts"
+    return [
+        line for path in glob.glob(own) + glob.glob(pattern) for line in Path(path).read_text().splitlines()
+    ]
+
+
+def ledger_knows(scene, job: Job) -> bool:
+    try:
+        ledger = json.loads((scene["room"].folder / scene["node"].name / "state/ledger.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return any(task["job"] == job.public_id for task in ledger["tasks"].values())
+
+
+def quiet(scene, job: Job):
+    def look() -> bool:
+        alive = [name for name in containers_alive(scene["room"].folder) if job.public_id in name]
+        assert len(alive) <= 1, alive
+        job.refresh_from_db()
+        left = glob.glob(f"{scene['room'].folder}/{scene['node'].name}/state/tasks/fw-*")
+        return job.ended_at is not None and held_milli() == 0 and not alive and not left
+
+    return look
+
+
+@pytest.mark.parametrize("after_ms", MOMENTS_MS)
+def test_killed_during_a_start(scene, after_ms: int) -> None:
+    job = submit(scene, 0.3)
+    killer = kill_once_when(lambda: ledger_knows(scene, job), scene, after_ms)
+    assert Engine().run_until(quiet(scene, job), 40)
+    killer.join(20)
+    assert scene["killed"], "the agent was not there to be killed"
+    starts = begun(scene)
+    assert len(starts) == len(set(starts))
+    assert job.state == JobState.COMPLETED
+    assert Attempt.objects.filter(job=job).count() == len(starts)
+
+
+@pytest.mark.parametrize("after_ms", MOMENTS_MS)
+def test_killed_during_a_stop(scene, after_ms: int) -> None:
+    job = submit(scene, 600)
+    engine = Engine()
+    assert engine.run_until(lambda: job.attempts.filter(state="RUNNING").exists(), 40)
+    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+
+    def stopping() -> bool:
+        path = scene["room"].folder / scene["node"].name / "state/ledger.json"
+        try:
+            jobs = json.loads(path.read_text())["jobs"]
+        except (OSError, ValueError):
+            return False
+        return bool(jobs.get(job.public_id, {}).get("tombstones"))
+
+    killer = kill_once_when(stopping, scene, after_ms)
+    assert engine.run_until(quiet(scene, job), 40)
+    killer.join(20)
+    assert scene["killed"], "the agent was not there to be killed"
+    assert job.state == JobState.CANCELLED
+    assert len(begun(scene)) == 1

@@ -1,0 +1,239 @@
+"""The pages that change the cluster: who gets in, what an edit does, and what nonsense is told."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from portal.models import AuditEntry, Environment, Invitation, Membership, Node, Project, Quota
+from tests import record
+
+SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster"]
+FOR_ADMINS = ["people", "audit", "add-node"]
+
+
+@pytest.mark.parametrize("page", [*SEEN_BY_ALL, *FOR_ADMINS])
+def test_nobody_is_sent_to_the_door(client_of, page):
+    answer = client_of().get(reverse(page))
+    assert (answer.status_code, answer["Location"][:9]) == (302, "/sign-in/")
+
+
+@pytest.mark.parametrize("kind", ["stranger", "member", "admin"])
+@pytest.mark.parametrize("page", SEEN_BY_ALL)
+def test_everybody_sees_the_cluster_and_what_they_share(client_of, page, kind):
+    assert client_of(kind).get(reverse(page)).status_code == 200
+
+
+@pytest.mark.parametrize(("kind", "status"), [("stranger", 403), ("member", 403), ("admin", 200)])
+@pytest.mark.parametrize("page", FOR_ADMINS)
+def test_only_admins_see_people_and_the_trail(client_of, page, kind, status):
+    assert client_of(kind).get(reverse(page)).status_code == status
+
+
+def test_a_node_has_a_page_and_its_series(scene, client_of):
+    node = Node.objects.first()
+    assert client_of("stranger").get(reverse("node", args=[node.public_id])).status_code == 200
+    assert "gpu" in client_of("member").get(reverse("node-series", args=[node.public_id])).json()["lines"]
+    assert client_of("member").get(reverse("node", args=["nothere"])).status_code == 404
+
+
+def test_a_stranger_learns_no_name_of_a_job_from_the_map(scene, client_of):
+    page = client_of("stranger").get(reverse("cluster")).content.decode()
+    assert not [name for name in scene.jobs if name in page]
+
+
+def test_queries_of_the_map_do_not_grow(scene, client_of):
+    client = client_of("admin")
+    counts = []
+    for _ in range(2):
+        with CaptureQueriesContext(
+            connection,
+        ) as seen:
+            client.get(reverse("cluster"))
+        counts.append(len(seen))
+        record.node(Node.objects.first().pool, gpus=8)
+    assert counts[0] == counts[1]
+
+
+# -- quotas ----------------------------------------------------------------------------------------
+
+
+def edit(project: Project, pool: str, **cells: str) -> dict[str, str]:
+    quota = Quota.objects.filter(project=project, pool__name=pool).first()
+    seen = {
+        "guaranteed": f"{(quota.guaranteed_milli if quota else 0) / 1000:g}",
+        "limit": "none" if quota is None or quota.limit_milli is None else f"{quota.limit_milli / 1000:g}",
+        "weight": f"{quota.weight if quota else 1:g}",
+        "priority": str(quota.priority if quota else 0),
+    }
+    key = project.public_id
+    form = {"pool": pool, "reason": "a test", f"version-{key}": str(quota.version if quota else 0)}
+    for name, value in seen.items():
+        form[f"seen-{name}-{key}"] = value
+        form[f"{name}-{key}"] = cells.get(name, value)
+    return form
+
+
+@pytest.fixture
+def quota_place(scene):
+    project = Project.objects.get(name="vision")
+    return project, Node.objects.first().pool
+
+
+def test_an_admin_edits_a_quota_and_undoes_it(quota_place, client_of):
+    project, pool = quota_place
+    client = client_of("admin")
+    answer = client.post(
+        reverse("save-quotas"), edit(project, pool.name, guaranteed="2.5", limit="7"), follow=True
+    )
+    assert "counts from the next cycle on" in answer.content.decode()
+    quota = Quota.objects.get(project=project, pool=pool)
+    assert (quota.guaranteed_milli, quota.limit_milli) == (2500, 7000)
+    change = quota.changes.first()
+    assert change.reason == "a test"
+    client.post(reverse("undo-quota", args=[change.pk]))
+    quota.refresh_from_db()
+    assert quota.changes.first().undoes == change
+    assert AuditEntry.objects.filter(act="quota.change").count() >= 2
+
+
+def test_a_conflict_shows_both_values_and_saves_nothing(quota_place, client_of):
+    project, pool = quota_place
+    client = client_of("admin")
+    mine = edit(project, pool.name, guaranteed="3")
+    client.post(reverse("save-quotas"), edit(project, pool.name, guaranteed="5"))
+    answer = client.post(reverse("save-quotas"), mine)
+    page = answer.content.decode()
+    assert answer.status_code == 409
+    assert "Somebody else changed this line" in page
+    assert re.search(r'name="guaranteed-[a-z0-9]+" value="3"', page) and "now <b>5</b>" in page
+    assert Quota.objects.get(project=project, pool=pool).guaranteed_milli == 5000
+    again = dict(
+        re.findall(r'name="((?:version|seen-\w+|\w+)-' + project.public_id + r')" value="([^"]*)"', page)
+    )
+    client.post(reverse("save-quotas"), {"pool": pool.name, **again})
+    assert Quota.objects.get(project=project, pool=pool).guaranteed_milli == 3000
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"guaranteed": "many"}, "not a number of GPUs"),
+        ({"guaranteed": "-1"}, "from 0 to"),
+        ({"guaranteed": "1e9"}, "from 0 to"),
+        ({"guaranteed": "NaN"}, "from 0 to"),
+        ({"limit": "0.5", "guaranteed": "1"}, "cannot be below"),
+        ({"weight": "nan"}, "between 0 and 1000"),
+        ({"priority": "1.5"}, "whole number"),
+    ],
+)
+def test_nonsense_is_told_at_its_cell(quota_place, client_of, cells, said):
+    project, pool = quota_place
+    before = Quota.objects.filter(project=project, pool=pool).values_list("version", flat=True).first()
+    answer = client_of("admin").post(reverse("save-quotas"), edit(project, pool.name, **cells))
+    assert answer.status_code == 409
+    assert said in answer.content.decode()
+    assert (
+        Quota.objects.filter(project=project, pool=pool).values_list("version", flat=True).first() == before
+    )
+
+
+@pytest.mark.parametrize("kind", ["stranger", "member"])
+def test_members_do_not_edit_quotas(quota_place, client_of, kind):
+    project, pool = quota_place
+    client = client_of(kind)
+    assert client.post(reverse("save-quotas"), edit(project, pool.name, guaranteed="9")).status_code == 403
+    assert 'class="fw-edit"' not in client.get(reverse("quotas")).content.decode()
+
+
+# -- projects and people ---------------------------------------------------------------------------
+
+
+def test_a_project_is_made_and_a_bad_name_is_told(scene, client_of):
+    client = client_of("admin")
+    assert client.post(reverse("add-project"), {"name": "Bad Name!"}).status_code == 400
+    answer = client.post(reverse("add-project"), {"name": "fresh", "title": "Fresh"}, follow=True)
+    assert Project.objects.get(name="fresh").title == "Fresh"
+    assert "Now give it people" in answer.content.decode()
+    assert client_of("member").post(reverse("add-project"), {"name": "mine"}).status_code == 403
+
+
+def test_strangers_see_no_project(scene, client_of):
+    project = Project.objects.get(name="vision")
+    assert client_of("stranger").get(reverse("project", args=[project.public_id])).status_code == 404
+    assert client_of("stranger").post(reverse("set-member", args=[project.public_id])).status_code == 404
+
+
+def test_members_are_added_and_taken_out(scene, client_of):
+    project, person = Project.objects.get(name="vision"), record.person("newcomer")
+    client = client_of("admin")
+    form = {"username": "newcomer", "role": "member"}
+    client.post(reverse("set-member", args=[project.public_id]), form)
+    assert Membership.objects.get(project=project, user=person).role == "member"
+    client.post(reverse("set-member", args=[project.public_id]), form | {"role": "none"})
+    assert not Membership.objects.filter(project=project, user=person).exists()
+    answer = client.post(
+        reverse("set-member", args=[project.public_id]), {"username": "ghost", "role": "member"}
+    )
+    assert answer.status_code == 400 and "nobody called ghost" in answer.content.decode()
+
+
+def test_an_invitation_is_shown_once_and_can_be_taken_back(scene, client_of):
+    client = client_of("admin")
+    page = client.post(reverse("invite"), {"full_name": "Ann"}).content.decode()
+    code = re.search(r"/invitation/#([\w-]+)", page)[1]
+    assert code not in client.get(reverse("people")).content.decode()
+    invitation = Invitation.objects.latest("id")
+    client.post(reverse("revoke-invitation", args=[invitation.public_id]))
+    assert client_of().post(reverse("invitation"), {"code": code}).status_code in (400, 404)
+    assert client.post(reverse("invite"), {"email": "nonsense"}).status_code == 400
+
+
+def test_the_last_admin_cannot_close_their_own_door(scene, client_of):
+    admin = scene.people["r-castellan"]
+    page = client_of("admin").post(
+        reverse("change-person", args=[admin.public_id]), {"act": "no-admin"}, follow=True
+    )
+    admin.refresh_from_db()
+    assert admin.is_admin and "last administrator" in page.content.decode()
+
+
+# -- nodes and environments ------------------------------------------------------------------------
+
+
+def test_an_address_that_does_not_answer_is_told_at_its_field(scene, client_of):
+    form = {
+        "host": "127.0.0.1",
+        "port": "9",
+        "name": "far",
+        "account": "fairway",
+        "runtime": "podman",
+        "engine": "auto",
+    }
+    answer = client_of("admin").post(reverse("add-node"), form)
+    assert answer.status_code == 400
+    assert "id_host_error" in answer.content.decode()
+    assert client_of("admin").post(reverse("add-node"), form | {"port": "0"}).status_code == 400
+    assert not Node.objects.filter(name="far").exists()
+
+
+def test_environments_are_an_allow_list(scene, client_of):
+    form = {
+        "name": "torch",
+        "title": "PyTorch",
+        "runtime": "podman",
+        "image": "localhost/torch:1",
+        "enabled": "on",
+    }
+    assert client_of("member").post(reverse("add-environment"), form).status_code == 403
+    assert client_of("admin").post(reverse("add-environment"), form | {"image": "-x; rm"}).status_code == 400
+    client_of("admin").post(reverse("add-environment"), form)
+    row = Environment.objects.get(name="torch")
+    client_of("admin").post(reverse("save-environment", args=[row.public_id]), form | {"enabled": ""})
+    row.refresh_from_db()
+    assert not row.enabled
+    assert client_of("member").get(reverse("environment", args=[row.public_id])).status_code == 404
