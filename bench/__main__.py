@@ -24,7 +24,9 @@ def main(arguments: list[str]) -> int:
             f"usage: python -m bench NAME [arguments]; NAME is one of: {', '.join(names())}", file=sys.stderr
         )
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended on the way out
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that what was started is ended on the way out
     result = importlib.import_module(f"bench.{arguments[0]}").main(arguments[1:])
     return int(result or 0)
 

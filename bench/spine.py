@@ -16,10 +16,10 @@ import sys
 from bench.line import say
 
 PARTS: dict[str, tuple[list[str], float]] = {
-    "start": (["start", "--jobs", "30"], 200),
-    "gateway": (["gateway", "--seconds", "1", "--rounds", "3"], 130),
-    "fanout": (["fanout", "--seconds", "15"], 60),
-    "pages": (["pages", "--lists", "--rounds", "30"], 150),
+    "start": (["start", "--jobs", "30"], 190),
+    "gateway": (["gateway", "--seconds", "1", "--rounds", "2"], 100),
+    "fanout": (["fanout", "--seconds", "10"], 45),
+    "pages": (["pages", "--lists", "--rounds", "20"], 140),
 }
 """What to run and within how many seconds. ``pages`` measures the lists on the same record."""
 STOP_WITHIN_S = 20

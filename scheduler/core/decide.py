@@ -17,7 +17,7 @@ from scheduler.core.cluster import JobId, NodeId, PendingRow, PoolId, Snapshot
 from scheduler.core.explain import Explainer, Kept
 from scheduler.core.order import PoolQueue
 from scheduler.core.placement import Held, Shape
-from scheduler.core.plan import Answer, Eviction, Plan, Start, Verdict
+from scheduler.core.plan import Answer, Eviction, EvictionReason, Plan, Start, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker, Tenant, question_of
 from scheduler.core.scene import PoolScene
@@ -81,6 +81,8 @@ class _Decision:
             for pool in sorted(snapshot.pools, key=lambda pool: pool.id)
         }
         self.pending = sorted(snapshot.pending, key=lambda row: row.job)
+        by_age = sorted(self.pending, key=lambda row: (row.submitted_s, row.job))
+        self.age_rank = {row.job: rank for rank, row in enumerate(by_age)}
         self.possible: dict[JobId, list[PoolId]] = {}
         self.starts: dict[JobId, Start] = {}
         self.verdicts: dict[JobId, Verdict] = {}
@@ -215,7 +217,9 @@ class _Decision:
                     full_now.add(group.gang)
                 if not scene.fits_places_later(*group.gang):
                     full_later.add(group.gang)
-            if group.gang not in full_now or group.gang not in full_later:
+            if (group.gang not in full_now or group.gang not in full_later) and not self._closed(
+                scene, group
+            ):
                 jobs.extend(self._unseated(group.jobs))
 
         def no_place(job: PendingRow) -> bool:
@@ -229,6 +233,12 @@ class _Decision:
                 self.not_reached.discard(job.job)
                 queue.started(job)
 
+    def _closed(self, scene: PoolScene, group: Alike) -> bool:
+        """True when a bound holds all of a group back, even once others have left; handing out only adds."""
+        job = group.jobs[0]
+        leaf = self.tree.leaf_of[job.project]
+        return scene.ledger.closed_to(leaf, job.total_milli, job.preemptible, once_left=True)
+
     def _queue(
         self,
         scene: PoolScene,
@@ -238,7 +248,7 @@ class _Decision:
         queue = PoolQueue(
             self.tree, scene.ledger, scene.fair_share_milli, scene.capacity_milli, scene.people_of, skip
         )
-        queue.fill(jobs)
+        queue.fill(sorted(jobs, key=lambda job: self.age_rank[job.job], reverse=True))
         return queue
 
     def _unseated(self, ready: Iterable[PendingRow]) -> list[PendingRow]:
@@ -346,7 +356,7 @@ class _Decision:
             kept = self.kept[job.job]
             scene.let_go(job, kept.held)
             rooms.call_back(ordered.victim)
-            if scene.fits_later(job) and self._others_stand(scene, ordered.victim):
+            if scene.fits_later(job) and self._others_stand(scene, ordered):
                 del self.evictions[ordered.victim.job]
                 self._keep_place(scene, job)
                 spared = True
@@ -355,9 +365,14 @@ class _Decision:
                 scene.keep_there(job, kept.held)
         return spared
 
-    def _others_stand(self, scene: PoolScene, victim: Tenant) -> bool:
-        """True when nobody else keeps the places of a victim called back, or needs it gone for a limit."""
+    def _others_stand(self, scene: PoolScene, ordered: Ordered) -> bool:
+        """True when nobody else keeps the places of a victim called back, or needs it gone for a bound."""
+        victim, reason = ordered.victim, ordered.eviction.reason
         if scene.later().overfull(victim.held):
+            return False
+        if reason is EvictionReason.PREEMPTED and not scene.within_share(
+            victim.leaf, ordered.winner.total_milli
+        ):
             return False
         levels = set(scene.tree.path[victim.leaf])
         kept = {

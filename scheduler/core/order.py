@@ -71,7 +71,7 @@ class ProjectQueue:
         self._head: PendingRow | None = None
 
     def fill(self, jobs: Iterable[PendingRow]) -> None:
-        """Put jobs into an empty queue, in any order."""
+        """Put jobs into an empty queue, the youngest first."""
         by_priority: dict[int, dict[UserId, list[PendingRow]]] = {}
         for job in jobs:
             by_priority.setdefault(job.priority, {}).setdefault(job.user, []).append(job)
@@ -111,8 +111,6 @@ class _Level:
         self._people = people
         self._order = [people.rank_key(user) for user in waiting]
         heapify(self._order)
-        for jobs in waiting.values():
-            jobs.sort(key=lambda job: (job.submitted_s, job.job), reverse=True)
 
     def head(self, skip: Callable[[PendingRow], bool]) -> PendingRow | None:
         """The oldest job of the least served person that is not to be skipped."""
@@ -158,7 +156,7 @@ class PoolQueue:
         self._keys: dict[ProjectId | None, dict[ProjectId, SiblingKey]] = {}
 
     def fill(self, jobs: Iterable[PendingRow]) -> None:
-        """Put jobs in, in any order."""
+        """Put jobs into an empty queue, the youngest first."""
         by_leaf: dict[ProjectId, list[PendingRow]] = {}
         for job in jobs:
             by_leaf.setdefault(self._tree.leaf_of[job.project], []).append(job)

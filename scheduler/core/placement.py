@@ -154,7 +154,7 @@ class Floor:
         held: list[Held] = []
         while len(held) < tasks:
             node, count = self._next_node(self._fresh(shape), tasks - len(held))
-            held.extend(self._take(node, shape, rather_not) for _ in range(count))
+            held.extend(self._take(node, shape, count - i, rather_not) for i in range(count))
         return held
 
     def _next_node(self, scores: _Scores, missing: int) -> tuple[int, int]:
@@ -234,18 +234,23 @@ class Floor:
 
     # -- taking and giving back ---------------------------------------------------------------------------
 
-    def _take(self, node: int, shape: Shape, rather_not: Floor | None) -> Held:
+    def _take(self, node: int, shape: Shape, count: int, rather_not: Floor | None) -> Held:
+        """Take one of the ``count`` tasks that come to ``node``."""
         slots: tuple[int, ...] = ()
         if shape.gpus:
             free = self.free_milli[node].tolist()
             eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[node].tolist()
             fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= shape.milli]
-            if not shape.whole:
-                # One GPU: the fullest that fits. Several: the emptiest, which keeps room for the tasks after.
-                fitting.sort(key=lambda s: free[s] if shape.gpus == 1 else -free[s])
-            if rather_not is not None and (shape.whole or shape.gpus == 1):
-                free_there = rather_not.free_milli[node].tolist()
-                fitting.sort(key=lambda s: free_there[s] >= shape.milli)
+            roomy = [s for s in fitting if free[s] >= shape.milli * count]
+            alone = shape.whole or shape.gpus == 1
+            if alone or len(roomy) >= shape.gpus:
+                # The fullest that fit; with several GPUs a task those that hold all of its sisters too.
+                fitting = sorted(fitting if alone else roomy, key=lambda s: free[s])
+                if rather_not is not None:
+                    free_there = rather_not.free_milli[node].tolist()
+                    fitting.sort(key=lambda s: free_there[s] >= shape.milli)
+            else:
+                fitting.sort(key=lambda s: -free[s])  # the emptiest, which leave most room to the sisters
             slots = tuple(fitting[: shape.gpus])
         held = Held(node, slots, shape.milli, shape.cpu_milli, shape.memory_mib)
         self.change(held, -1)

@@ -3,7 +3,8 @@
 *Reclaim* takes from another project. The taker stays within its fair share at every level below the two
 projects' common ancestor; the giver, at that level, is over its fair share, or over its guarantee while the
 taker stays within its own. Work inside a guarantee is never taken: at each level the giver must hold more
-than it is promised. *Preempt* takes from the same project, at strictly lower priority.
+than it is promised. *Preempt* takes from the same project, at strictly lower priority, and does not carry
+the project further beyond its share.
 
 Among those who may be taken, least lost work goes first (GPU-seconds since the last checkpoint, else since
 the start), then the youngest. Once a set makes room it is *filled back*: victims are walked in reverse and
@@ -271,6 +272,7 @@ class RoomMaker:
         """Let candidates leave one by one until ``job`` fits, then call back whoever is not needed."""
         gone: list[Tenant] = []
         seated = False
+        most_milli = self._most_milli(job, reason)
         for tenant in candidates:
             if len(gone) >= self._policy.max_victims:
                 break
@@ -282,22 +284,45 @@ class RoomMaker:
             self._leave(tenant, +1)
             gone.append(tenant)
             self.steps_used += 1
-            if self._scene.fits_later(job):
+            if self._seats(job, most_milli):
                 seated = True
                 break
         if not seated:
             for tenant in reversed(gone):
                 self._leave(tenant, -1)
             return None
-        return tuple(self._fill_back(job, gone) if self._policy.fill_back else gone)
+        return tuple(self._fill_back(job, gone, most_milli) if self._policy.fill_back else gone)
 
-    def _fill_back(self, job: PendingRow, gone: Sequence[Tenant]) -> list[Tenant]:
+    def _most_milli(self, job: PendingRow, reason: EvictionReason) -> dict[ProjectId, float]:
+        """What each project above ``job`` may hold afterwards.
+
+        Preemption may not carry a project further beyond its share: others could reclaim what it gained, and
+        its own lower jobs what they lost, for ever.
+        """
+        if reason is EvictionReason.RECLAIMED:
+            return {}  # a taker stays within its share anyhow
+        scene = self._scene
+        return {
+            level: max(scene.fair_share_milli[level], scene.ledger.held_milli[level]) + ROUNDING_MILLI
+            for level in scene.tree.path[scene.tree.leaf_of[job.project]]
+        }
+
+    def _seats(self, job: PendingRow, most_milli: Mapping[ProjectId, float]) -> bool:
+        """True when ``job`` fits as the scene stands and leaves its projects within ``most_milli``."""
+        held = self._scene.ledger.held_milli
+        if any(held[level] + job.total_milli > most for level, most in most_milli.items()):
+            return False
+        return self._scene.fits_later(job)
+
+    def _fill_back(
+        self, job: PendingRow, gone: Sequence[Tenant], most_milli: Mapping[ProjectId, float]
+    ) -> list[Tenant]:
         """The victims that are really needed; the others stay. The last to leave is always needed."""
         needed = [gone[-1]]
         for tenant in reversed(gone[:-1]):
             self._leave(tenant, -1)
             self.steps_used += 1
-            if not self._scene.fits_later(job):
+            if not self._seats(job, most_milli):
                 self._leave(tenant, +1)
                 needed.append(tenant)
         return needed

@@ -134,6 +134,11 @@ class PoolScene:
             if not self.tree.is_inner(project)
         ]
 
+    def within_share(self, leaf: ProjectId, milli: int) -> bool:
+        """True when the project and all above it stay within their fair shares with ``milli`` more."""
+        held, share = self.ledger.held_milli, self.fair_share_milli
+        return all(held[level] + milli <= share[level] + 1e-6 for level in self.tree.path[leaf])
+
     def could_ever_fit(self, job: PendingRow) -> bool:
         """True when the whole gang fits on this pool's nodes with nothing else on them."""
         shape = Shape.of(job)._replace(avoid_nodes=())
