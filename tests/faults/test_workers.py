@@ -19,7 +19,7 @@ from scheduler import leases
 from tests import record
 from tests.engine_room import EngineRoom, containers_alive, engine_room, held_milli, wait_for
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.alone, pytest.mark.django_db(transaction=True)]
 
 TAKEOVER_WITHIN_S = 15.0
 HEALED_WITHIN_S = 60.0

@@ -17,7 +17,7 @@ from django.core.management.base import BaseCommand, CommandError
 from portal.bootstrap.frontend import FrontendError, build_frontend
 from portal.standalone.needs import NEEDS, can_install, missing, packages
 
-ONE_BY_ONE = "rig or browser or gpu"
+ONE_BY_ONE = "rig or browser or gpu or alone"
 NOTHING_COLLECTED = 5
 INSTALL_LIMIT_S = 600
 
