@@ -219,6 +219,8 @@ def test_an_address_that_does_not_answer_is_told_at_its_field(scene, client_of):
     assert answer.status_code == 400
     assert "id_host_error" in answer.content.decode()
     assert client_of("admin").post(reverse("add-node"), form | {"port": "0"}).status_code == 400
+    empty = client_of("admin").post(reverse("add-node"), form | {"host": ""}).content.decode()
+    assert "Type the machine" in empty
     assert not Node.objects.filter(name="far").exists()
 
 

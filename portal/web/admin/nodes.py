@@ -27,6 +27,8 @@ def add_node(request: HttpRequest) -> HttpResponse:
         return _form(request, values)
     try:
         port = _port(values["port"])
+        if not values.get("host"):
+            raise Invalid(fields={"host": "Type the machine's name or address."})
         if "confirmed" not in request.POST:
             key = enrolment.get_host_key(values.get("host", ""), port)
             script = enrolment.get_script(
