@@ -48,7 +48,9 @@ async function search(words) {
   const { found } = await answer.json();
   list.append(...found.map(option));
   choose(chosen);
-  dialog().querySelector("[role=status]").textContent = `${items().length} results`;
+  const told = dialog().querySelector("[role=status]");
+  told.classList.toggle("fw-sr", items().length > 0);
+  told.textContent = items().length ? `${items().length} ${items().length === 1 ? "result" : "results"}` : "Nothing of that name that you may see.";
 }
 
 export function openPalette() {
