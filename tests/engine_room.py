@@ -223,6 +223,10 @@ def held_milli() -> int:
 
 
 def _database_url() -> str:
-    """The address of the test database: that of the settings, with the test's name."""
+    """The address of the test database: that of the settings, with the test's name.
+
+    Only the last part of the path is the name: before it may stand the folder of a unix socket.
+    """
     parts = urlsplit(os.environ["DATABASE_URL"])
-    return urlunsplit(parts._replace(path="/" + connection.settings_dict["NAME"]))
+    folder = parts.path.rpartition("/")[0]
+    return urlunsplit(parts._replace(path=f"{folder}/{connection.settings_dict['NAME']}"))

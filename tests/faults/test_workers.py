@@ -121,7 +121,7 @@ def test_a_leader_that_is_stopped_is_replaced_and_steps_down(room: EngineRoom, s
     wait_for("the old one steps down", lambda: "stepping down" in room.log(), 10)
     assert room.log().count("stepping down") == 1
     wait_for("it runs", lambda: len(containers_alive(room.folder)) == 1, 20)
-    assert starts(room) == [f"{job.public_id} 1"]
+    wait_for("it has begun once", lambda: starts(room) == [f"{job.public_id} 1"], 10)
 
 
 def test_a_killed_worker_leaves_what_runs_and_another_goes_on(room: EngineRoom, scene) -> None:
