@@ -23,6 +23,8 @@ from portal.services.audit import record_act
 from portal.words.states import Role
 
 INVITATION_DAYS = 7
+RESERVED_NAMES = frozenset({"root", "daemon", "bin", "sys", "sync", "mail", "nobody", "postgres", "fairway"})
+"""Accounts that machines have; in a container or a home folder the name would mean somebody else."""
 SIGN_IN_LINK_HOURS = 24
 USED_UP = (
     "This link does not work any more: it was used, it ran out, or it was taken back. Ask for a new one."
@@ -64,6 +66,8 @@ def do_invite(
         raise Invalid(fields={"days": "Must be between 1 and 90 days."})
     if email:
         _check_email(email)
+        if User.objects.filter(email__iexact=email).exists():
+            raise Invalid(fields={"email": "Somebody here has this address already."})
     code, code_hash = new_code()
     with transaction.atomic():
         invitation = Invitation.objects.create(
@@ -114,7 +118,7 @@ def do_accept_invitation(
         user = _new_user(
             username=username,
             full_name=full_name,
-            email=email or invitation.email,
+            email=email or _still_free(invitation.email),
             password=password,
             time_zone=time_zone,
             is_admin=invitation.makes_admin,
@@ -255,6 +259,8 @@ def _new_user(
         slug_validator(username)
     except ValidationError as problem:
         wrong["username"] = str(problem.messages[0])
+    if username in RESERVED_NAMES:
+        wrong["username"] = "Machines use this name themselves. Choose another."
     if email:
         try:
             _check_email(email)
@@ -293,6 +299,11 @@ def _check_password(password: str, user: User) -> None:
         raise Invalid(fields={"password": " ".join(weak.messages)}) from weak
     if len(password) > 1024:
         raise Invalid(fields={"password": "At most 1024 characters."})
+
+
+def _still_free(email: str) -> str:
+    """The address of an invitation, or none where somebody took it since: the guest could not change it."""
+    return "" if User.objects.filter(email__iexact=email).exists() else email
 
 
 def _check_email(email: str) -> None:

@@ -29,7 +29,13 @@ from portal.standalone.folder import DataFolder
 from portal.standalone.leftovers import end_leftovers
 from portal.standalone.lines import LineWriter
 from portal.standalone.postgres import prepare_postgres
-from portal.standalone.processes import Listening, common_environment, portal_processes, server_processes
+from portal.standalone.processes import (
+    Listening,
+    common_environment,
+    portal_processes,
+    server_processes,
+    web_socket,
+)
 from portal.standalone.running import OnlyOne
 from portal.standalone.supervisor import StopAsked, Supervisor, supervising
 from portal.standalone.valkey import prepare_valkey
@@ -64,6 +70,7 @@ def run(checkout: Path, wishes: Wishes) -> None:
         records = folder.run / "children.json"
         for name in end_leftovers(records, str(folder.root)):
             lines.say(f"ended {name}, which a former start had left")
+        held.callback(web_socket(folder).unlink, missing_ok=True)  # its server leaves the file behind
         supervisor = held.enter_context(supervising(records, lines))
         try:
             url = _start(checkout, wishes, folder, supervisor, lines)

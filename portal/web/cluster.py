@@ -83,5 +83,6 @@ def _facts(row: Node) -> list[tuple[str, str]]:
     if hello.get("disk_free_mib") is not None:
         facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))
     if row.clock_skew_s is not None:
-        facts.append(("Clock", f"{row.clock_skew_s:+.1f} s from ours"))
+        in_step = abs(row.clock_skew_s) < 0.5
+        facts.append(("Clock", "in step" if in_step else f"{row.clock_skew_s:+.1f} s from ours"))
     return facts

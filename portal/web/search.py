@@ -7,7 +7,7 @@ from django.http import HttpRequest, JsonResponse
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from portal.access import Policy, policy, signed_in, visible_people, visible_projects
+from portal.access import Policy, policy, signed_in, visible_nodes, visible_people, visible_projects
 from portal.selectors.jobs import JobFilter, jobs_for
 
 EACH = 6
@@ -44,5 +44,10 @@ def search(request: HttpRequest) -> JsonResponse:
             "where": f"{reverse('jobs')}?owner={row.username}",
         }
         for row in people.order_by("username")[:EACH]
+    ]
+    nodes = visible_nodes(user).filter(name__icontains=words).order_by("name")
+    found += [
+        {"name": row.name, "note": "node", "where": reverse("node", args=[row.public_id])}
+        for row in nodes[:EACH]
     ]
     return JsonResponse({"found": found})

@@ -48,7 +48,9 @@ async function search(words) {
   const { found } = await answer.json();
   list.append(...found.map(option));
   choose(chosen);
-  dialog().querySelector("[role=status]").textContent = `${items().length} results`;
+  const told = dialog().querySelector("[role=status]");
+  told.classList.toggle("fw-sr", items().length > 0);
+  told.textContent = items().length ? `${items().length} ${items().length === 1 ? "result" : "results"}` : "Nothing of that name that you may see.";
 }
 
 export function openPalette() {
@@ -68,6 +70,7 @@ export function startPalette() {
   box.addEventListener("input", (event) => { clearTimeout(timer); timer = setTimeout(() => search(event.target.value.trim()), 120); });
   box.addEventListener("keydown", (event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); choose(chosen + (event.key === "ArrowDown" ? 1 : -1)); }
+    if (event.key === "Escape") { event.preventDefault(); box.close(); } // a search field would only clear itself
     if (event.key === "Enter") { event.preventDefault(); const row = items()[chosen]; if (row) location.assign(row.dataset.where); }
   });
   box.addEventListener("click", (event) => {

@@ -17,6 +17,10 @@ export function startTabs() {
   });
 }
 
+document.addEventListener("htmx:load", () => { // fresh panes come as the server drew them
+  for (const tab of document.querySelectorAll("[role=tab][aria-selected=true][aria-controls]")) show(tab);
+});
+
 function show(tab) {
   for (const other of tab.closest("[role=tablist]").querySelectorAll("[role=tab]")) {
     const on = other === tab;

@@ -50,11 +50,22 @@ def test_an_old_or_revoked_invitation_is_closed():
         people.do_accept_invitation(code, **GOOD)
 
 
+def test_an_address_that_is_taken_does_not_shut_the_guest_out():
+    admin = record.person(admin=True)
+    codes = [people.do_invite(admin, email="grace@example.org")[1] for _ in range(2)]
+    people.do_accept_invitation(codes[0], **GOOD)
+    assert people.do_accept_invitation(codes[1], **GOOD | {"username": "other"}).email == ""
+    with pytest.raises(Invalid, match="already") as refusal:
+        people.do_invite(admin, email="Grace@example.org")
+    assert "email" in refusal.value.fields
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"username": "Grace"}, "username"),
         ({"username": "root!"}, "username"),
+        ({"username": "root"}, "username"),
         ({"password": "short"}, "password"),
         ({"password": "password1234"}, "password"),
         ({"email": "nonsense"}, "email"),

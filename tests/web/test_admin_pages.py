@@ -219,6 +219,8 @@ def test_an_address_that_does_not_answer_is_told_at_its_field(scene, client_of):
     assert answer.status_code == 400
     assert "id_host_error" in answer.content.decode()
     assert client_of("admin").post(reverse("add-node"), form | {"port": "0"}).status_code == 400
+    empty = client_of("admin").post(reverse("add-node"), form | {"host": ""}).content.decode()
+    assert "Type the machine" in empty
     assert not Node.objects.filter(name="far").exists()
 
 
@@ -266,3 +268,18 @@ def test_the_trail_speaks_in_words(quota_place, client_of):
     assert ("guaranteed", "2.5") in [(name, new) for name, _, new in differences(newest)]
     page = client_of("admin").get(reverse("audit")).content.decode()
     assert "guaranteed_milli" not in page
+
+
+def test_the_palette_finds_nodes(scene, client_of):
+    found = client_of("member").get(reverse("search"), {"q": "h200"}).json()["found"]
+    assert {"h200-1", "h200-2", "h200-3"} <= {row["name"] for row in found if row["note"] == "node"}
+
+
+def test_back_in_service_the_old_reason_is_gone(scene, client_of):
+    node, admin = scene.nodes["h200-1"], client_of("admin")
+    Node.objects.filter(pk=node.pk).update(hello={"agent_version": "1"})
+    address = reverse("set-node-state", args=[node.public_id])
+    admin.post(address, {"act": "cordon", "reason": "a new fan"})
+    admin.post(address, {"act": "ready", "reason": "a new fan"})
+    node.refresh_from_db()
+    assert (node.state, node.state_reason) == ("ready", "")

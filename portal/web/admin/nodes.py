@@ -27,6 +27,8 @@ def add_node(request: HttpRequest) -> HttpResponse:
         return _form(request, values)
     try:
         port = _port(values["port"])
+        if not values.get("host"):
+            raise Invalid(fields={"host": "Type the machine's name or address."})
         if "confirmed" not in request.POST:
             key = enrolment.get_host_key(values.get("host", ""), port)
             script = enrolment.get_script(
@@ -78,6 +80,8 @@ def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
     """Cordons, drains, fences, retires a node, or takes it back."""
     node, user = _node(public_id), signed_in(request.user)
     act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
+    if act == "ready" and reason == node.state_reason:
+        reason = ""  # it said why the node was out of service
     states = {
         "cordon": NodeState.CORDONED,
         "drain": NodeState.DRAINED,
