@@ -22,7 +22,7 @@ from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 from tests.stories.portal import StoryPortal
 
-pytestmark = [pytest.mark.rig, pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.rig, pytest.mark.browser, pytest.mark.early, pytest.mark.timeout(600)]
 
 PASSWORD = "a phrase nobody guesses"
 POOL = "pretend"
