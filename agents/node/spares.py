@@ -88,7 +88,8 @@ class Spares:
             if hold_fd is None:
                 return False
             here = [runtime for runtime in self._tasks.runtimes.values() if runtime.keeps_spares]
-            return all([self._keep_one_of(runtime, hold_fd) for runtime in here])
+            made = [self._keep_one_of(runtime, hold_fd) for runtime in here]
+            return all(made)
 
     def _keep_one_of(self, runtime: Runtime, hold_fd: int) -> bool:
         ledger = self._tasks.ledger

@@ -207,9 +207,7 @@ class EngineRuntime(Runtime):
             raise self.refusal("rm", answer)
 
     def _make_network_of(self, order: Order) -> None:
-        self.make_network(
-            order.network or "", order.subnet or "", job=order.spec.job, keep_fd=order.hold_fd
-        )
+        self.make_network(order.network or "", order.subnet or "", job=order.spec.job, keep_fd=order.hold_fd)
 
     def make_network(
         self, name: str, subnet: str, *, job: Optional[str] = None, keep_fd: Optional[int] = None

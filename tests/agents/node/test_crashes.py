@@ -129,8 +129,7 @@ def crash_while_making_a_spare(node: LoneNode, at: int) -> bool:
 
 def sweep_spare(node: LoneNode, stride: int) -> int:
     """Whatever was promised, made or noted: the next session has one spare ready, and nothing else is left."""
-    points = 0
-    for at in range(1, MOST_STEPS, stride):
+    for points, at in enumerate(range(1, MOST_STEPS, stride)):
         crashed = crash_while_making_a_spare(node, at)
         with node.open() as link:
             spare = node.wait_for_spare()
@@ -142,13 +141,9 @@ def sweep_spare(node: LoneNode, stride: int) -> int:
             assert node.networks() <= set(node.ledger()["spares"])
         if not crashed:
             return points
-        points += 1
-        with node.open() as link:  # so that the next one has a spare to make
-            for name in node.ledger()["spares"]:
-                node.podman("network", "rm", name)  # type: ignore[attr-defined]
-        state = node.ledger()
-        state["spares"] = {}
-        (node.folder / "state/ledger.json").write_text(json.dumps(state))
+        for name in node.networks():  # so that the next one has a spare to make
+            node.podman("network", "rm", name)  # type: ignore[attr-defined]
+        (node.folder / "state/ledger.json").write_text(json.dumps({**node.ledger(), "spares": {}}))
     raise AssertionError("the sweep did not reach the end")
 
 

@@ -51,9 +51,7 @@ def test_a_store_that_stands_has_one_stamp(store: ImageStore) -> None:
 
 
 @pytest.mark.parametrize("change", ["own list", "shared list", "configuration"])
-def test_each_change_makes_another_stamp(
-    store: ImageStore, places: tuple[Path, Path], change: str
-) -> None:
+def test_each_change_makes_another_stamp(store: ImageStore, places: tuple[Path, Path], change: str) -> None:
     own, shared = places
     before = store.stamp()
     if change == "configuration":
@@ -70,7 +68,9 @@ def test_only_what_is_listed_is_held(store: ImageStore, places: tuple[Path, Path
     assert not store.holds("bb" * 32)
 
 
-@pytest.mark.parametrize("said", ["", "no", "[]", "{}", '{"store": {"graphRoot": 1, "graphDriverName": "x"}}'])
+@pytest.mark.parametrize(
+    "said", ["", "no", "[]", "{}", '{"store": {"graphRoot": 1, "graphDriverName": "x"}}']
+)
 def test_what_is_not_understood_is_not_believed(said: str) -> None:
     store = ImageStore(lambda: said)
     store.learn()
