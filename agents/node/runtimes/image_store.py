@@ -1,19 +1,23 @@
 """Whether podman's images may have changed since it was last asked, by facts that cost nothing to look at.
 
 Podman lists the images of a store in one file, ``<driver>-images/images.json``, and replaces that file by
-another whenever an image comes, goes or gets another name. While that file and the configuration of the
-store stay as they were, so does the answer to a question about an image. A question to podman takes 30 ms.
+another whenever an image comes, goes or gets another name. While that file stays the same, so does the answer
+to a question about an image; the question to podman takes 30 ms. When the configuration of the store becomes
+another, nothing is known until the next session.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+import re
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node.machine import read_text
 
-Stamp = Tuple[Optional[Tuple[int, int, int, int]], ...]
+_File = Optional[Tuple[int, int, int, int]]
+Stamp = Tuple[_File, ...]
+_SHARED = re.compile(r"additionalimagestores\s*=\s*\[(.*?)\]", re.DOTALL)
 _CONFIGURED_BY = (
     "/etc/containers/storage.conf",
     "/usr/share/containers/storage.conf",
@@ -34,19 +38,20 @@ class ImageStore:
     def __init__(self, ask: Callable[[], Optional[str]]) -> None:
         self._ask = ask
         self._lists: Optional[Lists] = None
+        self._configured: Optional[Stamp] = None
 
     def learn(self) -> None:
         """Asks podman where its images are listed; what it says is believed only if it is complete."""
-        self._lists = lists_of(self._ask() or "")
+        lists = lists_of(self._ask() or "")
+        self._configured = _facts_of(lists.configuration) if lists else None
+        self._lists = lists
 
     def stamp(self) -> Optional[Stamp]:
         """Changes whenever the images may have; None when nobody can say."""
-        if self._lists is None:
+        lists = self._lists
+        if lists is None or self._configured != _facts_of(lists.configuration):
             return None
-        try:
-            return tuple(_facts(path) for path in (*self._lists.images, *self._lists.configuration))
-        except OSError:
-            return None
+        return _facts_of(lists.images)
 
     def holds(self, image_id: str) -> bool:
         """Says whether an image stands in one of the lists, for only then they tell when it changes."""
@@ -66,8 +71,11 @@ def lists_of(info: str) -> Optional[Lists]:
     shared = [more] if isinstance(more, str) else more
     if not isinstance(shared, list) or not all(isinstance(each, str) for each in (root, driver, *shared)):
         return None
-    roots = [root, *(path for each in shared for path in each.split(",") if path)]
     configuration = dict.fromkeys([configured, *(os.path.expanduser(path) for path in _CONFIGURED_BY)])
+    # Podman 4 tells the last of several shared stores only; its configuration names them all.
+    named = _SHARED.findall(read_text(configured) or "")
+    shared = [*shared, *(path for each in named for path in re.findall(r"[\"']([^\"']+)[\"']", each))]
+    roots = dict.fromkeys([root, *(path for each in shared for path in each.split(",") if path)])
     return Lists(
         images=tuple(os.path.join(each, f"{driver}-images", "images.json") for each in roots),
         configuration=tuple(configuration),
@@ -80,7 +88,15 @@ def is_whole_name(image: str) -> bool:
     return bool(slash) and (first == "localhost" or "." in first or ":" in first)
 
 
-def _facts(path: str) -> Optional[Tuple[int, int, int, int]]:
+def _facts_of(paths: Sequence[str]) -> Optional[Stamp]:
+    """What tells one state of these files from another; None when we may not look."""
+    try:
+        return tuple(_facts(path) for path in paths)
+    except OSError:
+        return None
+
+
+def _facts(path: str) -> _File:
     try:
         facts = os.stat(path)
     except FileNotFoundError:
