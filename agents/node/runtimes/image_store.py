@@ -49,7 +49,7 @@ class ImageStore:
     def stamp(self) -> Optional[Stamp]:
         """Changes whenever the images may have; None when nobody can say."""
         lists = self._lists
-        if lists is None or self._configured != _facts_of(lists.configuration):
+        if lists is None or self._configured is None or self._configured != _facts_of(lists.configuration):
             return None
         return _facts_of(lists.images)
 
