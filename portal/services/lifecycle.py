@@ -134,11 +134,11 @@ def begin_attempt(
     job.started_at = job.started_at or now
     job.exit_code = None
     Standing.objects.filter(job=job).delete()
+    for node in {seat.node.public_id for seat in seats}:
+        hint_node(node, "start", job.public_id)  # before the news, for nodes wait and pages do not
     where = ", ".join(sorted({seat.node.name for seat in seats}))
     _move_job(job, JobState.RUNNING, reason="placed", sentence=f"Got its GPUs on {where}.", attempt=attempt)
     _event(attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}.")
-    for node in {seat.node.public_id for seat in seats}:
-        hint_node(node, "start", job.public_id)
     return attempt
 
 
@@ -308,8 +308,8 @@ def note_submitted(job: Job, *, actor: str) -> None:
         actor=actor,
         sentence=f"Submitted by {actor}.",
     )
-    _tell(job)
     wake("submit")
+    _tell(job)
 
 
 # -- inside ----------------------------------------------------------------------------------------
