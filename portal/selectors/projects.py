@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from django.db.models import Count, F, Q, QuerySet, Sum
 
-from portal.access import Person, signed_in, visible_projects, visible_quotas
+from portal.access import Person, visible_projects, visible_quotas
 from portal.errors import NotThere
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
-from portal.words.states import JOB_LIVE, ROLE_RANK, JobState, Role
+from portal.words.states import JOB_LIVE, JobState, Role
 
 
 @dataclass
@@ -103,28 +103,6 @@ def project_for(person: Person, key: str) -> Project:
     if project is None:
         raise NotThere("There is no such project.")
     return project
-
-
-def roles_of(person: Person) -> dict[int, Role]:
-    """The person's role in effect per project row, inherited from ancestors: two queries."""
-    user = signed_in(person)
-    own: dict[int, Role] = {
-        project: Role(role)
-        for project, role in Membership.objects.filter(user=user).values_list("project_id", "role")
-    }
-    parents = dict(Project.objects.values_list("id", "parent_id"))
-    found: dict[int, Role] = {}
-    for project in parents:
-        here: int | None = project
-        best: Role | None = None
-        while here is not None:
-            role = own.get(here)
-            if role is not None and (best is None or ROLE_RANK[role] > ROLE_RANK[best]):
-                best = role
-            here = parents.get(here)
-        if best is not None:
-            found[project] = best
-    return found
 
 
 def members_of(project: Project) -> QuerySet[Membership]:
