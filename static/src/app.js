@@ -17,7 +17,7 @@ async function lookAt(swapped) {
   if (root.querySelector("[data-launch]")) (await import("./launch.js")).startLaunch(root);
   if (root.querySelector("[data-gpu-table]")) (await import("./node_values.js")).watchNode(root);
   if (root.querySelector("[data-quota-sheet]")) (await import("./quota_sheet.js")).startSheet(root);
-  if (root.querySelector("[data-gpu]")) (await import("./squares.js")).watchIn(root);
+  if (root.querySelector("[data-node]")) (await import("./squares.js")).watchIn(root);
 }
 
 startThemeSwitch();
