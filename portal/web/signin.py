@@ -11,7 +11,6 @@ from django.conf import settings
 from django.contrib.auth import authenticate, login, logout
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
-from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
@@ -20,6 +19,7 @@ from portal.access import Policy, policy
 from portal.errors import FairwayError, Invalid, NotThere
 from portal.models import User
 from portal.services import people
+from portal.services.sessions import begin_session
 from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, Rate, give_back, take
 from portal.web.words import duration
 
@@ -114,9 +114,11 @@ def _remember(answer: HttpResponse, name: str) -> None:
 def let_in(request: HttpRequest, user: User) -> None:
     """Signs in under a fresh session id, and notes where from for the list of sessions."""
     login(request, user, backend=BACKEND)
-    request.session["since"] = timezone.now().isoformat()
-    request.session["address"] = request.META.get("REMOTE_ADDR", "")
-    request.session["agent"] = request.headers.get("User-Agent", "")[:300]
+    begin_session(
+        request.session,
+        address=request.META.get("REMOTE_ADDR", ""),
+        agent=request.headers.get("User-Agent", ""),
+    )
 
 
 def safe_next(request: HttpRequest) -> str:

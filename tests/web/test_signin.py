@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import secrets
+import time
 
 import pytest
+from django.contrib.sessions.models import Session
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from portal import throttle
 from portal.models import Membership, User
-from portal.services import people
+from portal.services import people, sessions
 from portal.web import signin
 from portal.words.states import Role
 from tests import record
@@ -153,3 +157,37 @@ def test_a_form_from_elsewhere_is_refused():
     answer = client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
     assert answer.status_code == 403
     assert "came from elsewhere" in answer.content.decode()
+
+
+def test_a_session_lasts_while_it_is_used_and_never_longer_than_its_longest_life(settings, monkeypatch):
+    settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
+    record.person("ada-love", password=record.PASSWORD)
+    client = Client()
+    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    begun_s, now_s = time.time(), [time.time()]
+    monkeypatch.setattr("time.time", lambda: now_s[0])
+    monkeypatch.setattr("django.utils.timezone.now", lambda: dt.datetime.fromtimestamp(now_s[0], dt.UTC))
+
+    def at(seconds):
+        now_s[0] = begun_s + seconds
+        return client.get("/account/").status_code
+
+    assert [at(900), at(1800), at(2400)] == [200, 200, 200]
+    assert at(2501) == 302  # in use, but too old
+    now_s[0] = begun_s
+    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    assert [at(900), at(1901)] == [200, 302]  # a thousand seconds without use
+
+
+def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
+    settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
+    record.person("ada-love", password=record.PASSWORD)
+    client = Client()
+    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    began, key = timezone.now(), client.session.session_key
+    for seconds, left in ((900, 1000), (1800, 700)):
+        now = began + dt.timedelta(seconds=seconds)
+        monkeypatch.setattr("django.utils.timezone.now", lambda now=now: now)
+        sessions.keep_session_of_workspace(key)
+        end = Session.objects.get(session_key=key).expire_date
+        assert abs((end - now).total_seconds() - left) < 2
