@@ -198,7 +198,10 @@ class Rights:
     async def _ask(self, key: tuple[str, str]) -> Decision:
         asked_at = monotonic()
         decision = await self._in_thread(decide, *key)
-        if decision.answer is Answer.OPEN and asked_at - self._in_use_at.get(key, -KEPT_EVERY_S) >= KEPT_EVERY_S:
+        if (
+            decision.answer is Answer.OPEN
+            and asked_at - self._in_use_at.get(key, -KEPT_EVERY_S) >= KEPT_EVERY_S
+        ):
             self._in_use_at[key] = asked_at
             await self._in_thread(note_use, key[1])
         self._kept[key] = (asked_at, decision)

@@ -187,3 +187,9 @@ def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
 
 def test_unknown_overrides_are_left_out():
     assert initial_of_fields({"nonsense": 1, "gpus_per_task": 2}) == {"gpus_per_task": 2}
+
+
+def test_the_nearest_request_sets_fields_that_the_form_has(client_of, typed):
+    page = client_of("member").post(reverse("launch"), typed | {"cores": "5000"}).content.decode()
+    assert "Nearest that could: " in page
+    assert re.search(r'data-set="cores=\d+"', page)
