@@ -10,7 +10,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from portal.access import Policy, policy, signed_in
 from portal.errors import FairwayError, Invalid, NotThere
-from portal.models import Node, NodeCheck, NodePool
+from portal.models import Gpu, Node, NodeCheck, NodePool
 from portal.services import enrolment, nodes
 from portal.words.states import LinkKind, NodeState, RuntimeKind
 
@@ -52,6 +52,20 @@ def add_node(request: HttpRequest) -> HttpResponse:
     except Invalid as refusal:
         return _form(request, values, problems=refusal.fields, sentence=refusal.sentence, status=400)
     return _start(request, node)
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def give_back_gpu(request: HttpRequest, public_id: str, uuid: str) -> HttpResponse:
+    """A GPU that was lost or in quarantine takes work again."""
+    gpu = Gpu.objects.filter(node__public_id=public_id, uuid=uuid).first()
+    if gpu is None:
+        raise NotThere
+    nodes.do_give_back_gpu(signed_in(request.user), gpu)
+    messages.success(
+        request, f"GPU {gpu.index} takes work again." if gpu.present else "The GPU is forgotten."
+    )
+    return HttpResponseRedirect(reverse("node", args=[public_id]))
 
 
 @policy(Policy.ADMIN)
