@@ -10,7 +10,7 @@ import pytest
 from agents.engines.ssh import NodeEngine
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node
 from portal.services import lifecycle
-from portal.words.reasons import EndReason, VerdictCode
+from portal.words.reasons import EndReason
 from portal.words.states import GpuHealth, JobState, NodeState
 from scheduler import sweep
 from scheduler.cycle import run_cycle

@@ -73,18 +73,50 @@ def never(scene, **fields):
 @pytest.mark.parametrize(
     ("fields", "says", "nearest"),
     [
-        ({"gpu_model": "Test 90"}, "no Test 90 GPU in this cluster. Models there: Other 40, Test 80.", {"gpu_model": "Test 80"}),
-        ({"min_gpu_memory_mib": 90_000}, "Needs a GPU with 87.9 GiB of memory; the largest in this cluster has 80 GiB", {"min_gpu_memory_mib": 81_920}),
-        ({"memory_mib": 65_536}, "Needs 64 GiB of memory; the largest node has 62.5 GiB", {"memory_mib": 64_000}),
-        ({"cpu_milli": 17_000}, "Needs 17 CPU cores; the largest node has 16 CPU cores", {"cpu_milli": 16_000}),
+        (
+            {"gpu_model": "Test 90"},
+            "no Test 90 GPU in this cluster. Models there: Other 40, Test 80.",
+            {"gpu_model": "Test 80"},
+        ),
+        (
+            {"min_gpu_memory_mib": 90_000},
+            "GPU with 87.9 GiB of memory; the largest in this cluster has 80 GiB",
+            {"min_gpu_memory_mib": 81_920},
+        ),
+        (
+            {"memory_mib": 65_536},
+            "Needs 64 GiB of memory; the largest node has 62.5 GiB",
+            {"memory_mib": 64_000},
+        ),
+        (
+            {"cpu_milli": 17_000},
+            "Needs 17 CPU cores; the largest node has 16 CPU cores",
+            {"cpu_milli": 16_000},
+        ),
         ({"gpus_per_task": 0, "cpu_milli": 17_000}, "Needs 17 CPU cores", {"cpu_milli": 16_000}),
-        ({"gpus_per_task": 4, "cpu_milli": 16_000, "memory_mib": 64_000, "gpu_model": "Other 40"}, "Ask for at most 1 on a node", None),
-        ({"cpu_milli": 16_000, "gpu_model": "Other 40"}, "No node has 1 Other 40 GPU, 16 CPU cores and 2 GiB together; small has 4 CPU cores", {"cpu_milli": 4000, "memory_mib": 2048}),
-        ({"tasks": 3, "cpu_milli": 16_000}, "seats 2. Ask for at most 2 tasks", {"tasks": 2, "gpus_per_task": 1}),
+        (
+            {"gpus_per_task": 4, "cpu_milli": 16_000, "memory_mib": 64_000, "gpu_model": "Other 40"},
+            "Ask for at most 1 on a node",
+            None,
+        ),
+        (
+            {"cpu_milli": 16_000, "gpu_model": "Other 40"},
+            "1 Other 40 GPU, 16 CPU cores and 2 GiB together; small has 4 CPU cores",
+            {"cpu_milli": 4000, "memory_mib": 2048},
+        ),
+        (
+            {"tasks": 3, "cpu_milli": 16_000},
+            "seats 2. Ask for at most 2 tasks",
+            {"tasks": 2, "gpus_per_task": 1},
+        ),
         ({"tasks": 9}, "seats 8. Ask for at most 8 tasks", {"tasks": 8, "gpus_per_task": 1}),
-        ({"tasks": 10, "gpus_per_task": 0, "cpu_milli": 16_000}, "Needs 10 tasks, each with 16 CPU cores", {"tasks": 2, "gpus_per_task": 0}),
+        (
+            {"tasks": 10, "gpus_per_task": 0, "cpu_milli": 16_000},
+            "Needs 10 tasks, each with 16 CPU cores",
+            {"tasks": 2, "gpus_per_task": 0},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_no_node_could_ever_hold(scene, fields, says, nearest):
     """Two large nodes in one pool, a small one with another GPU in a second."""
     other = record.pool("other")
