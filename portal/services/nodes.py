@@ -68,13 +68,10 @@ def do_add_node(
     _check_name(name)
     wrong: dict[str, str] = {}
     if link is LinkKind.SSH:
-        if (
-            not host
-            or len(host) > 253
-            or any(c.isspace() or c in "/@\0" for c in host)
-            or host.startswith("-")
-        ):
-            wrong["host"] = "Give a host name or an address."
+        try:
+            check_host(host)
+        except Invalid as refusal:
+            wrong |= refusal.fields
         if not 1 <= port <= 65_535:
             wrong["port"] = "Must be between 1 and 65535."
         if len(host_key.split()) != 2:
@@ -106,6 +103,19 @@ def do_add_node(
             fields={"name": "There is already a node of this name or with this address."}, code="name_taken"
         ) from clash
     return node
+
+
+def check_host(host: str) -> None:
+    """Raises Invalid for what can be neither a name nor an address of a machine."""
+    labels = host.rstrip(".").split(".")
+    if (
+        not host.isascii()
+        or len(host) > 253
+        or host.startswith("-")
+        or any(c.isspace() or c in "/@\0" for c in host)
+        or any(not 0 < len(label) < 64 for label in labels)
+    ):
+        raise Invalid(fields={"host": "Give a host name or an address."})
 
 
 def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:

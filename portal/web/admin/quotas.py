@@ -23,6 +23,7 @@ from portal.models import NodePool, Project, Quota, QuotaChange, User
 from portal.selectors.quota_grid import Grid, GridRow, pools_with_gpus, quota_grid
 from portal.services.projects import QuotaNumbers, do_change_quota, do_undo_quota_change
 from portal.web.admin.amounts import limit_of, milli_of, shown_gpus, weight_of, whole_number_of
+from portal.web.words import whole_number
 
 FIELDS = ("guaranteed", "limit", "weight", "priority")
 
@@ -167,8 +168,8 @@ def _read(request: HttpRequest, sheet: Sheet) -> list[Line]:
                 cell.theirs = cell.seen if cell.seen != seen else ""
                 cell.value = posted.strip()
         if changed:
-            if posted_version.isdigit():
-                line.version = int(posted_version)
+            version = whole_number(posted_version)
+            line.version = line.version if version is None else version
             edited.append(line)
     return edited
 
