@@ -119,7 +119,7 @@ def square_of(
     else:
         look, ramp, word = "free", None, "free"
     overlay = "" if node.reachable else "away"
-    if not overlay and gpu.simulated:
+    if not overlay and gpu.simulated and look != "failed":  # the cross must be seen
         overlay = "sim"
     notes = (
         [word]

@@ -263,7 +263,8 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str) -> None:
             return
         if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
             health = GpuHealth.QUARANTINED
-            reason = f"It answers again. {gpu.health_reason} An administrator looks at it and gives it back."
+            was = gpu.health_reason.rstrip(".") or "no reason was told"
+            reason = f"It was lost ({was}) and answers again; an administrator looks at it and gives it back."
         record_act(
             None,
             "gpu.health",

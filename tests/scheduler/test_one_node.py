@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agents import link
 from agents.engines.ssh import NodeEngine
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node
 from portal.services import lifecycle
@@ -154,6 +155,24 @@ def test_a_node_without_room_takes_no_work_until_it_has_room(room, scene) -> Non
     reach(scene, is_now(job, JobState.COMPLETED), job)
     node.refresh_from_db()
     assert (node.state, node.state_reason) == (NodeState.READY, "")
+
+
+def test_an_agent_of_another_version_is_said_and_nothing_is_lost(room, scene, monkeypatch) -> None:
+    monkeypatch.setattr(link, "PROTOCOL", 9)
+    job = submit(scene, "true")
+    node = scene["node"]
+
+    def said() -> bool:
+        node.refresh_from_db()
+        return "Upgrade the older of the two." in node.problem
+
+    reach(scene, said, job)
+    assert (node.reachable, node.state) == (False, NodeState.READY)
+    assert node.problem.startswith("The portal speaks protocol 9; this agent (0.1.0) speaks 1")
+    monkeypatch.undo()
+    reach(scene, is_now(job, JobState.COMPLETED), job)
+    node.refresh_from_db()
+    assert (node.reachable, node.problem) == (True, "")
 
 
 def test_a_container_the_record_never_heard_of_is_stopped(room, scene) -> None:

@@ -113,7 +113,7 @@ def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(scene):
     nodes.record_hello(scene["node"].pk, hello(scene), received_s=100)
     back = Gpu.objects.get(pk=gpu.pk)
     assert (back.present, back.health) == (True, GpuHealth.QUARANTINED)
-    assert "The node does not name it any more." in back.health_reason
+    assert "It was lost (The node does not name it any more) and answers again" in back.health_reason
     nodes.record_hello(scene["node"].pk, hello(scene), received_s=100)
     assert Gpu.objects.get(pk=gpu.pk).health == GpuHealth.QUARANTINED
     with pytest.raises(NotAllowed):

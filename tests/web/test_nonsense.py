@@ -20,6 +20,7 @@ NONSENSE = (
     "1e999",
     "NaN",
 )
+FORM = "application/x-www-form-urlencoded"
 PARAMETERS = {
     "jobs": ("state", "kind", "page", "q", "cursor", "project"),
     "audit": ("q", "page", "act"),
@@ -90,7 +91,9 @@ def test_nonsense_in_every_form_is_told(scene, client_of):
                 continue
             seen.add(shape)
             names = [name for name in fields if name not in ("csrfmiddlewaretoken", "host_key", "confirmed")]
-            tries = [dict.fromkeys(names, text) for text in NONSENSE[1::3]] + [{name: next(turn)} for name in names]
+            tries = [dict.fromkeys(names, text) for text in NONSENSE[1::3]] + [
+                {name: next(turn)} for name in names
+            ]
             for typed in tries:
                 if "host" in fields and "host" not in typed:
                     continue  # with a good address this asks a real machine
@@ -113,3 +116,9 @@ def test_nonsense_in_every_address_is_told(scene, client_of, text):
         assert answer.status_code < 500, (address, name)
         body = answer.getvalue() if answer.streaming else answer.content
         assert b"<script>alert(1)" not in body
+
+
+def test_a_form_that_is_too_large_is_told(client_of):
+    answer = client_of("member").post(reverse("launch"), "name=" + "x" * 3_000_000, content_type=FORM)
+    assert answer.status_code == 413
+    assert "larger than any form here may be" in answer.content.decode()
