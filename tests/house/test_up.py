@@ -210,14 +210,16 @@ def test_after_a_killed_supervisor_the_next_start_has_the_same_data(
     assert eventually(lambda: set(first.pids()) == DOORS | WORKERS)
     first.process.kill()
     first.process.wait()
-    again = start()
+    again = start("--demo")
     again.wait_answer()
     assert again.get("/readyz") == 200
     assert (data / "secret_key").read_bytes() == secret
     assert (data / "keys" / "control_ed25519.pub").read_bytes() == cluster
+    assert eventually(lambda: again.text.count("scheduler.dispatch started") > 2, 60), again.text
     again.process.send_signal(signal.SIGTERM)
     assert again.wait_end() == 0
-    assert left_in(data) == []
+    assert re.search(r"ending \d+ jobs of the demo's pretend nodes", again.text)
+    assert left_in(data) == []  # no job of a pretend node outlives its demo
 
 
 def test_what_cannot_start_says_why(start: Callable[..., Up], data: Path) -> None:
