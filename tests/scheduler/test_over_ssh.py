@@ -17,7 +17,7 @@ from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
 
-pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

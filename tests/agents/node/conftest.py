@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -122,7 +123,15 @@ def node(node_folder: Path, pyz: Path) -> Iterator[LoneNode]:
 
 
 @pytest.fixture
-def podman_node(node: LoneNode, tiny_image: RigImage) -> LoneNode:
+def own_engine() -> Iterator[None]:
+    """One engine at a time on this machine: two would give their networks the same bridges and addresses."""
+    with Path(tempfile.gettempdir(), "fairway-own-engine.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def podman_node(own_engine: None, node: LoneNode, tiny_image: RigImage) -> LoneNode:
     """The same with podman in a store of its own, and the tiny image of the rig."""
     places = {"--root": "store", "--runroot": "run", "--tmpdir": "tmp", "--network-config-dir": "net"}
     flags = [word for flag, name in places.items() for word in (flag, str(node.folder / name))]

@@ -10,6 +10,8 @@ import pytest
 from agents.link import Link, LinkUnknown, Ok, Refused
 from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode
 
+pytestmark = pytest.mark.early
+
 CRASHING = Path(__file__).with_name("crashing_agent.py")
 MOST_STEPS = 80
 
