@@ -239,6 +239,8 @@ class Session:
             with full_disk_refused(self._settings.state_dir):
                 answer = self._verbs[verb](request)
         except Refusal as refusal:
+            if verb == "start" and refusal.code == refusals.DISK_FULL:
+                self.tasks.note_full_disk(refusal.message)
             return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
         except Exception as error:  # the door: one broken request must not end the conversation
             traceback.print_exc(file=sys.stderr)

@@ -29,6 +29,7 @@ Fields = Dict[str, Any]
 _PORT_TRIES = 3
 _TOMBSTONES_LISTED = 1000
 _SETTLE_WITHIN_S = 10.0
+_FULL_AGAIN_AFTER_S = 300.0
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
 
@@ -57,6 +58,8 @@ class Tasks:
         self.peaks: Dict[str, cgroup.Usage] = {}
         self._groups: Dict[str, cgroup.Group] = {}
         self._kernel_log = KernelLog()
+        self._full = ""
+        self._full_until_s = 0.0
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -443,7 +446,26 @@ class Tasks:
             "tombstones": self.ledger.tombstones(newest=_TOMBSTONES_LISTED),
             "boot_id": machine.boot_id(self.settings.boot_id_path),
             "highest_epoch": self.ledger.epoch(),
+            "full_disk": self.full_disk(),
         }
+
+    def note_full_disk(self, sentence: str) -> None:
+        """Remembers that a start was refused for want of room: an engine's own disk is not among those we see."""
+        self._full, self._full_until_s = sentence, time.monotonic() + _FULL_AGAIN_AFTER_S
+
+    def full_disk(self) -> Optional[str]:
+        """Why this node takes no work for want of room; None while there is some.
+
+        A disk that was short counts as full until it has a tenth more than the floor, so that a node on the
+        edge does not come and go.
+        """
+        floor = self.settings.disk_floor_mib
+        short = self.places.short_of_room(floor + floor // 10 if self._full else floor)
+        if short is not None:
+            self._full = f"The disk of the node is full: {short}"
+        elif time.monotonic() >= self._full_until_s:
+            self._full = ""
+        return self._full or None
 
     def heal(self) -> None:
         """Brings ledger and machine into step: ends recorded, crashed starts undone, leftovers removed."""

@@ -64,7 +64,7 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.NODE_REBOOTED: AttemptState.NODE_FAIL,
     EndReason.NODE_FENCED: AttemptState.NODE_FAIL,
     EndReason.CONTAINER_VANISHED: AttemptState.NODE_FAIL,
-    EndReason.GPU_LOST: AttemptState.NODE_FAIL,
+    EndReason.GPU_LOST: AttemptState.FAILED,
     EndReason.START_REFUSED: AttemptState.FAILED,
     EndReason.IMAGE_MISSING: AttemptState.FAILED,
     EndReason.DISK_FULL: AttemptState.FAILED,

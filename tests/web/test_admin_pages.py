@@ -111,9 +111,7 @@ def test_a_conflict_shows_both_values_and_saves_nothing(quota_place, client_of):
     assert "Somebody else changed this line" in page
     assert re.search(r'name="guaranteed-[a-z0-9]+" value="3"', page) and "now <b>5</b>" in page
     assert Quota.objects.get(project=project, pool=pool).guaranteed_milli == 5000
-    again = dict(
-        re.findall(r'name="(\w+-' + project.public_id + r')" value="([^"]*)"', page)
-    )
+    again = dict(re.findall(r'name="(\w+-' + project.public_id + r')" value="([^"]*)"', page))
     client.post(reverse("save-quotas"), {"pool": pool.name, **again})
     assert Quota.objects.get(project=project, pool=pool).guaranteed_milli == 3000
 

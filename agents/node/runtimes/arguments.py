@@ -18,6 +18,7 @@ class Engine(NamedTuple):
     loopback: str
     rootless: bool
     create_flags: Tuple[str, ...]
+    log_mib: int
 
 
 def labels(order: Order) -> Dict[str, str]:
@@ -51,10 +52,11 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         words += ["--passwd-entry", f"{spec.user}:*:{spec.uid}:{spec.gid}::{_home(order)}:/bin/sh"]
         words += ["--pidfile", f"{order.folder}/pid"]
         words += ["--log-driver", "k8s-file", "--log-opt", f"path={order.log_path}"]
+        words += ["--log-opt", f"max-size={engine.log_mib * 1024 * 1024}"]
         if engine.rootless:
             words += ["--userns", f"keep-id:uid={spec.uid},gid={spec.gid}"]
     else:
-        words += ["--log-driver", "json-file"]
+        words += ["--log-driver", "json-file", "--log-opt", f"max-size={engine.log_mib * 1024 * 1024}"]
     words += [*engine.create_flags, *order.gpu_flags]
     words += _environment(engine, order, image_env)
     words += _mounts(engine, order)

@@ -66,7 +66,9 @@ class EngineRuntime(Runtime):
         self.settings = settings
         self._own = own
         self.rootless = os.geteuid() != 0 and own.program[0] != "sudo"
-        self.engine = arguments.Engine(own.kind, settings.loopback, self.rootless, own.create_flags)
+        self.engine = arguments.Engine(
+            own.kind, settings.loopback, self.rootless, own.create_flags, settings.log_mib
+        )
         self._version: Optional[str] = None
         self._images: Dict[str, KnownImage] = {}
         self._prepared: Dict[str, ImageFacts] = {}

@@ -1,4 +1,4 @@
-"""A tree of projects, a page at a time: found by name, with the way down to each row that stands without its parent."""
+"""A tree of projects, a page at a time: found by name, with the way down to each row."""
 
 from __future__ import annotations
 

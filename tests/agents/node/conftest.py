@@ -56,6 +56,10 @@ class LoneNode:
         }
         self.settings_path.write_text(json.dumps({**settings, **more}))
 
+    def configure(self, **more: Any) -> None:
+        """Changes some settings; agents that are opened from now on read them."""
+        self.settings_path.write_text(json.dumps(json.loads(self.settings_path.read_text()) | more))
+
     def open(self, role: str = "control", **how: Any) -> Link:
         how.setdefault("pyz", self.pyz)
         link = open_local(role=role, settings=self.settings_path, cluster=how.pop("cluster", CLUSTER), **how)

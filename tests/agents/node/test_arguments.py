@@ -57,8 +57,8 @@ def order(spec: dict[str, Any] = SPEC, gpu_flags: tuple[str, ...] = ()) -> Order
     )
 
 
-PODMAN = arguments.Engine("podman", "127.77.0.1", False, ("--ulimit", "nofile=1024:1024"))
-DOCKER = arguments.Engine("docker", "127.77.0.1", False, ())
+PODMAN = arguments.Engine("podman", "127.77.0.1", False, ("--ulimit", "nofile=1024:1024"), 128)
+DOCKER = arguments.Engine("docker", "127.77.0.1", False, (), 128)
 
 GOLDEN_PODMAN = """
 create --name fw-lab-jobabc2345-2-1
@@ -73,6 +73,7 @@ create --name fw-lab-jobabc2345-2-1
 --systemd=false --http-proxy=false --image-volume ignore --sdnotify ignore --umask 0027 --no-hosts
 --passwd-entry ada:*:2001:3001::/home/ada:/bin/sh
 --pidfile /s/tasks/t/pid --log-driver k8s-file --log-opt path=/s/tasks/t/log
+--log-opt max-size=134217728
 --ulimit nofile=1024:1024
 --device nvidia.com/gpu=GPU-1
 --unsetenv CUDA_MPS_PIPE_DIRECTORY

@@ -191,6 +191,36 @@ def test_a_name_that_means_another_image_is_noticed(podman_node: LoneNode) -> No
     assert caught.value.code == "image_missing"
 
 
+def test_a_log_takes_no_more_than_twice_its_size(podman_node: LoneNode) -> None:
+    node = podman_node
+    node.configure(log_mib=1)
+    link = node.open()
+    noise = "for n in range(40000):\n print(f'{n:0127}', flush=True)\nimport time; time.sleep(600)"
+    name = start(link, node, "jloud", "python3", "-c", noise)["container"]
+    folder = node.folder / "state" / "tasks" / name
+    where = {"job": "jloud", "attempt": 1, "task": 0}
+
+    def size() -> int:
+        return sum(file.stat().st_size for file in folder.glob("log*"))
+
+    def piece(offset: int) -> bytes:
+        return base64.b64decode(link.ask("logs", timeout_s=10, offset=offset, **where)["data_b64"])
+
+    deadline_s = time.monotonic() + 20
+    while (last := piece(max(0, (1 << 20) - 1000)))[-20:].find(b"is not kept.") < 0:
+        assert time.monotonic() < deadline_s
+        assert size() <= 2 << 20
+        time.sleep(0.05)
+    lines = last.decode().splitlines()
+    assert lines[-1].endswith(" stdout F fairway: log cut at 1 MiB; what follows is not kept.")
+    number = int(lines[-2].split()[-1])  # the line before is that of the first mebibyte, and it stays so
+    assert number < 8192
+    assert piece(0).split()[3] == b"0" * 127
+    assert size() <= 2 << 20
+    assert link.ask("stop", timeout_s=20, epoch=1, job="jloud", attempt=1, grace_s=0)["gone"] is True
+    assert piece(max(0, (1 << 20) - 1000)) == last
+
+
 def test_strangers_are_never_touched(podman_node: LoneNode) -> None:
     node = podman_node
     plain = [
