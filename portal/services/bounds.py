@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from portal.models import Gpu, Node, NodePool, Project, Quota
+from portal.words.amounts import memories
 from portal.words.states import NodeState, RuntimeKind
 
 
@@ -129,7 +130,8 @@ def _too_large(ask: Ask, rooms: list[Room], fits: int) -> tuple[str, dict[str, o
     most_memory = max(room.node.memory_mib for room in rooms)
     if most_memory < ask.memory_mib:
         facts["nearest"] = {"memory_mib": most_memory}
-        return f"Needs {ask.memory_mib} MiB of memory; the largest node has {most_memory} MiB.", facts
+        needed, largest = memories(ask.memory_mib, most_memory)
+        return f"Needs {needed} of memory; the largest node has {largest}.", facts
     facts["nearest"] = {"tasks": fits, "gpus_per_task": ask.gpus_per_task} if fits else None
     return (
         f"Needs {ask.tasks * ask.gpus_per_task}{model} GPUs as {ask.tasks} tasks of {ask.gpus_per_task}; "

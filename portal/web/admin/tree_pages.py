@@ -1,4 +1,4 @@
-"""A tree of projects, a page at a time: found by name, with the way down to each row that stands without its parent."""
+"""A tree of projects, a page at a time: found by name; a row that stands without its parent says below which it is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def page_of(rows: Sequence[Row], query: Mapping[str, str]) -> tuple[Page[Row], s
     words = search.lower()
     found = [row for row in rows if words in row.project.name or words in row.project.title.lower()]
     page = Paginator(found, ROWS).get_page(query.get("page"))
-    name_those_above(rows, page.object_list)
+    name_those_above(rows, list(page))
     return page, search
 
 
