@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +223,7 @@ async def _browse(port: int, seconds: float, keys: list[str]) -> None:
     heard: dict[float, list[float]] = {}
     browsers = []
     for number, key in enumerate(keys):
-        _, browser = await loop.create_connection(
-            lambda key=key: _Browser(key, port, heard), "127.0.0.1", port
-        )
+        _, browser = await loop.create_connection(partial(_Browser, key, port, heard), "127.0.0.1", port)
         browsers.append(browser)
         if number % 25 == 24:
             await asyncio.wait_for(browser.filled, 30)

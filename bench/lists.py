@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from bench.line import percentile, say
@@ -125,7 +126,7 @@ def rest_looks(people: dict[str, Any]) -> list[Look]:
     for name, person in people.items():
         token = do_create_token(person, name="bench", scopes=[Scope.READ])[1]
         client = Client(headers={"Authorization": f"Bearer {token}"}, SERVER_NAME=HOST)
-        looks += [(name, path, lambda client=client, path=path: client.get(path)) for path in _paths()]
+        looks += [(name, path, partial(client.get, path)) for path in _paths()]
     return looks
 
 
@@ -236,9 +237,7 @@ class Scene:
         rows = Job.objects.bulk_create(rows, batch_size=5000)
         Standing.objects.bulk_create(
             (
-                Standing(
-                    job=job, code="share_used_up", sentence="It waits.", place=1, decided_at=now, since=now
-                )
+                Standing(job=job, code="share_used_up", sentence="It waits.", decided_at=now, since=now)
                 for job in rows
                 if job.state == "PENDING"
             ),

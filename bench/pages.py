@@ -8,6 +8,7 @@ on the same record.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from bench.lists import HOST, Look, rest_looks, run_looks
@@ -43,7 +44,5 @@ def page_looks(people: dict[str, Any]) -> list[Look]:
             "/quotas/": "/quotas/",
             "/projects/": "/projects/",
         }
-        looks += [
-            (name, row, lambda client=client, path=path: client.get(path)) for row, path in pages.items()
-        ]
+        looks += [(name, row, partial(client.get, path)) for row, path in pages.items()]
     return looks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import starmap
 
 from django.db.models import Count, Max, Q, QuerySet
 
@@ -17,7 +17,8 @@ DRAWN_GPUS = 256
 """Beyond so many GPUs the strip shows numbers without squares; the cluster page draws them all."""
 
 
-class GpuFacts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
     """What the drawing of a GPU needs of its row: thousands are read at once, without a model each."""
 
     pk: int
@@ -33,7 +34,7 @@ class GpuFacts(NamedTuple):
 
 def gpu_facts(gpus: QuerySet[Gpu]) -> Iterator[GpuFacts]:
     """The rows of a query as plain facts: one query."""
-    return map(GpuFacts._make, gpus.values_list(*GpuFacts._fields))
+    return starmap(GpuFacts, gpus.values_list(*GpuFacts.__slots__))
 
 
 @dataclass(frozen=True)

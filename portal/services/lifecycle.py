@@ -19,6 +19,7 @@ from portal.errors import Conflict
 from portal.events import announce
 from portal.models import Allocation, Attempt, Gpu, Job, JobEvent, Node, NodePool, Standing, Task, UsageLedger
 from portal.wake import hint_node, wake
+from portal.words.amounts import memory
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import (
     ATTEMPT_ENDS,
@@ -247,7 +248,7 @@ def task_ended(
             if exit_code is not None:
                 attempt.exit_code = exit_code
                 attempt.save(update_fields=["exit_code"])
-            facts = {"exit_code": exit_code, "memory_mib": job.memory_mib, "node": task.node.name}
+            facts = {"exit_code": exit_code, "memory": memory(job.memory_mib), "node": task.node.name}
             _want_stop(attempt, reason, "", sentence or end_sentence(reason, **facts))
         if all(row.gone for row in tasks):
             _finish(attempt, job)

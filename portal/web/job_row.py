@@ -11,12 +11,13 @@ from django.utils import timezone
 
 from portal.access import Verb, allowed
 from portal.models import Attempt, Gpu, Job, Standing, Task, User
-from portal.web.words import NB, duration, gpu_amount, plural, short_gpu
+from portal.web.words import NB, duration, gpu_amount, memory, plural, short_gpu
 from portal.words.reasons import VerdictCode
 from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, AttemptState, Desired, JobKind, JobState
 
 WAIT_WORDS = {
     VerdictCode.LIMIT: "At its limit",
+    VerdictCode.RELEASING: "Being freed",
     VerdictCode.DELAYED_UNTIL: "Scheduled",
     VerdictCode.HELD_FOR_RESERVATION: "Reserved",
     VerdictCode.NEVER: "Cannot start",
@@ -258,11 +259,13 @@ def numbers_of(standing: Standing) -> list[tuple[str, Any]]:
         if isinstance(value, float):
             value = f"{value:g}"
         title = name
-        for unit, word in (("_milli", ""), ("_mib", ", MiB"), ("_s", ", s")):
+        for unit, word in (("_milli", ""), ("_mib", ""), ("_s", ", s")):
             if name.endswith(unit):
                 title = name.removesuffix(unit) + word
                 if unit == "_milli":
                     value = gpu_amount(int(float(value)))
+                elif unit == "_mib":
+                    value = memory(float(value))
                 break
         plain.append((title.replace("_", " ").capitalize().replace("gpu", "GPU"), value))
     return plain

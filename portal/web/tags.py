@@ -99,11 +99,11 @@ def holds(runs: Iterable[Hold]) -> SafeString:
 
 
 def _hold(run: Hold) -> str:
-    name = escape(run.name)
+    inside: str = escape(run.name)
     if run.job:
         before, after = _around("job")
-        name = f'<a href="{before}{run.job}{after}">{name}</a>'
-    return f'<span data-css="n:{run.count}">{name}</span>'
+        inside = f'<a href="{before}{run.job}{after}">{inside}</a>'
+    return f'<span data-css="n:{run.count}">{inside}</span>'
 
 
 @lru_cache(maxsize=16)

@@ -7,6 +7,7 @@ import { applyProperties } from "./properties.js";
 import { startAutoSubmit, startBulk, startCopy, startFocusKeeping, startTabs } from "./small.js";
 import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./times.js";
+import { startTips } from "./tips.js";
 import { startUndo } from "./undo.js";
 
 async function lookAt(swapped) {
@@ -32,6 +33,7 @@ startDoor();
 startTimeZone();
 startHandOver();
 startTimes();
+startTips();
 lookAt(document.body);
 startLive();
 startFocusKeeping();

@@ -24,7 +24,7 @@ def page_of(rows: Sequence[Row], query: Mapping[str, str]) -> tuple[Page[Row], s
     words = search.lower()
     found = [row for row in rows if words in row.project.name or words in row.project.title.lower()]
     page = Paginator(found, ROWS).get_page(query.get("page"))
-    name_those_above(rows, page.object_list)
+    name_those_above(rows, list(page))
     return page, search
 
 
