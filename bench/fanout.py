@@ -22,10 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.gateway import _cpu_s, _free, _process, _rss_mib, _until_open
+from bench.gateway import _free, _process, _rss_mib, _until_open
 from bench.line import percentile, say
 
 SOCKETS_A_PERSON = 25
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
     """Prints one line."""
     parser = argparse.ArgumentParser(prog="bench fanout")
     parser.add_argument("--browsers", type=int, default=500)
-    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--seconds", type=int, default=20, help="how many ticks; p95 of few is the slowest")
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--direct", action="store_true", help="straight to web, without the gateway")
     parser.add_argument("--part", nargs="*", help=argparse.SUPPRESS)
@@ -54,6 +55,8 @@ def main(arguments: list[str]) -> int:
     import django
     from django.db import connection
 
+    from portal.standalone.processes import _uvicorn
+
     django.setup()
     old = connection.settings_dict["NAME"]
     connection.creation.create_test_db(verbosity=0, autoclobber=True)
@@ -65,11 +68,11 @@ def main(arguments: list[str]) -> int:
             url = os.environ["DATABASE_URL"].rpartition("/")[0] + "/" + made
             web_socket = f"{folder}/web.sock"
             environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder, "FAIRWAY_WEB_SOCKET": web_socket}
-            listen = ["--port", str(web_port)] if wanted.direct else ["--uds", web_socket]
-            uvicorn = ["-m", "uvicorn", "portal.asgi:application", *listen, "--lifespan", "off"]
-            web = stack.enter_context(
-                _process(sys.executable, *uvicorn, "--log-level", "error", "--no-access-log", **environment)
-            )
+            words = [*_uvicorn(Path(web_socket)), "--log-level", "error"]  # as `manage.py up` starts it
+            if wanted.direct:
+                at = words.index("--uds")
+                words[at : at + 2] = ["--port", str(web_port)]
+            web = stack.enter_context(_process(sys.executable, *words, **environment))
             pids = {"web": web.pid}
             if wanted.direct:
                 port = web_port
@@ -132,6 +135,12 @@ def _measure(wanted: Any, port: int, origin: str, keys: list[str], pids: dict[st
     )
 
 
+def _cpu_s(pid: int) -> float:
+    """Time on a processor of all threads so far. Clock ticks (/proc/PID/stat) miss the short bursts after a second."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
 def _sign_in(people: int, nodes: int) -> list[str]:
     from tests import record
     from tests.gateway.stand import sign_in
@@ -177,6 +186,7 @@ class _Browser(asyncio.Protocol):
         self._hello = (
             f"GET /live/ HTTP/1.1\r\nHost: {origin.removeprefix('http://')}\r\nOrigin: {origin}\r\n"
             f"Cookie: fairway_session={key}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n"  # as browsers offer it
             f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}\r\n\r\n"
         ).encode()
         self.filled = asyncio.get_running_loop().create_future()
@@ -191,7 +201,7 @@ class _Browser(asyncio.Protocol):
             self._data += data
             if b"\r\n\r\n" not in self._data:
                 return
-            if b" 101 " not in self._data[:16]:
+            if b" 101 " not in self._data[:16] or b"permessage-deflate" in self._data:
                 self.filled.set_exception(RuntimeError(self._data[:300].decode("latin-1")))
                 return
             self._open, self._data = True, b""
@@ -213,9 +223,7 @@ async def _browse(port: int, seconds: float, keys: list[str]) -> None:
     heard: dict[float, list[float]] = {}
     browsers = []
     for number, key in enumerate(keys):
-        _, browser = await loop.create_connection(
-            lambda key=key: _Browser(key, port, heard), "127.0.0.1", port
-        )
+        _, browser = await loop.create_connection(partial(_Browser, key, port, heard), "127.0.0.1", port)
         browsers.append(browser)
         if number % 25 == 24:
             await asyncio.wait_for(browser.filled, 30)

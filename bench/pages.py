@@ -8,9 +8,10 @@ on the same record.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from bench.lists import Look, rest_looks, run_looks
+from bench.lists import HOST, Look, rest_looks, run_looks
 
 
 def main(arguments: list[str]) -> int:
@@ -29,7 +30,7 @@ def page_looks(people: dict[str, Any]) -> list[Look]:
 
     looks: list[Look] = []
     for name, person in people.items():
-        client = Client()
+        client = Client(SERVER_NAME=HOST)
         client.force_login(person)
         job = Job.objects.filter(project__memberships__user=person, state="RUNNING").first()
         assert job is not None
@@ -43,7 +44,5 @@ def page_looks(people: dict[str, Any]) -> list[Look]:
             "/quotas/": "/quotas/",
             "/projects/": "/projects/",
         }
-        looks += [
-            (name, row, lambda client=client, path=path: client.get(path)) for row, path in pages.items()
-        ]
+        looks += [(name, row, partial(client.get, path)) for row, path in pages.items()]
     return looks

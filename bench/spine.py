@@ -16,7 +16,7 @@ import sys
 from bench.line import say
 
 PARTS: dict[str, tuple[list[str], float]] = {
-    "start": (["start", "--jobs", "30"], 190),
+    "start": (["start", "--jobs", "30", "--within", "160"], 190),
     "gateway": (["gateway", "--seconds", "1", "--rounds", "2"], 100),
     "fanout": (["fanout", "--seconds", "10"], 45),
     "pages": (["pages", "--lists", "--rounds", "20"], 140),

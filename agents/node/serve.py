@@ -28,6 +28,7 @@ from agents.node.probe import probe
 from agents.node.refusals import Refusal
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
+from agents.node.spares import Spares
 from agents.node.stats import Sampler
 from agents.node.tasks import Tasks
 from agents.node.upgrade import Upgrades
@@ -76,6 +77,7 @@ class Session:
             settings, ledger, self._places, open_runtimes(settings, agent), open_gpus(settings.gpus)
         )
         self._images = Images(self.tasks, self.push)
+        self._spares = Spares(self.tasks)
         self._upgrades = Upgrades(settings)
         self._verbs: Dict[str, Callable[[Fields], Fields]] = {
             "hello": lambda _: {"hello": self.hello()},
@@ -113,6 +115,7 @@ class Session:
         watch = Watch(self.tasks, self.push) if self.role == "control" else None
         if watch is not None:
             watch.start()
+            self._spares.start()
         workers = [
             threading.Thread(target=self._work, name=f"work-{n}", daemon=True) for n in range(_WORKERS)
         ]
@@ -127,6 +130,7 @@ class Session:
             for worker in workers:
                 worker.join(timeout=30.0)  # what was begun is finished, so that less is left to heal
             if watch is not None:
+                self._spares.stop()
                 watch.stop()
         return 0
 
@@ -254,6 +258,7 @@ class Session:
         return {
             "forgotten_jobs": self.tasks.ledger.forget_old_jobs(time.time()),
             "uploads": self._images.tidy(),
+            "networks": self._spares.reap(),
         }
 
     def _stats(self, fields: Fields) -> Fields:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 from agents.node import cgroup, machine, refusals
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
-from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record
+from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record, network_of
 from agents.node.oom import KernelLog
 from agents.node.places import Places
 from agents.node.refusals import Refusal, bad_spec
@@ -34,7 +34,11 @@ _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
 
 class Tasks:
-    """The tasks of this node. ``poke`` is called when one may have ended, so that the watch looks at once."""
+    """The tasks of this node.
+
+    ``poke`` is called when one may have ended, so that the watch looks at once; ``starting`` when a start
+    begins and when it has ended, so that what can wait keeps out of its way.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Tasks:
         self.runtimes = runtimes
         self.gpus = gpus
         self.poke: Callable[[], None] = lambda: None
+        self.starting: Callable[[], None] = lambda: None
         self.peaks: Dict[str, cgroup.Usage] = {}
         self._groups: Dict[str, cgroup.Group] = {}
         self._kernel_log = KernelLog()
@@ -67,6 +72,13 @@ class Tasks:
         runtime = self.runtimes.get(spec.runtime)
         if runtime is None:
             raise bad_spec(f"This node has no runtime {spec.runtime}.")
+        self.starting()
+        try:
+            return self._start(epoch, spec, runtime)
+        finally:
+            self.starting()
+
+    def _start(self, epoch: int, spec: TaskSpec, runtime: Runtime) -> Fields:
         with self._alone(spec.name) as hold_fd:
             known = self.ledger.tasks().get(spec.name)
             if known is None:
@@ -168,7 +180,9 @@ class Tasks:
             gpu_flags=self.gpus.device_flags(
                 [share.uuid for share in spec.gpus if not simulated.get(share.uuid, True)]
             ),
+            network=network_of(record),
             subnet=record["subnet"],
+            network_is_made=bool(record.get("made_ahead")),
             own_uid=record["own_uid"],
             hold_fd=hold_fd,
         )
@@ -396,12 +410,13 @@ class Tasks:
     def _clean(self, name: str, record: Record, runtime: Runtime) -> None:
         """Drops the secrets of a task, and the job's network with its last task."""
         self.places.drop_secrets(name)
+        network = network_of(record)
         others = (
-            each["job"] == record["job"] and each["phase"] in HOLDING and other != name
+            network_of(each) == network and each["phase"] in HOLDING and other != name
             for other, each in self.ledger.tasks().items()
         )
-        if record["subnet"] and not any(others):
-            runtime.remove_network(record["job"])
+        if network is not None and not any(others):
+            runtime.remove_network(network)
 
     def look_at_peak(self, name: str) -> None:
         """Remembers the memory a task used at most; its control group goes soon after it ended."""

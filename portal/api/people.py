@@ -7,12 +7,12 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal import throttle
-from portal.access import Policy, policy
+from portal.access import Policy, policy, roles_of
 from portal.api.bodies import Closed, Text, Whole
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import people as shapes
 from portal.models import ApiToken
-from portal.selectors.projects import projects_for, roles_of
+from portal.selectors.projects import projects_for
 from portal.services.tokens import DEFAULT_DAYS, MAX_DAYS, Scope, do_create_token, do_revoke_token
 
 

@@ -10,7 +10,7 @@ from django.utils import timezone
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, Verb, policy, require, visible_projects
+from portal.access import Policy, Verb, policy, require, roles_of, visible_projects
 from portal.api import cursors
 from portal.api.bodies import Closed, Text, YesNo
 from portal.api.cursors import Order
@@ -25,7 +25,6 @@ from portal.selectors.projects import (
     person_for,
     project_for,
     projects_for,
-    roles_of,
 )
 from portal.services.projects import (
     do_change_project,

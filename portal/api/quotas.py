@@ -21,6 +21,8 @@ from portal.models import NodePool, Project, Quota
 from portal.selectors.projects import pool_for, project_for, quota_changes, quotas_for
 from portal.services.projects import (
     MAX_MILLI,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
     QuotaNumbers,
     do_change_quota,
     do_undo_quota_change,
@@ -41,7 +43,7 @@ class QuotaBody(Closed):
 
     guaranteed_milli = Whole(min_value=0, max_value=MAX_MILLI)
     limit_milli = Whole(min_value=0, max_value=MAX_MILLI, allow_null=True, help_text="null: no limit.")
-    weight = Number(min_value=0, max_value=1000)
+    weight = Number(min_value=MIN_WEIGHT, max_value=MAX_WEIGHT)
     priority = Whole(min_value=-1000, max_value=1000)
     reason = Text(required=False, max_length=500, allow_blank=True, help_text="Why; kept in the history.")
 

@@ -62,7 +62,6 @@ class Standing(models.Model):
     numbers = models.JSONField(default=dict)
     ahead = models.JSONField(default=list)
     cheapest = models.JSONField(null=True)
-    place = models.PositiveIntegerField(null=True, help_text="1 is next, among pending jobs.")
     decided_at = models.DateTimeField()
     since = models.DateTimeField(help_text="When this code became the verdict.")
 

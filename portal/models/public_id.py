@@ -5,12 +5,16 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db import models
+from django.utils.deconstruct import deconstructible
 
 LETTERS = "abcdefghjkmnpqrstuvwxyz"
 ALPHABET = LETTERS + "23456789"
 LENGTH = 10
+LONGEST_NAME = 63
+"""A label of a host name is no longer (RFC 1035)."""
 
 
 def new_public_id() -> str:
@@ -32,7 +36,18 @@ class PublicIdField(_Text):
         super().__init__(*args, **kwargs)
 
 
-slug_validator = RegexValidator(
+@deconstructible(path="django.core.validators.RegexValidator")
+class _NameValidator(RegexValidator):
+    """As the expression says; a name that is only too long hears about its length."""
+
+    def __call__(self, value: object) -> None:
+        length = len(str(value))
+        if length > LONGEST_NAME:
+            raise ValidationError(f"At most {LONGEST_NAME} characters; this has {length}.", code="too_long")
+        super().__call__(value)
+
+
+slug_validator = _NameValidator(
     r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
     "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import starmap
 
-from django.db.models import Count, Max, Q
+from django.db.models import Count, Max, Q, QuerySet
 
 from portal.access import Person, visible_nodes
 from portal.models import Allocation, Gpu, Node
@@ -16,16 +17,35 @@ DRAWN_GPUS = 256
 """Beyond so many GPUs the strip shows numbers without squares; the cluster page draws them all."""
 
 
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What the drawing of a GPU needs of its row: thousands are read at once, without a model each."""
+
+    pk: int
+    node_id: int
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int
+    health: str
+    used_milli: int
+    simulated: bool
+
+
+def gpu_facts(gpus: QuerySet[Gpu]) -> Iterator[GpuFacts]:
+    """The rows of a query as plain facts: one query."""
+    return starmap(GpuFacts, gpus.values_list(*GpuFacts.__slots__))
+
+
 @dataclass(frozen=True)
 class Square:
     """One GPU as pages draw it. ``ramp`` 0..4 is how busy it is; without it ``look`` names the shape."""
 
-    uuid: str
+    uuid: str  # empty where live samples find it by its place
     look: str  # free, busy, starting, failed, drained
     ramp: int | None = None
     overlay: str = ""  # sim, away, warn
     title: str = ""
-    node: str = ""
     at: int | None = None
     """Its place among the node's GPUs by index, as live frames count them."""
 
@@ -83,7 +103,7 @@ def free_now(person: Person) -> list[ModelStrip]:
     strips: dict[tuple[str, int], ModelStrip] = {}
     rows: dict[tuple[str, int, int], NodeStrip] = {}
     places: Counter[int] = Counter()
-    for gpu in sorted(gpus, key=lambda gpu: (nodes[gpu.node_id].name, gpu.index)):
+    for gpu in sorted(gpu_facts(gpus), key=lambda gpu: (nodes[gpu.node_id].name, gpu.index)):
         node = nodes[gpu.node_id]
         strip = strips.setdefault((gpu.model, gpu.memory_mib), ModelStrip(gpu.model, gpu.memory_mib))
         key = (gpu.model, gpu.memory_mib, node.pk)
@@ -105,9 +125,12 @@ def free_now(person: Person) -> list[ModelStrip]:
 
 
 def square_of(
-    gpu: Gpu, node: Node, *, starting: bool = False, ramp: int | None = None, at: int | None = None
+    gpu: Gpu | GpuFacts, node: Node, *, starting: bool = False, ramp: int | None = None, at: int | None = None
 ) -> Square:
-    """How one GPU is drawn. Held GPUs are busy of unknown use until a live value says more."""
+    """How one GPU is drawn. Held GPUs are busy of unknown use until a live value says more.
+
+    With a place (``at``) live samples find it by that, without one by its uuid.
+    """
     if gpu.health != GpuHealth.OK.value:
         look, ramp, word = "failed", None, gpu.health
     elif starting:
@@ -127,15 +150,15 @@ def square_of(
         + (["simulated"] if gpu.simulated else [])
     )
     title = f"{node.name} GPU {gpu.index}: {', '.join(notes)}"
-    return Square(gpu.uuid, look, ramp, overlay, title, node.public_id, at)
+    return Square(gpu.uuid if at is None else "", look, ramp, overlay, title, at)
 
 
-def _counted(gpus: Iterable[Gpu]) -> list[ModelStrip]:
+def _counted(gpus: QuerySet[Gpu]) -> list[ModelStrip]:
     takes_work = Q(
         health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True, used_milli=0
     )
     rows = (
-        gpus.order_by()  # type: ignore[attr-defined]
+        gpus.order_by()
         .values("model", "node_id", "node__pool_id")
         .annotate(all=Count("pk"), free=Count("pk", filter=takes_work), memory=Max("memory_mib"))
     )

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from portal.access import Person, visible_jobs, visible_nodes
 from portal.models import Allocation, Gpu, Node, Task
-from portal.selectors.cluster import Square, square_of
+from portal.selectors.cluster import Square, gpu_facts, square_of
 from portal.words.states import AttemptState, GpuHealth, NodeState
 
 
@@ -102,7 +102,8 @@ def cluster_map(person: Person, *, only: Node | None = None) -> ClusterMap:
     holders = _holders(person, list(boxes))
     names: dict[int, list[tuple[str, str]]] = defaultdict(list)
     models: dict[int, set[str]] = defaultdict(set)
-    for gpu in Gpu.objects.filter(node_id__in=boxes, present=True).order_by("node_id", "index"):
+    here = Gpu.objects.filter(node_id__in=boxes, present=True)
+    for gpu in gpu_facts(here.order_by("node_id", "index")):
         box = boxes[gpu.node_id]
         holder = holders.get(gpu.pk)
         square = square_of(gpu, box.node, starting=bool(holder and holder[2]), at=len(box.squares))

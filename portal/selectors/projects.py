@@ -8,10 +8,19 @@ from dataclasses import dataclass
 
 from django.db.models import Count, F, Q, QuerySet, Sum
 
-from portal.access import Person, signed_in, visible_projects, visible_quotas
+from portal.access import Person, visible_projects, visible_quotas
 from portal.errors import NotThere
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
-from portal.words.states import ROLE_RANK, JobState, Role
+from portal.words.states import JOB_LIVE, JobState, Role
+
+
+@dataclass
+class ProjectRow:
+    """A project in the tree; ``above`` names those over it where they stand elsewhere."""
+
+    project: Project
+    depth: int
+    above: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,34 +62,47 @@ def counts_of(projects: Iterable[Project]) -> dict[int, Counts]:
     }
 
 
+def live_jobs_of(projects: Iterable[Project]) -> dict[int, int]:
+    """How many jobs of each of these projects have not ended, by project row: one query."""
+    rows = Job.objects.filter(state__in=JOB_LIVE, project__in=[project.pk for project in projects])
+    return dict(rows.order_by().values_list("project_id").annotate(n=Count("pk")))
+
+
+def people_of(projects: Iterable[Project]) -> tuple[Counter[int], dict[int, list[str]]]:
+    """How many active people each of these projects has, and its managers by name: one query."""
+    people: Counter[int] = Counter()
+    managers: dict[int, list[str]] = {}
+    rows = Membership.objects.filter(project__in=[each.pk for each in projects], user__is_active=True)
+    for project, name, role in rows.order_by("user__username").values_list(
+        "project_id", "user__username", "role"
+    ):
+        people[project] += 1
+        if role == Role.MANAGER.value:
+            managers.setdefault(project, []).append(name)
+    return people, managers
+
+
+def in_tree_order(projects: list[Project]) -> list[ProjectRow]:
+    """Parents before children, siblings as given; one whose parent is not among them stands at the top."""
+    here = {project.pk for project in projects}
+    children: dict[int | None, list[Project]] = {}
+    for project in projects:
+        children.setdefault(project.parent_id if project.parent_id in here else None, []).append(project)
+    ordered: list[ProjectRow] = []
+    stack = [(project, 0) for project in reversed(children.get(None, []))]
+    while stack:
+        project, depth = stack.pop()
+        ordered.append(ProjectRow(project, depth))
+        stack += [(child, depth + 1) for child in reversed(children.get(project.pk, []))]
+    return ordered
+
+
 def project_for(person: Person, key: str) -> Project:
     """The project by public id or name, when the person may see it; NotThere otherwise."""
     project = projects_for(person, archived=None).filter(Q(public_id=key) | Q(name=key)).first()
     if project is None:
         raise NotThere("There is no such project.")
     return project
-
-
-def roles_of(person: Person) -> dict[int, Role]:
-    """The person's role in effect per project row, inherited from ancestors: two queries."""
-    user = signed_in(person)
-    own: dict[int, Role] = {
-        project: Role(role)
-        for project, role in Membership.objects.filter(user=user).values_list("project_id", "role")
-    }
-    parents = dict(Project.objects.values_list("id", "parent_id"))
-    found: dict[int, Role] = {}
-    for project in parents:
-        here: int | None = project
-        best: Role | None = None
-        while here is not None:
-            role = own.get(here)
-            if role is not None and (best is None or ROLE_RANK[role] > ROLE_RANK[best]):
-                best = role
-            here = parents.get(here)
-        if best is not None:
-            found[project] = best
-    return found
 
 
 def members_of(project: Project) -> QuerySet[Membership]:

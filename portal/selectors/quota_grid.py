@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.db.models import Count, F, Sum
 
 from portal.access import Person, visible_projects
-from portal.models import Allocation, Cycle, Gpu, Job, Membership, NodePool, Project, Quota
-from portal.words.states import JobState, Role
+from portal.models import Allocation, Cycle, Gpu, Job, NodePool, Quota
+from portal.selectors.projects import ProjectRow, in_tree_order, people_of
+from portal.words.states import JobState
 
 
 @dataclass
-class GridRow:
+class GridRow(ProjectRow):
     """One project in one pool; milli amounts include everything below it in the tree."""
 
-    project: Project
-    depth: int
-    quota: Quota | None
+    quota: Quota | None = None
     used_milli: int = 0
     waiting_milli: int = 0
     fair_share_milli: int | None = None
@@ -115,47 +113,25 @@ def quota_grid(person: Person, pool: NodePool) -> Grid:
         anywhere.annotate(milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))), "project"
     ).items():
         waiting[project] = waiting.get(project, 0) + milli
-    people: dict[int, int] = defaultdict(int)
-    managers: dict[int, list[str]] = defaultdict(list)
-    for project, name, role in Membership.objects.filter(user__is_active=True).values_list(
-        "project_id", "user__username", "role"
-    ):
-        people[project] += 1
-        if role == Role.MANAGER.value:
-            managers[project].append(name)
+    people, managers = people_of(projects)
     shares = _fair_shares(pool)
     rows = [
         GridRow(
-            project=project,
-            depth=depth,
-            quota=quotas.get(project.pk),
-            used_milli=held.get(project.pk, 0),
-            waiting_milli=waiting.get(project.pk, 0),
-            fair_share_milli=shares.get(project.public_id),
-            people=people[project.pk],
-            managers=sorted(managers[project.pk]),
+            project=row.project,
+            depth=row.depth,
+            quota=quotas.get(row.project.pk),
+            used_milli=held.get(row.project.pk, 0),
+            waiting_milli=waiting.get(row.project.pk, 0),
+            fair_share_milli=shares.get(row.project.public_id),
+            people=people[row.project.pk],
+            managers=managers.get(row.project.pk, []),
         )
-        for project, depth in in_tree_order(projects)
+        for row in in_tree_order(projects)
     ]
     _add_upwards(rows)
     return Grid(
         pool=pool, total_milli=1000 * Gpu.objects.filter(node__pool=pool, present=True).count(), rows=rows
     )
-
-
-def in_tree_order(projects: list[Project]) -> list[tuple[Project, int]]:
-    """Parents before children, siblings as given; one whose parent is not among them stands at the top."""
-    here = {project.pk for project in projects}
-    children: dict[int | None, list[Project]] = defaultdict(list)
-    for project in projects:
-        children[project.parent_id if project.parent_id in here else None].append(project)
-    ordered: list[tuple[Project, int]] = []
-    stack = [(project, 0) for project in reversed(children[None])]
-    while stack:
-        project, depth = stack.pop()
-        ordered.append((project, depth))
-        stack += [(child, depth + 1) for child in reversed(children[project.pk])]
-    return ordered
 
 
 def _add_upwards(rows: list[GridRow]) -> None:

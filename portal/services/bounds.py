@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from portal.models import Gpu, Node, NodePool, Project, Quota
+from portal.words.amounts import memories, memory
 from portal.words.states import NodeState, RuntimeKind
 
 
@@ -138,7 +139,7 @@ def _too_large(ask: Ask, rooms: list[Room], pools: dict[int, list[Room]], seats:
             what = f"{ask.tasks} tasks"
         where = "the pool with most room" if len(pools) > 1 else _where(ask)
         sentence = (
-            f"Needs {what}, each with {_cores(ask.cpu_milli)} and {_gib(ask.memory_mib)}, at once in one pool; "
+            f"Needs {what}, each with {_cores(ask.cpu_milli)} and {memory(ask.memory_mib)}, at once in one pool; "
             f"{where} seats {most}. Ask for at most {most} {'task' if most == 1 else 'tasks'}."
         )
         facts["nearest"] = {"tasks": most, "gpus_per_task": ask.gpus_per_task}
@@ -163,9 +164,9 @@ def _no_such_gpu(ask: Ask) -> tuple[str, dict[str, object] | None]:
         alike = difflib.get_close_matches(ask.gpu_model, models, n=1, cutoff=0.0)
         return f"There is no {ask.gpu_model} GPU in {_where(ask)}. {known}", {"gpu_model": alike[0]}
     most = max(gpu.memory_mib for gpu in here if gpu.model == ask.gpu_model or not ask.gpu_model)
+    needed, largest = memories(ask.min_gpu_memory_mib or 0, most)
     return (
-        f"Needs a {_gpus(ask, 1)} with {_gib(ask.min_gpu_memory_mib or 0)} of memory; the largest in "
-        f"{_where(ask)} has {_gib(most)}.",
+        f"Needs a {_gpus(ask, 1)} with {needed} of memory; the largest in {_where(ask)} has {largest}.",
         {"min_gpu_memory_mib": most},
     )
 
@@ -186,14 +187,12 @@ def _too_many_on_one_node(
 
 def _node_too_small(ask: Ask, rooms: list[Room]) -> tuple[str, dict[str, object]]:
     """Not even one task fits: CPU, memory, or both together with the GPUs."""
-    cpu, memory = max(r.node.cpu_milli for r in rooms), max(r.node.memory_mib for r in rooms)
+    cpu, most_memory = max(r.node.cpu_milli for r in rooms), max(r.node.memory_mib for r in rooms)
     if cpu < ask.cpu_milli:
         return f"Needs {_cores(ask.cpu_milli)}; the largest node has {_cores(cpu)}.", {"cpu_milli": cpu}
-    if memory < ask.memory_mib:
-        return (
-            f"Needs {_gib(ask.memory_mib)} of memory; the largest node has {_gib(memory)}.",
-            {"memory_mib": memory},
-        )
+    if most_memory < ask.memory_mib:
+        needed, largest = memories(ask.memory_mib, most_memory)
+        return f"Needs {needed} of memory; the largest node has {largest}.", {"memory_mib": most_memory}
     best = max(
         (room for room in rooms if room.gpu_seats(ask)),
         key=lambda room: min(
@@ -202,8 +201,8 @@ def _node_too_small(ask: Ask, rooms: list[Room]) -> tuple[str, dict[str, object]
     ).node
     gpus = f"{ask.gpus_per_task} {_gpus(ask, ask.gpus_per_task)}, " if ask.gpus_per_task else ""
     return (
-        f"No node has {gpus}{_cores(ask.cpu_milli)} and {_gib(ask.memory_mib)} together; "
-        f"{best.name} has {_cores(best.cpu_milli)} and {_gib(best.memory_mib)}"
+        f"No node has {gpus}{_cores(ask.cpu_milli)} and {memory(ask.memory_mib)} together; "
+        f"{best.name} has {_cores(best.cpu_milli)} and {memory(best.memory_mib)}"
         f"{' beside so many GPUs' if ask.gpus_per_task else ''}.",
         {
             "cpu_milli": min(ask.cpu_milli, best.cpu_milli),
@@ -223,10 +222,6 @@ def _gpus(ask: Ask, count: int = 2) -> str:
 
 def _cores(milli: int) -> str:
     return f"{milli / 1000:g} CPU {'core' if milli == 1000 else 'cores'}"
-
-
-def _gib(mib: int) -> str:
-    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
 
 
 def _over_limit(ask: Ask, pools: list[int]) -> tuple[str, dict[str, object]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from portal.errors import Conflict, Impossible, Invalid, NotAllowed
 from portal.models import Environment, Job, Node, NodePool, Project, Template, User
 from portal.services import bounds, lifecycle
 from portal.services.audit import record_act
+from portal.words.amounts import memory
 from portal.words.reasons import EndReason
 from portal.words.states import JOB_ENDS, JobKind, JobState, NodeState, RuntimeKind
 
@@ -238,19 +239,21 @@ def _wrong_words(request: JobRequest) -> list[tuple[str, str]]:
 
 
 def _wrong_numbers(request: JobRequest) -> list[tuple[str, str]]:
-    def outside(name: str, low: int, high: int, unit: str = "") -> list[tuple[str, str]]:
+    def outside(
+        name: str, low: int, high: int, unit: str = "", shown: Callable[[int], str] = str
+    ) -> list[tuple[str, str]]:
         value = getattr(request, name)
         if isinstance(value, int) and low <= value <= high:
             return []
-        return [(name, f"Must be between {low} and {high}{unit}.")]
+        return [(name, f"Must be between {shown(low)} and {shown(high)}{unit}.")]
 
     wrong = [
         *outside("tasks", 1, MAX_TASKS),
         *outside("gpus_per_task", 0, MAX_GPUS_PER_TASK),
         *outside("milli_per_gpu", 1, 1000),
         *outside("cpu_milli", 100, 1_000_000),
-        *outside("memory_mib", 32, 64 * 1024 * 1024, " MiB"),
-        *outside("shm_mib", 1, 1024 * 1024, " MiB"),
+        *outside("memory_mib", 32, 64 * 1024 * 1024, shown=memory),
+        *outside("shm_mib", 1, 1024 * 1024, shown=memory),
         *outside("stop_grace_s", 1, 600, " s"),
         *outside("max_attempts", 1, 20),
         *outside("priority", PRIORITIES.start, PRIORITIES.stop - 1),
@@ -258,7 +261,7 @@ def _wrong_numbers(request: JobRequest) -> list[tuple[str, str]]:
     if request.time_limit_s is not None:
         wrong += outside("time_limit_s", 1, MAX_TIME_LIMIT_S, " s")
     if request.min_gpu_memory_mib is not None:
-        wrong += outside("min_gpu_memory_mib", 1, 10_000_000, " MiB")
+        wrong += outside("min_gpu_memory_mib", 1, 10_000_000, shown=memory)
     if request.milli_per_gpu != 1000 and request.gpus_per_task > 1:
         wrong.append(
             (

@@ -19,6 +19,7 @@ from portal.errors import Conflict
 from portal.events import announce
 from portal.models import Allocation, Attempt, Gpu, Job, JobEvent, Node, NodePool, Standing, Task, UsageLedger
 from portal.wake import hint_node, wake
+from portal.words.amounts import memory
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import (
     ATTEMPT_ENDS,
@@ -134,11 +135,11 @@ def begin_attempt(
     job.started_at = job.started_at or now
     job.exit_code = None
     Standing.objects.filter(job=job).delete()
+    for node in {seat.node.public_id for seat in seats}:
+        hint_node(node, "start", job.public_id)  # before the news, for nodes wait and pages do not
     where = ", ".join(sorted({seat.node.name for seat in seats}))
     _move_job(job, JobState.RUNNING, reason="placed", sentence=f"Got its GPUs on {where}.", attempt=attempt)
     _event(attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}.")
-    for node in {seat.node.public_id for seat in seats}:
-        hint_node(node, "start", job.public_id)
     return attempt
 
 
@@ -247,7 +248,7 @@ def task_ended(
             if exit_code is not None:
                 attempt.exit_code = exit_code
                 attempt.save(update_fields=["exit_code"])
-            facts = {"exit_code": exit_code, "memory_mib": job.memory_mib, "node": task.node.name}
+            facts = {"exit_code": exit_code, "memory": memory(job.memory_mib), "node": task.node.name}
             _want_stop(attempt, reason, "", sentence or end_sentence(reason, **facts))
         if all(row.gone for row in tasks):
             _finish(attempt, job)
@@ -308,8 +309,8 @@ def note_submitted(job: Job, *, actor: str) -> None:
         actor=actor,
         sentence=f"Submitted by {actor}.",
     )
-    _tell(job)
     wake("submit")
+    _tell(job)
 
 
 # -- inside ----------------------------------------------------------------------------------------

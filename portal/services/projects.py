@@ -20,6 +20,7 @@ from portal.words.states import JOB_LIVE, Role
 
 MAX_DEPTH = 8
 MAX_MILLI = 10_000_000
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 
 
 def do_create_project(
@@ -210,8 +211,8 @@ def _check_numbers(numbers: QuotaNumbers) -> None:
             wrong["limit_milli"] = "Must be between 0 and 10,000 GPUs, or empty for no limit."
         elif numbers.limit_milli < numbers.guaranteed_milli:
             wrong["limit_milli"] = "The limit cannot be below what is guaranteed."
-    if not math.isfinite(numbers.weight) or not 0 <= numbers.weight <= 1000:
-        wrong["weight"] = "Must be between 0 and 1000."
+    if not math.isfinite(numbers.weight) or not MIN_WEIGHT <= numbers.weight <= MAX_WEIGHT:
+        wrong["weight"] = "Must be between 0.001 and 1000."
     if not -1000 <= numbers.priority <= 1000:
         wrong["priority"] = "Must be between -1000 and 1000."
     if wrong:

@@ -118,9 +118,13 @@ def portal_processes(
 
 
 def _uvicorn(socket: Path) -> tuple[str, ...]:
-    """Only the gateway can reach the socket, so only its proxy headers arrive there."""
+    """Only the gateway can reach the socket, so only its proxy headers arrive there.
+
+    Live frames travel as they are: deflated, each would be packed anew for every browser.
+    """
     return (
         *("-m", "uvicorn", "portal.asgi:application", "--uds", str(socket)),
         *("--proxy-headers", "--forwarded-allow-ips", "*", "--no-server-header", "--no-access-log"),
-        *("--lifespan", "off", "--timeout-graceful-shutdown", "3", "--ws-max-size", "1048576"),
+        *("--lifespan", "off", "--timeout-graceful-shutdown", "3"),
+        *("--ws-max-size", "1048576", "--ws-per-message-deflate", "false"),
     )

@@ -9,14 +9,15 @@ from typing import Any
 
 from django.utils import timezone
 
-from portal.access import Verb, can
+from portal.access import Verb, allowed
 from portal.models import Attempt, Gpu, Job, Standing, Task, User
-from portal.web.words import NB, duration, gpu_amount, plural, short_gpu
+from portal.web.words import NB, duration, gpu_amount, memory, plural, short_gpu
 from portal.words.reasons import VerdictCode
 from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, AttemptState, Desired, JobKind, JobState
 
 WAIT_WORDS = {
     VerdictCode.LIMIT: "At its limit",
+    VerdictCode.RELEASING: "Being freed",
     VerdictCode.DELAYED_UNTIL: "Scheduled",
     VerdictCode.HELD_FOR_RESERVATION: "Reserved",
     VerdictCode.NEVER: "Cannot start",
@@ -211,7 +212,7 @@ def standing_of(job: Job) -> Standing | None:
 
 
 def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
-    """The jobs as rows: three queries more, whatever their number. Rights are asked once a project."""
+    """The jobs as rows: five queries more, whatever their number."""
     listed = list(jobs)
     live = [job.pk for job in listed if job.state == JobState.RUNNING]
     attempts: dict[int, Attempt] = {
@@ -231,17 +232,20 @@ def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
     )
     for job_id, model in pairs:
         models.setdefault(job_id, set()).add(model)
-    rights: dict[tuple[int, bool], bool] = {}
+    controlled = allowed(user, Verb.CONTROL, listed)
     rows = []
     for job in listed:
-        mine = job.owner_id == user.pk
-        key = (job.project_id, mine)
-        if key not in rights:
-            rights[key] = can(user, Verb.CONTROL, job)
         attempt = attempts.get(job.pk)
         number = attempt.pk if attempt else 0
         rows.append(
-            JobRow(job, attempt, tasks.get(number, []), sorted(models.get(job.pk, [])), rights[key], mine)
+            JobRow(
+                job,
+                attempt,
+                tasks.get(number, []),
+                sorted(models.get(job.pk, [])),
+                may_control=job.pk in controlled,
+                mine=job.owner_id == user.pk,
+            )
         )
     return rows
 
@@ -255,11 +259,13 @@ def numbers_of(standing: Standing) -> list[tuple[str, Any]]:
         if isinstance(value, float):
             value = f"{value:g}"
         title = name
-        for unit, word in (("_milli", ""), ("_mib", ", MiB"), ("_s", ", s")):
+        for unit, word in (("_milli", ""), ("_mib", ""), ("_s", ", s")):
             if name.endswith(unit):
                 title = name.removesuffix(unit) + word
                 if unit == "_milli":
                     value = gpu_amount(int(float(value)))
+                elif unit == "_mib":
+                    value = memory(float(value))
                 break
         plain.append((title.replace("_", " ").capitalize().replace("gpu", "GPU"), value))
     return plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import zoneinfo
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from django.conf import settings
 from django.contrib.staticfiles import finders
 from django.contrib.staticfiles.storage import staticfiles_storage
 from django.template import Context
+from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 
+from portal.selectors.cluster import Square
+from portal.selectors.cluster_map import Hold
 from portal.web import words
 
 register = template.Library()
@@ -44,21 +48,69 @@ def asset(name: str) -> str:
 @register.simple_tag
 def icon(name: str) -> SafeString:
     """One icon of the sprite; decoration only, the words stand beside it."""
-    return format_html(
-        '<svg class="fw-icon" aria-hidden="true"><use href="{}#{}"/></svg>', asset("icons.svg"), name
-    )
+    return _icon(asset("icons.svg"), name)
+
+
+@lru_cache(maxsize=256)
+def _icon(sprite: str, name: str) -> SafeString:
+    return format_html('<svg class="fw-icon" aria-hidden="true"><use href="{}#{}"/></svg>', sprite, name)
 
 
 @register.simple_tag
 def state(symbol: str, word: str, pill: bool = False) -> SafeString:
     """A state as colour, shape and word, always the three."""
+    return _state(icon(f"s-{symbol}"), symbol, word, pill)
+
+
+@lru_cache(maxsize=1024)
+def _state(shape: SafeString, symbol: str, word: str, pill: bool) -> SafeString:
     return format_html(
         '<span class="fw-state{}" data-s="{}">{}{}</span>',
         " fw-state--pill" if pill else "",
         symbol,
-        icon(f"s-{symbol}"),
+        shape,
         word,
     )
+
+
+@register.simple_tag
+def squares(gpus: Iterable[Square]) -> SafeString:
+    """GPUs side by side, each the same small square. One string: a page may hold thousands of them."""
+    return SafeString("".join(map(_square, gpus)))
+
+
+def _square(gpu: Square) -> str:
+    words = [f'data-g="{gpu.look}"' if gpu.ramp is None else f'data-u="{gpu.ramp}"']
+    if gpu.uuid:
+        words.append(f'data-gpu="{escape(gpu.uuid)}"')
+    if gpu.at is not None:
+        words.append(f'data-at="{gpu.at}"')
+    if gpu.overlay:
+        words.append(f'data-x="{gpu.overlay}"')
+    if gpu.title:
+        words.append(f'title="{escape(gpu.title)}"')
+    return f'<i class="fw-gpu" {" ".join(words)}></i>'
+
+
+@register.simple_tag
+def holds(runs: Iterable[Hold]) -> SafeString:
+    """Under the squares of a node: who holds those above, as wide as what it holds."""
+    return SafeString("".join(map(_hold, runs)))
+
+
+def _hold(run: Hold) -> str:
+    inside: str = escape(run.name)
+    if run.job:
+        before, after = _around("job")
+        inside = f'<a href="{before}{run.job}{after}">{inside}</a>'
+    return f'<span data-css="n:{run.count}">{inside}</span>'
+
+
+@lru_cache(maxsize=16)
+def _around(view: str) -> tuple[str, str]:
+    """What stands before and after the public id in a view's addresses; a page names hundreds of them."""
+    before, _, after = reverse(view, args=("publicid",)).partition("publicid")
+    return before, after
 
 
 def zone_of(context: Context) -> dt.tzinfo:

@@ -56,7 +56,7 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.CANCELLED_BY_USER: "Stopped by {actor}.",
     EndReason.CANCELLED_BY_ADMIN: "Stopped by the administrator {actor}.",
     EndReason.TIME_LIMIT: "It reached its time limit of {limit}.",
-    EndReason.OUT_OF_MEMORY: "It needed more memory than its {memory_mib} MiB and was stopped by the node.",
+    EndReason.OUT_OF_MEMORY: "It needed more memory than its {memory} and was stopped by the node.",
     EndReason.NODE_REBOOTED: "The node {node} restarted while it ran.",
     EndReason.NODE_FENCED: "An administrator declared the node {node} fenced.",
     EndReason.CONTAINER_VANISHED: "Its container disappeared from {node}.",

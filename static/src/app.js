@@ -7,6 +7,7 @@ import { applyProperties } from "./properties.js";
 import { startAutoSubmit, startBulk, startCopy, startFocusKeeping, startTabs } from "./small.js";
 import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./times.js";
+import { startTips } from "./tips.js";
 import { startUndo } from "./undo.js";
 
 async function lookAt(swapped) {
@@ -17,7 +18,7 @@ async function lookAt(swapped) {
   if (root.querySelector("[data-launch]")) (await import("./launch.js")).startLaunch(root);
   if (root.querySelector("[data-gpu-table]")) (await import("./node_values.js")).watchNode(root);
   if (root.querySelector("[data-quota-sheet]")) (await import("./quota_sheet.js")).startSheet(root);
-  if (root.querySelector("[data-gpu]")) (await import("./squares.js")).watchIn(root);
+  if (root.querySelector("[data-node]")) (await import("./squares.js")).watchIn(root);
 }
 
 startThemeSwitch();
@@ -32,6 +33,7 @@ startDoor();
 startTimeZone();
 startHandOver();
 startTimes();
+startTips();
 lookAt(document.body);
 startLive();
 startFocusKeeping();

@@ -4,6 +4,7 @@ export function startSheet(root) {
   if (!sheet) return;
   const count = sheet.querySelector("[data-quota-count]");
   const mark = (field) => {
+    field.dataset.seen ??= field.defaultValue; // a line that was refused brings what its editor saw
     const dirty = field.value.trim() !== field.dataset.seen;
     field.toggleAttribute("data-dirty", dirty);
     let was = field.parentElement.querySelector(".fw-was");
@@ -19,5 +20,9 @@ export function startSheet(root) {
     const changes = sheet.querySelectorAll(".fw-edit[data-dirty]").length;
     if (count) count.textContent = changes === 0 ? "no changes" : changes === 1 ? "1\u00a0change" : `${changes}\u00a0changes`;
   };
+  const leave = (event) => { if (sheet.querySelector(".fw-edit[data-dirty]")) event.preventDefault(); };
+  window.addEventListener("beforeunload", leave);
+  sheet.addEventListener("submit", () => window.removeEventListener("beforeunload", leave));
+  sheet.addEventListener("click", (event) => { if (event.target.closest("[data-discard]")) window.removeEventListener("beforeunload", leave); });
   sheet.addEventListener("input", (event) => { if (event.target.matches(".fw-edit")) mark(event.target); });
 }

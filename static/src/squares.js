@@ -2,6 +2,7 @@
 import { onTopic } from "./live.js";
 
 let watching = false;
+let last = null;
 
 export function rampOf(percent) {
   return percent === null || percent === undefined ? null : Math.min(4, Math.floor(percent / 20));
@@ -19,17 +20,19 @@ export function drawGpus(gpus) { // by UUID: samples of one job or one node
 }
 
 function drawCluster({ nodes }) { // arrays by node, in the order of its GPUs
-  for (const square of document.querySelectorAll("[data-node][data-at][data-u]")) {
-    const use = nodes?.[square.dataset.node]?.u;
-    if (use) show(square, use[Number(square.dataset.at)]);
+  for (const row of document.querySelectorAll("[data-node]")) {
+    const use = nodes?.[row.dataset.node]?.u;
+    if (!use) continue;
+    for (const square of row.querySelectorAll("[data-at][data-u]")) show(square, use[Number(square.dataset.at)]);
   }
 }
 
-export function watchIn() {
+export function watchIn() { // a fragment that was fetched anew shows the last sample at once
+  if (last) drawCluster(last);
   if (watching) return;
   watching = true;
   onTopic("cluster", (data) => {
-    if (data?.kind === "sample") drawCluster(data);
-    if (data?.kind === "backfill" && data.last) drawCluster(data.last);
+    const sample = data?.kind === "backfill" ? data.last : data?.kind === "sample" ? data : null;
+    if (sample) { last = sample; drawCluster(sample); }
   });
 }

@@ -65,11 +65,12 @@ def open_as(browser, site, scene) -> Iterator[Any]:
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
 
-    def make(name: str = "", *, width: int = 1280, dark: bool = False) -> Page:
+    def make(name: str = "", *, width: int = 1280, dark: bool = False, touch: bool = False) -> Page:
         context = browser.new_context(
             base_url=site,
             viewport={"width": width, "height": 844},
             color_scheme="dark" if dark else "light",
+            has_touch=touch,
         )
         contexts.append(context)
         if name:

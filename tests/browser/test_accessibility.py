@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from portal.services.projects import QuotaNumbers, do_change_quota
+
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
@@ -27,6 +29,33 @@ def test_dark_pages_pass_axe(open_as, scene):
     assert look_at(page, ["/", "/launch/?kind=training", job]) == ""
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["m-okafor", "r-castellan"])
+def test_shared_pages_pass_axe(open_as, scene, name, dark):
+    with_history(scene)
+    page = open_as(name, dark=dark)
+    node = f"/nodes/{scene.nodes['ada-1'].public_id}/"
+    project = f"/projects/{scene.projects['vision'].public_id}/"
+    assert look_at(page, ["/cluster/", node, "/quotas/", "/projects/", project, "/environments/"]) == ""
+    page.goto("/cluster/")
+    page.get_by_role("tab", name="Table").click()
+    assert look_here(page) == ""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
+    with_history(scene)
+    page = open_as("r-castellan", width=390, dark=dark)
+    assert look_at(page, ["/cluster/", "/quotas/", "/projects/", "/people/", "/audit/"]) == ""
+
+
+def with_history(scene) -> None:
+    """A quota that was changed, so that its history stands on the page."""
+    numbers = QuotaNumbers(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
+    project, pool = scene.projects["vision"], scene.pools["h200"]
+    do_change_quota(scene.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
+
+
 def test_the_door_passes_axe(open_as):
     assert look_at(open_as(), ["/sign-in/", "/sign-in/link/", "/invitation/"]) == ""
 
@@ -36,12 +65,17 @@ def look_at(page, addresses: list[str]) -> str:
     found = []
     for address in addresses:
         page.goto(address)
-        page.wait_for_load_state("networkidle")
-        page.evaluate(AXE.read_text())
-        answer = page.evaluate("(tags) => axe.run({ runOnly: { type: 'tag', values: tags } })", RULES)
-        found += [
-            f"{address}: {rule['id']}: {node['html'][:160]} {node['failureSummary'][:200]}"
-            for rule in answer["violations"]
-            for node in rule["nodes"][:3]
-        ]
+        found += [f"{address}: {line}" for line in look_here(page).splitlines()]
     return "\n".join(found)
+
+
+def look_here(page) -> str:
+    """What axe finds on the page as it stands."""
+    page.wait_for_load_state("networkidle")
+    page.evaluate(AXE.read_text())
+    answer = page.evaluate("(tags) => axe.run({ runOnly: { type: 'tag', values: tags } })", RULES)
+    return "\n".join(
+        f"{rule['id']}: {node['html'][:160]} {' '.join(node['failureSummary'].split())[:200]}"
+        for rule in answer["violations"]
+        for node in rule["nodes"][:3]
+    )

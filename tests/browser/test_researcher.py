@@ -12,6 +12,7 @@ from portal.events import announce
 from portal.models import Job
 from portal.services import people
 from portal.services.jobs import do_hold_job
+from portal.services.projects import QuotaNumbers, do_change_quota
 from tests import record
 from tests.browser.conftest import elsewhere
 from tests.web.scene import start
@@ -191,3 +192,18 @@ def test_a_choice_of_rows_survives_live_changes(open_as, scene):
     expect(page.get_by_label("Choose depth-anything-ft")).to_be_checked()
     page.get_by_role("button", name="Stop them").click()
     expect(page.get_by_text("Stopped 1 job.")).to_be_visible(timeout=10_000)
+
+
+def test_a_finger_reads_the_exact_time_of_a_change(open_as, scene):
+    numbers = QuotaNumbers(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
+    project, pool = scene.projects["vision"], scene.pools["h200"]
+    do_change_quota(scene.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
+    page = open_as("r-castellan", width=390, touch=True)
+    page.goto("/quotas/")
+    time = page.locator("section[aria-labelledby=hi-h] time").first
+    exact = time.get_attribute("title")
+    time.scroll_into_view_if_needed()
+    time.tap()
+    assert page.locator(".fw-tip").inner_text() == exact
+    page.get_by_role("heading", name="History").tap()
+    assert page.locator(".fw-tip").count() == 0

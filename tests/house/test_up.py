@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.house.waiting import alive, eventually
 
 ROOT = Path(__file__).parent.parent.parent
 DOORS = {"postgres", "valkey", "web", "gateway"}
@@ -91,22 +92,6 @@ class Up:
             return 0
         finally:
             connection.close()
-
-
-def eventually(true: Callable[[], bool], limit_s: float = 30) -> bool:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if true():
-            return True
-        time.sleep(0.05)
-    return true()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def left_in(data: Path) -> list[str]:

@@ -82,6 +82,7 @@ def test_a_quota_change_can_be_undone_once():
         (numbers(5000, 4000), "limit_milli"),
         (numbers(weight=float("nan")), "weight"),
         (numbers(weight=-1), "weight"),
+        (numbers(weight=0), "weight"),
         (numbers(priority=10**6), "priority"),
     ],
 )

@@ -266,7 +266,6 @@ def _jobs(scene: Scene) -> None:
         81 * minute,
         "no_fit_now",
         "Needs 8 H200 on one node. The most that is free on one is 2.",
-        place=1,
     )
     depth = _submit(
         scene,
@@ -289,7 +288,6 @@ def _jobs(scene: Scene) -> None:
             "sentence": "4 × A100 would start now",
             "fields": {"gpu_model": "NVIDIA A100-SXM4-80GB", "gpus_per_task": 4},
         },
-        place=2,
     )
     limit = _submit(
         scene, "s-varga", "robotics", "grasp-rl-eval", gpus_per_task=8, gpu_model="NVIDIA A100-SXM4-80GB"

@@ -72,11 +72,9 @@ def edit(project: Project, pool: str, **cells: str) -> dict[str, str]:
         "priority": str(quota.priority if quota else 0),
     }
     key = project.public_id
-    form = {"pool": pool, "reason": "a test", f"version-{key}": str(quota.version if quota else 0)}
-    for name, value in seen.items():
-        form[f"seen-{name}-{key}"] = value
-        form[f"{name}-{key}"] = cells.get(name, value)
-    return form
+    version = str(quota.version if quota else 0)
+    form = {"pool": pool, "reason": "a test", f"seen-{key}": ";".join([version, *seen.values()])}
+    return form | {f"{name}-{key}": cells.get(name, value) for name, value in seen.items()}
 
 
 @pytest.fixture
@@ -113,9 +111,7 @@ def test_a_conflict_shows_both_values_and_saves_nothing(quota_place, client_of):
     assert "Somebody else changed this line" in page
     assert re.search(r'name="guaranteed-[a-z0-9]+" value="3"', page) and "now <b>5</b>" in page
     assert Quota.objects.get(project=project, pool=pool).guaranteed_milli == 5000
-    again = dict(
-        re.findall(r'name="((?:version|seen-\w+|\w+)-' + project.public_id + r')" value="([^"]*)"', page)
-    )
+    again = dict(re.findall(r'name="(\w+-' + project.public_id + r')" value="([^"]*)"', page))
     client.post(reverse("save-quotas"), {"pool": pool.name, **again})
     assert Quota.objects.get(project=project, pool=pool).guaranteed_milli == 3000
 
@@ -125,10 +121,17 @@ def test_a_conflict_shows_both_values_and_saves_nothing(quota_place, client_of):
     [
         ({"guaranteed": "many"}, "not a number of GPUs"),
         ({"guaranteed": "-1"}, "from 0 to"),
-        ({"guaranteed": "1e9"}, "from 0 to"),
-        ({"guaranteed": "NaN"}, "from 0 to"),
+        ({"guaranteed": "20000"}, "from 0 to"),
+        ({"guaranteed": "1e9"}, "not a number of GPUs"),
+        ({"guaranteed": "NaN"}, "not a number of GPUs"),
+        ({"guaranteed": "0,5"}, "with a point"),
+        ({"guaranteed": "٣"}, "digits 0 to 9"),
         ({"limit": "0.5", "guaranteed": "1"}, "cannot be below"),
-        ({"weight": "nan"}, "between 0 and 1000"),
+        ({"weight": "nan"}, "not a weight"),
+        ({"weight": "0"}, "between 0.001 and 1000"),
+        ({"weight": "0,5"}, "with a point"),
+        ({"weight": "²"}, "digits 0 to 9"),
+        ({"priority": "1,0"}, "with a point"),
         ({"priority": "1.5"}, "whole number"),
     ],
 )

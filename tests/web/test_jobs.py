@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from portal.access import Verb, allowed, can
 from portal.models import Attempt, Job
 from portal.web import jobs as job_list
 from portal.web.failure import exit_name
@@ -259,3 +262,16 @@ def test_an_end_is_told_once(scene, client_of):
     page = client_of("member").get(reverse("job", args=[scene.jobs["typo-in-command"].public_id]))
     told = [event.sentence for event in page.context["events"]]
     assert told.count("The command ended with exit code 127.") == 1
+
+
+def test_the_rights_to_many_jobs_are_those_to_each(scene):
+    """And it takes two queries, however many projects the jobs are of."""
+    jobs = list(Job.objects.select_related("project__parent"))
+    child = record.project("child-of-vision", parent=scene.projects["vision"])
+    jobs += [record.job(scene.people["m-okafor"], child, scene.environments["batch"])]
+    for user in scene.people.values():
+        for verb in Verb:
+            with CaptureQueriesContext(connection) as seen:
+                found = allowed(user, verb, jobs)
+            assert len(seen) <= 2
+            assert found == {job.pk for job in jobs if can(user, verb, job)}, (user, verb)

@@ -129,7 +129,7 @@ def test_what_people_type_is_shown_as_text(scene, client_of):
         assert "<img src=x" not in page
 
 
-@pytest.mark.parametrize("page", ["home", "jobs", "launch", "job"])
+@pytest.mark.parametrize("page", ["home", "jobs", "launch", "job", "cluster", "quotas", "projects"])
 def test_query_counts_do_not_grow(scene, client_of, page):
     """Pinned in tests/query_counts.json under ``web.<page>``; the same with three times the rows."""
     client = client_of("member")
@@ -140,6 +140,7 @@ def test_query_counts_do_not_grow(scene, client_of, page):
         record.job(owner, project, batch, name=f"more-{number}")
     pool = scene.pools["h200"]
     for number in range(3):
+        record.job(owner, record.project(f"more-{number}", manager=owner), batch)
         record.node(pool, name=f"more-{number}")
     assert count(client, reverse(page, args=args)) == before
     assert json.loads(COUNTS.read_text()).get(f"web.{page}") == before

@@ -224,7 +224,6 @@ def short_verdict(standing: Standing | None) -> dict[str, Any] | None:
     return {
         "code": standing.code,
         "sentence": standing.sentence,
-        "place": standing.place,
         "since": when(standing.since),
     }
 

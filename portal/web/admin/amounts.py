@@ -1,22 +1,22 @@
-"""Reads GPU amounts as people type them: "4", "0.5", "none"."""
+"""Reads amounts as people type them: "4", "0.5", "none". Digits are 0 to 9, decimals stand after a point."""
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+import re
+from decimal import Decimal
 
 from portal.errors import Invalid
 
 NO_LIMIT = frozenset({"", "none", "no limit", "-", "–", "∞"})
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+LONGEST = 20
 
 
 def milli_of(text: str, field: str) -> int:
     """GPUs as thousandths. Raises Invalid for anything but a number from 0 up with at most three decimals."""
-    try:
-        amount = Decimal(text.strip().replace(",", "."))
-    except InvalidOperation:
-        raise Invalid(fields={field: f"“{text.strip()[:20]}” is not a number of GPUs."}) from None
-    milli = amount * 1000
-    if not amount.is_finite() or amount < 0 or milli != milli.to_integral_value() or milli > 10_000_000:
+    milli = _decimal(text, field, "a number of GPUs") * 1000
+    if milli < 0 or milli != milli.to_integral_value() or milli > 10_000_000:
         raise Invalid(fields={field: "Give GPUs from 0 to 10,000, with at most three decimals."})
     return int(milli)
 
@@ -27,19 +27,13 @@ def limit_of(text: str, field: str) -> int | None:
 
 
 def weight_of(text: str, field: str) -> float:
-    """A weight from 0 up."""
-    try:
-        return float(text.strip().replace(",", "."))
-    except ValueError:
-        raise Invalid(fields={field: f"“{text.strip()[:20]}” is not a weight."}) from None
+    """A weight; its bounds are the service's."""
+    return float(_decimal(text, field, "a weight"))
 
 
 def whole_number_of(text: str, field: str) -> int:
     """A whole number, with its sign."""
-    try:
-        return int(text.strip().replace("−", "-"))
-    except ValueError:
-        raise Invalid(fields={field: f"“{text.strip()[:20]}” is not a whole number."}) from None
+    return int(_digits(_WHOLE, text, field, "a whole number"))
 
 
 def shown_gpus(milli: int | None) -> str:
@@ -47,3 +41,19 @@ def shown_gpus(milli: int | None) -> str:
     if milli is None:
         return "none"
     return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def _decimal(text: str, field: str, what: str) -> Decimal:
+    return Decimal(_digits(_DECIMAL, text, field, what))
+
+
+def _digits(form: re.Pattern[str], text: str, field: str, what: str) -> str:
+    words = text.strip().replace("−", "-")
+    if "," in words and form.fullmatch(words.replace(",", "")):
+        # it stands for the point in one country and parts the thousands in another
+        raise Invalid(
+            fields={field: "Write decimals with a point, as in 0.5, and thousands without a comma."}
+        )
+    if len(words) > LONGEST or not form.fullmatch(words):
+        raise Invalid(fields={field: f"“{words[:LONGEST]}” is not {what}; use the digits 0 to 9."})
+    return words

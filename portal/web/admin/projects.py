@@ -11,44 +11,19 @@ from django.views.decorators.http import require_GET, require_POST
 
 from portal.access import Policy, Verb, can, policy, require, signed_in, visible_people, visible_projects
 from portal.errors import FairwayError, Invalid, NotThere
-from portal.models import Invitation, Job, Project, Quota, User
-from portal.selectors.quota_grid import in_tree_order
+from portal.models import Invitation, Project, Quota, User
+from portal.selectors.projects import in_tree_order, live_jobs_of, people_of
 from portal.services import people, projects
 from portal.web.admin.people import role_named
-from portal.words.states import JOB_LIVE, Role
+from portal.web.admin.tree_pages import SEARCH_FROM, page_of
+from portal.words.states import Role
 
 
 @policy(Policy.SIGNED_IN)
 @require_GET
 def project_list(request: HttpRequest) -> HttpResponse:
     """The projects a person may see, as a tree."""
-    rows = list(visible_projects(request.user).prefetch_related("memberships__user").order_by("name"))
-    live: dict[int, int] = {}
-    for project in (
-        Job.objects.filter(state__in=JOB_LIVE, project__in=rows).order_by().values_list("project", flat=True)
-    ):
-        live[project] = live.get(project, 0) + 1
-    shown = [
-        {
-            "project": project,
-            "depth": depth,
-            "live": live.get(project.pk, 0),
-            "people": len(project.memberships.all()),
-            "managers": [m.user.username for m in project.memberships.all() if m.role == Role.MANAGER.value],
-        }
-        for project, depth in in_tree_order(rows)
-    ]
-    return render(
-        request,
-        "admin/projects.html",
-        {
-            "rows": shown,
-            "parents": rows,
-            "may_add": signed_in(request.user).is_admin,
-            "values": {},
-            "problems": {},
-        },
-    )
+    return _list(request)
 
 
 @policy(Policy.ADMIN)
@@ -61,16 +36,7 @@ def add_project(request: HttpRequest) -> HttpResponse:
     try:
         project = projects.do_create_project(user, name=values["name"], title=values["title"], parent=parent)
     except Invalid as refusal:
-        rows = list(visible_projects(user).order_by("name"))
-        shown = [{"project": p, "depth": d} for p, d in in_tree_order(rows)]
-        context = {
-            "rows": shown,
-            "parents": rows,
-            "may_add": True,
-            "values": values,
-            "problems": refusal.fields,
-        }
-        return render(request, "admin/projects.html", context, status=400)
+        return _list(request, status=400, values=values, problems=refusal.fields)
     messages.success(request, f"{project.name} is ready. Now give it people and a quota.")
     return HttpResponseRedirect(reverse("project", args=[project.public_id]))
 
@@ -148,6 +114,36 @@ def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
 
 
 # -- inside ----------------------------------------------------------------------------------------
+
+
+def _list(
+    request: HttpRequest,
+    *,
+    status: int = 200,
+    values: dict[str, str] | None = None,
+    problems: dict[str, str] | None = None,
+) -> HttpResponse:
+    all_rows = in_tree_order(list(visible_projects(request.user).order_by("name")))
+    page, search = page_of(all_rows, request.GET)
+    shown = [row.project for row in page]
+    live = live_jobs_of(shown)
+    count, managers = people_of(shown)
+    context = {
+        "rows": [
+            (row, live.get(row.project.pk, 0), count[row.project.pk], managers.get(row.project.pk, []))
+            for row in page
+        ],
+        "page": page,
+        "to": reverse("projects"),
+        "search": search,
+        "total": len(all_rows),
+        "searchable": len(all_rows) > SEARCH_FROM,
+        "parents": [row.project for row in all_rows if row.project.archived_at is None],
+        "may_add": signed_in(request.user).is_admin,
+        "values": values or {},
+        "problems": problems or {},
+    }
+    return render(request, "admin/projects.html", context, status=status)
 
 
 def _project(request: HttpRequest, public_id: str) -> Project:

@@ -1,6 +1,6 @@
 """The quotas page: a tree per pool, edited in place, saved together, with its history and undo.
 
-Every field travels with the value and the version its editor saw. Only fields that the editor changed are
+Every line travels with the version and the values its editor saw. Only fields that the editor changed are
 saved, all or none; where somebody else was faster the page shows both values and asks once more.
 """
 
@@ -9,22 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from urllib.parse import urlencode
 
 from django.contrib import messages
+from django.core.paginator import Page
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from portal.access import Policy, policy, signed_in, visible_projects
 from portal.errors import Conflict, FairwayError, Invalid, NotThere, Stale
-from portal.models import NodePool, Project, Quota, QuotaChange, User
+from portal.models import NodePool, Quota, QuotaChange, User
 from portal.selectors.quota_grid import Grid, GridRow, pools_with_gpus, quota_grid
 from portal.services.projects import QuotaNumbers, do_change_quota, do_undo_quota_change
 from portal.web.admin.amounts import limit_of, milli_of, shown_gpus, weight_of, whole_number_of
-from portal.web.words import whole_number
+from portal.web.admin.tree_pages import LONGEST_SEARCH, SEARCH_FROM, name_those_above, page_of
 
+SEPARATOR = ";"
 FIELDS = ("guaranteed", "limit", "weight", "priority")
 
 
@@ -37,6 +40,11 @@ class Cell:
     seen: str
     problem: str = ""
     theirs: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its column."""
+        return self.name.capitalize()
 
     @property
     def dirty(self) -> bool:
@@ -53,13 +61,20 @@ class Line:
     version: int
     problem: str = ""
 
+    @property
+    def seen(self) -> str:
+        """What the editor saw, as it travels with the line: the version and the values."""
+        return SEPARATOR.join([str(self.version), *(cell.seen for cell in self.cells.values())])
+
 
 @dataclass
 class Sheet:
-    """The grid as the page shows it."""
+    """The grid as the page shows it: the lines of one page, the sums of all."""
 
     grid: Grid
     lines: list[Line] = field(default_factory=list)
+    page: Page[GridRow] | None = None
+    search: str = ""
 
     @property
     def scale_milli(self) -> int:
@@ -72,14 +87,22 @@ class Sheet:
         return sum(cell.dirty for line in self.lines for cell in line.cells.values())
 
 
-def sheet_of(grid: Grid) -> Sheet:
-    """A sheet without edits."""
-    lines = []
-    for row in grid.rows:
-        shown = _shown(row)
-        cells = {name: Cell(name, shown[name], shown[name]) for name in FIELDS}
-        lines.append(Line(row, cells, row.version))
-    return Sheet(grid, lines)
+def sheet_of(grid: Grid, query: QueryDict) -> Sheet:
+    """One page of a sheet, without edits."""
+    page, search = page_of(grid.rows, query)
+    return Sheet(grid, [_line(row) for row in page], page, search)
+
+
+def posted_sheet(grid: Grid, posted: QueryDict) -> Sheet:
+    """The lines that their editor had before them, whatever page they would stand on now."""
+    rows = [row for row in grid.rows if f"seen-{row.project.public_id}" in posted]
+    name_those_above(grid.rows, rows)
+    return Sheet(grid, [_line(row) for row in rows], search=posted.get("q", "")[:LONGEST_SEARCH])
+
+
+def _line(row: GridRow) -> Line:
+    shown = _shown(row)
+    return Line(row, {name: Cell(name, shown[name], shown[name]) for name in FIELDS}, row.version)
 
 
 @policy(Policy.SIGNED_IN)
@@ -88,7 +111,7 @@ def quotas(request: HttpRequest) -> HttpResponse:
     """The quotas of one pool; everybody sees those of their projects, admins edit them all."""
     pools = pools_with_gpus()
     pool = _pool(request.GET.get("pool", ""), pools)
-    sheet = sheet_of(quota_grid(request.user, pool)) if pool else None
+    sheet = sheet_of(quota_grid(request.user, pool), request.GET) if pool else None
     return _page(request, sheet, pools)
 
 
@@ -102,7 +125,7 @@ def save_quotas(request: HttpRequest) -> HttpResponse:
     if pool is None:
         raise NotThere("There is no such pool.")
     reason = request.POST.get("reason", "").strip()
-    sheet = sheet_of(quota_grid(user, pool))
+    sheet = posted_sheet(quota_grid(user, pool), request.POST)
     edited = _read(request, sheet)
     failed = False
     try:
@@ -116,7 +139,7 @@ def save_quotas(request: HttpRequest) -> HttpResponse:
     if edited:
         word = "1 project" if len(edited) == 1 else f"{len(edited)} projects"
         messages.success(request, f"Saved the quota of {word}. It counts from the next cycle on.")
-    return HttpResponseRedirect(f"{reverse('quotas')}?pool={pool.name}")
+    return HttpResponseRedirect(f"{reverse('quotas')}?{_place(request.POST, pool)}")
 
 
 @policy(Policy.ADMIN)
@@ -151,25 +174,29 @@ def _shown(row: GridRow) -> dict[str, str]:
     }
 
 
+def _place(query: QueryDict, pool: NodePool) -> str:
+    """The query that leads back to the same pool, search and page."""
+    words = {"pool": pool.name, "q": query.get("q", ""), "page": query.get("page", "")}
+    return urlencode({key: value for key, value in words.items() if value})
+
+
 def _read(request: HttpRequest, sheet: Sheet) -> list[Line]:
     """Puts what was posted into the sheet; gives the lines that were edited."""
     edited = []
     for line in sheet.lines:
         key = line.row.project.public_id
+        version, *values = request.POST[f"seen-{key}"].split(SEPARATOR)
+        if len(values) != len(FIELDS) or not version.isascii() or not version.isdigit():
+            raise Invalid("This form is not one of ours; load the page again.")
         changed = False
-        posted_version = request.POST.get(f"version-{key}", "")
-        for name, cell in line.cells.items():
-            posted = request.POST.get(f"{name}-{key}")
-            if posted is None:
-                continue
-            seen = request.POST.get(f"seen-{name}-{key}", cell.seen)
-            if posted.strip() != seen:
+        for (name, cell), seen in zip(line.cells.items(), values, strict=True):
+            posted = request.POST.get(f"{name}-{key}", seen).strip()
+            if posted != seen:
                 changed = True
                 cell.theirs = cell.seen if cell.seen != seen else ""
-                cell.value = posted.strip()
+                cell.value = posted
         if changed:
-            version = whole_number(posted_version)
-            line.version = line.version if version is None else version
+            line.version = int(version)
             edited.append(line)
     return edited
 
@@ -226,11 +253,12 @@ def _numbers(line: Line) -> QuotaNumbers:
 def _page(
     request: HttpRequest, sheet: Sheet | None, pools: list[NodePool], *, status: int = 200, reason: str = ""
 ) -> HttpResponse:
+    asked = request.POST or request.GET
     history: list[QuotaChange] = []
     if sheet is not None:
         seen: set[int] = set()
         rows = QuotaChange.objects.filter(
-            quota__pool=sheet.grid.pool, quota__project__in=_seen_projects(request)
+            quota__pool=sheet.grid.pool, quota__project__in=visible_projects(request.user)
         )
         history = list(rows.select_related("quota__project", "actor").order_by("-id")[:20])
         for change in history:
@@ -244,6 +272,12 @@ def _page(
             "sheet": sheet,
             "pools": pools,
             "history": history,
+            "page": sheet.page if sheet else None,
+            "search": sheet.search if sheet else "",
+            "searchable": sheet is not None and len(sheet.grid.rows) > SEARCH_FROM,
+            "number": asked.get("page", ""),
+            "place": _place(asked, sheet.grid.pool) if sheet else "",
+            "to": reverse("quotas"),
             "may_edit": signed_in(request.user).is_admin,
             "reason": reason,
             "here": "quotas",
@@ -251,10 +285,6 @@ def _page(
         },
         status=status,
     )
-
-
-def _seen_projects(request: HttpRequest) -> list[Project]:
-    return list(visible_projects(request.user))
 
 
 def _change_words(change: QuotaChange) -> list[tuple[str, str, str]]:

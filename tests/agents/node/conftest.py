@@ -87,6 +87,21 @@ class LoneNode:
     def ledger(self) -> dict[str, Any]:
         return json.loads((self.folder / "state/ledger.json").read_text())
 
+    def networks(self) -> set[str]:
+        """The networks with our label, as the engine of :func:`podman_node` lists them."""
+        words = ("network", "ls", "--filter", f"label=fairway.cluster={CLUSTER}", "--format", "{{.Name}}")
+        return set(self.podman(*words).stdout.split())  # type: ignore[attr-defined]
+
+    def wait_for_spare(self, timeout_s: float = 10.0) -> str:
+        """The name of the network that stands ready; a control session must be open."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            for name, spare in self.ledger().get("spares", {}).items():
+                if spare["ready"]:
+                    return str(name)
+            time.sleep(0.05)
+        raise AssertionError(f"no network was made ahead within {timeout_s} s")
+
     def close(self) -> None:
         for link in self._links:
             link.close()

@@ -1,0 +1,41 @@
+"""A tree of projects, a page at a time: found by name, with the way down to each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from django.core.paginator import Page, Paginator
+
+from portal.models import Project
+from portal.selectors.projects import ProjectRow
+
+ROWS = 50
+SEARCH_FROM = 12
+"""With more projects than this a page offers to search; fewer are seen at once."""
+LONGEST_SEARCH = 100
+
+Row = TypeVar("Row", bound=ProjectRow)
+
+
+def page_of(rows: Sequence[Row], query: Mapping[str, str]) -> tuple[Page[Row], str]:
+    """The rows of one page in tree order, and the search that they answer (``q`` and ``page`` of the query)."""
+    search = query.get("q", "").strip()[:LONGEST_SEARCH]
+    words = search.lower()
+    found = [row for row in rows if words in row.project.name or words in row.project.title.lower()]
+    page = Paginator(found, ROWS).get_page(query.get("page"))
+    name_those_above(rows, list(page))
+    return page, search
+
+
+def name_those_above(rows: Sequence[Row], shown: Sequence[Row]) -> None:
+    """Fills ``above`` of each shown row whose parent is not shown."""
+    projects: dict[int | None, Project] = {row.project.pk: row.project for row in rows}
+    here = {row.project.pk for row in shown}
+    for row in shown:
+        names: list[str] = []
+        over = projects.get(row.project.parent_id)
+        while over is not None and row.project.parent_id not in here:
+            names.append(over.name)
+            over = projects.get(over.parent_id)
+        row.above = " / ".join(reversed(names))
