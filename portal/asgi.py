@@ -8,9 +8,12 @@ from typing import Any
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
-_pages = get_asgi_application()
+_django = get_asgi_application()
 
+from portal.deadline import Deadline  # noqa: E402
 from portal.live.routes import sockets  # noqa: E402
+
+_pages = Deadline(_django)
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
