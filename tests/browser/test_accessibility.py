@@ -36,7 +36,10 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
     page = open_as(name, dark=dark)
     node = f"/nodes/{scene.nodes['ada-1'].public_id}/"
     project = f"/projects/{scene.projects['vision'].public_id}/"
-    assert look_at(page, ["/cluster/", node, "/quotas/", "/projects/", project, "/environments/"]) == ""
+    assert (
+        look_at(page, ["/cluster/", node, "/quotas/?pool=h200", "/projects/", project, "/environments/"])
+        == ""
+    )
     page.goto("/cluster/")
     page.get_by_role("tab", name="Table").click()
     assert look_here(page) == ""
@@ -46,7 +49,7 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
 def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     with_history(scene)
     page = open_as("r-castellan", width=390, dark=dark)
-    assert look_at(page, ["/cluster/", "/quotas/", "/projects/", "/people/", "/audit/"]) == ""
+    assert look_at(page, ["/cluster/", "/quotas/?pool=h200", "/projects/", "/people/", "/audit/"]) == ""
 
 
 def with_history(scene) -> None:
