@@ -59,7 +59,7 @@ def test_a_limit_of_an_ancestor_is_named(scene):
 def test_other_model_and_memory(scene):
     with pytest.raises(Impossible, match="Models here: Test 80"):
         submit(scene, gpu_model="H200")
-    with pytest.raises(Impossible, match="64 GiB of memory; the largest node has 62.5 GiB"):
+    with pytest.raises(Impossible, match=r"64 GiB of memory; the largest node has 62\.5 GiB"):
         submit(scene, memory_mib=65_536)
 
 
