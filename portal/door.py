@@ -18,6 +18,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from portal.access import Policy, demand
 from portal.errors import NotAllowed, SignInNeeded
 from portal.services.audit import request_address
+from portal.services.sessions import keep_session
 
 View = Callable[..., Any]
 
@@ -59,6 +60,8 @@ class DoorMiddleware:
             return None
         try:
             demand(request.user, wanted)
+            if request.user.is_authenticated:
+                keep_session(request.session)
         except NotAllowed as refusal:
             raise PermissionDenied(refusal.sentence) from refusal  # the 403 page
         except SignInNeeded:

@@ -36,7 +36,12 @@ ANYTHING = Rate("anything", 1200, 60)
 ANONYMOUS = Rate("anonymous", 120, 60)
 SUBMIT = Rate("submit", 240, 60)
 TOKENS = Rate("tokens", 20, 60)
-SIGN_IN = Rate("sign_in", 10, 60)
+SIGN_IN = Rate("sign_in", 5, 300)
+"""Wrong tries at one name from one address."""
+SIGN_IN_ADDRESS = Rate("sign_in_address", 50, 300)
+"""Wrong tries at any name from one address: guessing one password for everybody."""
+SIGN_IN_NAME = Rate("sign_in_name", 100, 3600)
+"""Wrong tries at one name from anywhere; a browser that has signed in as that person before is not counted."""
 BAD_TOKENS = Rate("bad_tokens", 60, 60)
 
 
@@ -49,17 +54,22 @@ def take(rate: Rate, who: str) -> float:
     return 0.0 if count <= rate.limit else (window + 1) * rate.period_s - now_s
 
 
-def _counted(name: str, period_s: int) -> int:
+def give_back(rate: Rate, who: str) -> None:
+    """Takes back what was just counted: the try was a good one."""
+    _counted(f"{PREFIX}:{rate.name}:{who}:{int(time.time() // rate.period_s)}", rate.period_s, -1)
+
+
+def _counted(name: str, period_s: int, step: int = 1) -> int:
     if time.monotonic() >= _Local.avoid_until_s:
         try:
             pipe = _client().pipeline(transaction=False)
-            pipe.incr(name)
+            pipe.incrby(name, step)
             pipe.expire(name, period_s + 1)
             return int(pipe.execute()[0])
         except (RedisError, OSError) as problem:
             log.warning("rates are counted in this process for now: %s", problem)
             _Local.avoid_until_s = time.monotonic() + AVOID_REDIS_S
-    return _Local.count(name)
+    return _Local.count(name, step)
 
 
 class _Local:
@@ -70,11 +80,11 @@ class _Local:
     lock = threading.Lock()
 
     @classmethod
-    def count(cls, name: str) -> int:
+    def count(cls, name: str, step: int) -> int:
         with cls.lock:
             if len(cls.counts) > 10_000:
                 cls.counts.clear()
-            cls.counts[name] = cls.counts.get(name, 0) + 1
+            cls.counts[name] = cls.counts.get(name, 0) + step
             return cls.counts[name]
 
 

@@ -108,6 +108,7 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         memory_mib=value("memory_mib"),
         time_limit_s=body.get("time_limit_s"),
         avoid_nodes=photo.unfit[environment.runtime],
+        unfit_nodes=photo.unfit[environment.runtime],
         node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,
     )
 

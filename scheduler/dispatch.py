@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
-from portal.services import lifecycle
+from portal.services import lifecycle, nodes
 from portal.services.logs import note_log_progress, write_log_bytes
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
@@ -104,6 +104,8 @@ def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) ->
         return After.LATER
     if refusal.code == "image_missing" and tries_left > 0:
         return After.BRING_IMAGE
+    if refusal.code == "disk_full":
+        nodes.record_disk(node.pk, refusal.message)
     give_up(node, task, _ENDS.get(refusal.code, EndReason.START_REFUSED), refusal.message)
     return After.NOTHING
 

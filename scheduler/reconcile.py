@@ -59,6 +59,7 @@ def reconcile(door: Door) -> Differences:
     found = compare(recorded, seen.containers)
     _apply(door, found, {_key(task): task for task in held})
     nodes.record_seen(door.node.pk)
+    nodes.record_disk(door.node.pk, seen.full_disk)
     if not (found.unknown and ClusterSettings.objects.get(id=1).adopt_only):
         nodes.record_reconciled(door.node.pk, timezone.now())
     killpoint("reconcile.done")

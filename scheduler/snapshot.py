@@ -366,6 +366,7 @@ def pending_row(
         held=row["held"],
         not_before_s=_not_before_s(row),
         avoid_nodes=(*avoid, *map(NodeId, avoided)) if avoided else avoid,
+        unfit_nodes=avoid,
         node_affinity=home,
         version=row["version"],
     )

@@ -28,6 +28,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             reasons["long campaigns need --long"] += 1
             item.add_marker(pytest.mark.skip(reason="long campaigns need --long"))
     config.stash[NOT_RUN] = reasons
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """What takes long is begun first; last comes what would wait for an engine that a long one still uses."""
+    if item.get_closest_marker("early"):
+        return 0
+    return 2 if "own_engine" in getattr(item, "fixturenames", ()) else 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -77,3 +77,15 @@ def job(owner: User, in_project: Project, in_environment: Environment, **fields:
     if fields.get("kind") != "workspace":
         fields.setdefault("command", ["true"])
     return do_submit_job(owner, JobRequest(project=in_project, environment=in_environment, **fields))
+
+
+def scene() -> dict[str, Any]:
+    """A pool with one node, a project with one member, and an environment."""
+    in_pool, owner = pool(), person()
+    return {
+        "pool": in_pool,
+        "node": node(in_pool),
+        "owner": owner,
+        "project": project(member=owner),
+        "environment": environment(),
+    }

@@ -55,6 +55,8 @@ class Seen:
 
     containers: tuple[Container, ...]
     boot_id: str
+    full_disk: str | None = None
+    """Why the node takes no work for want of room, as a sentence; None while there is room."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class NodeEngine:
     def poll(self) -> Seen:
         answer = self._link.ask("list", timeout_s=ANSWER_WITHIN_S)
         rows = (ContainerState.from_wire(row) for row in answer["containers"])
-        return Seen(tuple(map(_container, rows)), str(answer["boot_id"]))
+        return Seen(tuple(map(_container, rows)), str(answer["boot_id"]), answer.get("full_disk"))
 
     def stop(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Stopped:
         answer = self._link.ask(

@@ -5,6 +5,9 @@ it is believed. The ledger, not the portal, is what keeps a GPU from being given
 
 A task moves through phases: ``reserved`` (GPUs held, nothing exists yet), ``starting`` (the container exists
 and may be running), ``running``, ``exited``. GPUs are held in the first three.
+
+A spare is a job network that is made before there is a job for it: promised here first, then made, then
+ready. The job that takes it takes it out of the spares in the same change, so no second job can have it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ import ipaddress
 import os
 import random
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from agents.node import machine, refusals
 from agents.node.durable import locked, read_json, write_json
 from agents.node.refusals import Refusal
-from agents.node.spec import MILLI_WHOLE, TaskSpec
+from agents.node.spec import MILLI_WHOLE, TaskSpec, network_name
 
 RESERVED, STARTING, RUNNING, EXITED = "reserved", "starting", "running", "exited"
 HOLDING = (RESERVED, STARTING, RUNNING)
@@ -95,6 +98,16 @@ class Ledger:
         """Thousandths held on each GPU that is held at all."""
         return _live_milli(self.read())
 
+    def spares(self) -> Dict[str, Record]:
+        """Networks made ahead, by name: ``runtime``, ``subnet``, and whether they are ``ready``."""
+        spares: Dict[str, Record] = self.read().get("spares", {})
+        return spares
+
+    def networks(self) -> Set[str]:
+        """Every network that a task or a spare is known to have, or to have had."""
+        used = {network_of(record) for record in self.tasks().values()}
+        return {name for name in used if name is not None} | set(self.spares())
+
     # -- writing ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -145,7 +158,7 @@ class Ledger:
             _check_milli(state, spec)
             record = _new_record(spec)
             if needs_network:
-                record["subnet"] = self._subnet_for(state, spec.job)
+                record.update(self._network_for(state, spec))
             if needs_uid:
                 record["own_uid"] = self._uid_for(state, spec)
             state["tasks"][spec.name] = record
@@ -246,18 +259,68 @@ class Ledger:
         with self.change() as state:
             state["boot_id"] = boot_id
 
+    def promise_spare(self, name: str, runtime: str) -> Optional[str]:
+        """Sets a piece of the address range aside for a network that is about to be made; None when full.
+
+        It comes from the upper half, at random: an agent of the version before, which knows no spares, looks
+        for a piece from below, and another cluster on this machine makes spares of its own.
+        """
+        with self.change() as state:
+            pieces = list(self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS))
+            upper = pieces[len(pieces) // 2 :]
+            random.shuffle(upper)
+            subnet = self._free_subnet(state, upper)
+            if subnet is not None:
+                state.setdefault("spares", {})[name] = {"runtime": runtime, "subnet": subnet, "ready": False}
+            return subnet
+
+    def spare_ready(self, name: str) -> None:
+        """The network exists: the next job of its runtime may have it."""
+        with self.change() as state:
+            spare = state.get("spares", {}).get(name)
+            if spare is not None:
+                spare["ready"] = True
+
+    def drop_spare(self, name: str) -> None:
+        """Forgets a spare that came to nothing."""
+        with self.change() as state:
+            state.get("spares", {}).pop(name, None)
+
     # -- choosing -----------------------------------------------------------------------------------------
 
-    def _subnet_for(self, state: Record, job: str) -> str:
+    def _network_for(self, state: Record, spec: TaskSpec) -> Record:
+        """The network of a task: its job's own on this node, else a spare that is ready, else one to make."""
         for record in state["tasks"].values():
-            if record["job"] == job and record.get("subnet"):
-                return str(record["subnet"])
+            live = record["job"] == spec.job and record["phase"] in HOLDING
+            if live and record["subnet"] and record["runtime"] == spec.runtime:
+                return {
+                    "network": network_of(record),
+                    "subnet": record["subnet"],
+                    "made_ahead": bool(record.get("made_ahead")),
+                }
+        spares = state.get("spares", {})
+        for name, spare in spares.items():
+            if spare["ready"] and spare["runtime"] == spec.runtime:
+                del spares[name]
+                return {"network": name, "subnet": spare["subnet"], "made_ahead": True}
+        name = network_name(spec.cluster, spec.job)
+        for record in state["tasks"].values():  # of an attempt that has ended, perhaps not yet cleaned up
+            if network_of(record) == name:
+                return {"network": name, "subnet": record["subnet"], "made_ahead": False}
+        subnet = self._free_subnet(state, self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS))
+        if subnet is None:
+            raise Refusal(refusals.ENGINE_ERROR, "Every job network of this node is in use.")
+        return {"network": name, "subnet": subnet, "made_ahead": False}
+
+    @staticmethod
+    def _free_subnet(state: Record, pieces: Iterable[ipaddress.IPv4Network]) -> Optional[str]:
         taken = {record.get("subnet") for record in state["tasks"].values()}
+        taken.update(spare["subnet"] for spare in state.get("spares", {}).values())
         routed = machine.routed_networks()  # another cluster on this machine, or the site's own network
-        for subnet in self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS):
+        for subnet in pieces:
             if str(subnet) not in taken and not any(subnet.overlaps(each) for each in routed):
                 return str(subnet)
-        raise Refusal(refusals.ENGINE_ERROR, "Every job network of this node is in use.")
+        return None
 
     def _uid_for(self, state: Record, spec: TaskSpec) -> int:
         first, count = self._uids
@@ -276,8 +339,15 @@ class Ledger:
         raise Refusal(refusals.ENGINE_ERROR, "Every account number for jobs of this node is in use.")
 
 
+def network_of(record: Record) -> Optional[str]:
+    """The name of a task's network; None for a task without one."""
+    if not record["subnet"]:
+        return None
+    return record.get("network") or network_name(record["cluster"], record["job"])  # older records lack it
+
+
 def _empty() -> Record:
-    return {"version": 1, "boot_id": None, "epoch": 0, "jobs": {}, "tasks": {}, "uid_turn": 0}
+    return {"version": 1, "boot_id": None, "epoch": 0, "jobs": {}, "tasks": {}, "spares": {}, "uid_turn": 0}
 
 
 def _fingerprint(state: Record) -> str:
@@ -297,7 +367,9 @@ def _new_record(spec: TaskSpec) -> Record:
         "gpus": [{"uuid": share.uuid, "milli": share.milli} for share in spec.gpus],
         "phase": RESERVED,
         "ports": {},
+        "network": None,
         "subnet": None,
+        "made_ahead": False,
         "own_uid": None,
         "pid": None,
         "pid_start": None,

@@ -45,14 +45,17 @@ class Places:
 
     def check_room(self) -> None:
         """Refuses when a disk that tasks write to is below the floor."""
-        floor = self._settings.disk_floor_mib
+        short = self.short_of_room(self._settings.disk_floor_mib)
+        if short is not None:
+            raise Refusal(refusals.DISK_FULL, f"The disk of the node is full: {short}")
+
+    def short_of_room(self, floor: int) -> Optional[str]:
+        """The first disk that tasks write to with less than ``floor`` MiB free, as words; None when all have it."""
         for path in (self._settings.state_dir, self._settings.home_root, *self._settings.disk_paths):
             free = free_mib(path)
             if free is not None and free < floor:
-                raise Refusal(
-                    refusals.DISK_FULL,
-                    f"The disk of the node is full: {path} has {free} MiB left; {floor} MiB are kept.",
-                )
+                return f"{path} has {free} MiB left; {self._settings.disk_floor_mib} MiB are kept."
+        return None
 
     def prepare_task(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> str:
         """The task's folder with its secret files, owned by ``uid`` (ourselves when None). Repeatable."""

@@ -28,6 +28,7 @@ from agents.node.probe import probe
 from agents.node.refusals import Refusal
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
+from agents.node.spares import Spares
 from agents.node.stats import Sampler
 from agents.node.tasks import Tasks
 from agents.node.upgrade import Upgrades
@@ -76,6 +77,7 @@ class Session:
             settings, ledger, self._places, open_runtimes(settings, agent), open_gpus(settings.gpus)
         )
         self._images = Images(self.tasks, self.push)
+        self._spares = Spares(self.tasks)
         self._upgrades = Upgrades(settings)
         self._verbs: Dict[str, Callable[[Fields], Fields]] = {
             "hello": lambda _: {"hello": self.hello()},
@@ -113,6 +115,7 @@ class Session:
         watch = Watch(self.tasks, self.push) if self.role == "control" else None
         if watch is not None:
             watch.start()
+            self._spares.start()
         workers = [
             threading.Thread(target=self._work, name=f"work-{n}", daemon=True) for n in range(_WORKERS)
         ]
@@ -127,6 +130,7 @@ class Session:
             for worker in workers:
                 worker.join(timeout=30.0)  # what was begun is finished, so that less is left to heal
             if watch is not None:
+                self._spares.stop()
                 watch.stop()
         return 0
 
@@ -235,6 +239,8 @@ class Session:
             with full_disk_refused(self._settings.state_dir):
                 answer = self._verbs[verb](request)
         except Refusal as refusal:
+            if verb == "start" and refusal.code == refusals.DISK_FULL:
+                self.tasks.note_full_disk(refusal.message)
             return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
         except Exception as error:  # the door: one broken request must not end the conversation
             traceback.print_exc(file=sys.stderr)
@@ -252,6 +258,7 @@ class Session:
         return {
             "forgotten_jobs": self.tasks.ledger.forget_old_jobs(time.time()),
             "uploads": self._images.tidy(),
+            "networks": self._spares.reap(),
         }
 
     def _stats(self, fields: Fields) -> Fields:

@@ -39,6 +39,7 @@ class Settings(NamedTuple):
     firewall: bool
     disk_floor_mib: int
     disk_paths: Tuple[str, ...]
+    log_mib: int
     uid_first: int
     uid_count: int
     job_ports: Tuple[int, int]
@@ -64,6 +65,7 @@ _DEFAULTS: Dict[str, Any] = {
     "firewall": True,
     "disk_floor_mib": 512,
     "disk_paths": [],
+    "log_mib": 128,
     "uid_first": 2_000_000_000,
     "uid_count": 60_000,
     "job_ports": [20_000, 32_000],
@@ -104,6 +106,8 @@ def parse_settings(raw: Any) -> Settings:
     merged["path_roots"] = tuple(os.path.realpath(root) for root in merged["path_roots"])
     merged["egress_deny"] = tuple(str(ipaddress.ip_network(each)) for each in merged["egress_deny"])
     merged["disk_paths"] = tuple(merged["disk_paths"])
+    if not isinstance(merged["log_mib"], int) or merged["log_mib"] < 1:
+        raise SettingsError("log_mib is not a number of MiB.")
     merged["job_ports"] = (int(merged["job_ports"][0]), int(merged["job_ports"][1]))
     merged["runtimes"] = tuple(_runtime(each) for each in merged["runtimes"])
     return Settings(**merged)

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from typing import Any, Dict, List, Optional
 
@@ -33,6 +34,7 @@ _MS_NOSUID, _MS_NODEV, _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE =
     1 << 18,
 )
 _LOOK_EVERY_S = 0.25
+_LOG_ENDS_WITHIN_S = 5.0
 
 
 def claim(folder: str, word: str) -> bool:
@@ -91,12 +93,15 @@ def _run(folder: str, report: int) -> None:
         order["name"], memory_mib=limits["memory_mib"], pids=limits["pids"], cpu_milli=limits["cpu_milli"]
     )
     go_read, go_write = os.pipe()
+    log_read, log_write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(go_write)
         os.close(report)
-        _become(order, group, go_read)
+        _become(order, group, go_read, log_write)
     os.close(go_read)
+    os.close(log_write)
+    log = CappedLog(order["log_path"], order["log_mib"], log_read)
     facts = machine.process(child)
     write_json(
         os.path.join(folder, "pid.json"),
@@ -112,7 +117,7 @@ def _run(folder: str, report: int) -> None:
     os.write(report, b"started")
     os.close(report)
     _let_go_of_streams()
-    _wait(folder, _Family(child, group), limits["memory_mib"])
+    _wait(folder, _Family(child, group), limits["memory_mib"], log)
 
 
 def _let_go_of_streams() -> None:
@@ -157,7 +162,53 @@ class _Family:
             time.sleep(0.01)
 
 
-def _wait(folder: str, family: _Family, limit_mib: Optional[int]) -> None:
+class CappedLog:
+    """Writes what a task says into its log, up to a size; the rest is read and dropped, so that the task goes on.
+
+    Without it one task that prints for ever fills the disk that all tasks of the node share.
+    """
+
+    def __init__(self, path: str, limit_mib: int, reading: int) -> None:
+        self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._left = limit_mib * machine.MIB - os.fstat(self._log).st_size
+        self._last_words = log_cut(limit_mib)
+        self._reading = reading
+        threading.stack_size(256 * 1024)
+        self._thread = threading.Thread(target=self._carry, name="log", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Returns when everything was written that the task has said."""
+        self._thread.join(timeout=_LOG_ENDS_WITHIN_S)
+
+    def _carry(self) -> None:
+        while True:
+            data = os.read(self._reading, 65_536)
+            if not data:
+                return
+            if self._left <= 0:
+                continue
+            kept = data[: self._left]
+            self._left -= len(kept)
+            try:
+                self._write(kept)
+                if self._left <= 0:
+                    self._write(b"\n" + self._last_words.encode() + b"\n")
+            except OSError:  # the disk is full: what the task says is lost, and the task is not
+                continue
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._log, view) :]
+
+
+def log_cut(limit_mib: int) -> str:
+    """The last line of a log that has reached its size."""
+    return f"fairway: log cut at {limit_mib} MiB; what follows is not kept."
+
+
+def _wait(folder: str, family: _Family, limit_mib: Optional[int], log: CappedLog) -> None:
     """Waits for the child, keeps it under its memory when no control group does, and records the end."""
     peak_mib, oom_kills, over = 0.0, 0, False
     group = family.group
@@ -176,6 +227,7 @@ def _wait(folder: str, family: _Family, limit_mib: Optional[int]) -> None:
             break
         signal.sigtimedwait([signal.SIGCHLD], _LOOK_EVERY_S)
     family.end()
+    log.end()
     code = os.WEXITSTATUS(family.status) if os.WIFEXITED(family.status) else 128 + os.WTERMSIG(family.status)
     write_json(
         os.path.join(folder, "exit.json"),
@@ -190,10 +242,11 @@ def _wait(folder: str, family: _Family, limit_mib: Optional[int]) -> None:
         group.remove()
 
 
-def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int) -> None:
+def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, log: int) -> None:
     """Turns the forked child into the task; never returns. What fails is said in the task's log."""
-    log = os.open(order["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
+        if order["own_uid"] is not None:
+            os.fchown(log, order["own_uid"], -1)  # so that it can open /dev/stdout
         os.setsid()
         if os.read(go, 2) != b"go":
             os._exit(127)

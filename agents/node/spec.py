@@ -80,6 +80,11 @@ def container_name(cluster: str, job: str, attempt: int, task: int) -> str:
     return f"fw-{cluster}-{job}-{attempt}-{task}"
 
 
+def network_name(cluster: str, job: str) -> str:
+    """The bridge network of a job for which none stood ready."""
+    return f"fw-{cluster}-{job}"
+
+
 _REQUIRED = frozenset(
     {"cluster", "job", "attempt", "task", "digest", "runtime", "command", "uid", "gid", "user"}
 )

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 from agents.node import cgroup, machine, refusals
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
-from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record
+from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record, network_of
 from agents.node.oom import KernelLog
 from agents.node.places import Places
 from agents.node.refusals import Refusal, bad_spec
@@ -29,11 +29,16 @@ Fields = Dict[str, Any]
 _PORT_TRIES = 3
 _TOMBSTONES_LISTED = 1000
 _SETTLE_WITHIN_S = 10.0
+_FULL_AGAIN_AFTER_S = 300.0
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
 
 class Tasks:
-    """The tasks of this node. ``poke`` is called when one may have ended, so that the watch looks at once."""
+    """The tasks of this node.
+
+    ``poke`` is called when one may have ended, so that the watch looks at once; ``starting`` when a start
+    begins and when it has ended, so that what can wait keeps out of its way.
+    """
 
     def __init__(
         self,
@@ -49,9 +54,12 @@ class Tasks:
         self.runtimes = runtimes
         self.gpus = gpus
         self.poke: Callable[[], None] = lambda: None
+        self.starting: Callable[[], None] = lambda: None
         self.peaks: Dict[str, cgroup.Usage] = {}
         self._groups: Dict[str, cgroup.Group] = {}
         self._kernel_log = KernelLog()
+        self._full = ""
+        self._full_until_s = 0.0
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -64,6 +72,13 @@ class Tasks:
         runtime = self.runtimes.get(spec.runtime)
         if runtime is None:
             raise bad_spec(f"This node has no runtime {spec.runtime}.")
+        self.starting()
+        try:
+            return self._start(epoch, spec, runtime)
+        finally:
+            self.starting()
+
+    def _start(self, epoch: int, spec: TaskSpec, runtime: Runtime) -> Fields:
         with self._alone(spec.name) as hold_fd:
             known = self.ledger.tasks().get(spec.name)
             if known is None:
@@ -165,7 +180,9 @@ class Tasks:
             gpu_flags=self.gpus.device_flags(
                 [share.uuid for share in spec.gpus if not simulated.get(share.uuid, True)]
             ),
+            network=network_of(record),
             subnet=record["subnet"],
+            network_is_made=bool(record.get("made_ahead")),
             own_uid=record["own_uid"],
             hold_fd=hold_fd,
         )
@@ -393,12 +410,13 @@ class Tasks:
     def _clean(self, name: str, record: Record, runtime: Runtime) -> None:
         """Drops the secrets of a task, and the job's network with its last task."""
         self.places.drop_secrets(name)
+        network = network_of(record)
         others = (
-            each["job"] == record["job"] and each["phase"] in HOLDING and other != name
+            network_of(each) == network and each["phase"] in HOLDING and other != name
             for other, each in self.ledger.tasks().items()
         )
-        if record["subnet"] and not any(others):
-            runtime.remove_network(record["job"])
+        if network is not None and not any(others):
+            runtime.remove_network(network)
 
     def look_at_peak(self, name: str) -> None:
         """Remembers the memory a task used at most; its control group goes soon after it ended."""
@@ -428,7 +446,26 @@ class Tasks:
             "tombstones": self.ledger.tombstones(newest=_TOMBSTONES_LISTED),
             "boot_id": machine.boot_id(self.settings.boot_id_path),
             "highest_epoch": self.ledger.epoch(),
+            "full_disk": self.full_disk(),
         }
+
+    def note_full_disk(self, sentence: str) -> None:
+        """Remembers that a start was refused for want of room: an engine's own disk is not among those we see."""
+        self._full, self._full_until_s = sentence, time.monotonic() + _FULL_AGAIN_AFTER_S
+
+    def full_disk(self) -> Optional[str]:
+        """Why this node takes no work for want of room; None while there is some.
+
+        A disk that was short counts as full until it has a tenth more than the floor, so that a node on the
+        edge does not come and go.
+        """
+        floor = self.settings.disk_floor_mib
+        short = self.places.short_of_room(floor + floor // 10 if self._full else floor)
+        if short is not None:
+            self._full = f"The disk of the node is full: {short}"
+        elif time.monotonic() >= self._full_until_s:
+            self._full = ""
+        return self._full or None
 
     def heal(self) -> None:
         """Brings ledger and machine into step: ends recorded, crashed starts undone, leftovers removed."""

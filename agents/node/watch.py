@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Optional, Set
 from agents.node import machine
 from agents.node.gpus import LOST, GpuFacts
 from agents.node.ledger import EXITED, RUNNING, Record
+from agents.node.logs import keep_beginning
 from agents.node.refusals import Refusal
 from agents.node.tasks import Tasks
 
@@ -121,6 +122,7 @@ class Watch:
     def _follow(self, name: str, pid: int) -> None:
         if name not in self._ends:
             self._tasks.look_at_peak(name)
+            keep_beginning(self._tasks, name)
             descriptor = machine.open_pid(pid)
             if descriptor is not None:
                 self._ends[name] = descriptor

@@ -122,7 +122,9 @@ SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
 SESSION_COOKIE_SECURE = SECURE
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
-SESSION_COOKIE_AGE = 7 * 24 * 3600
+SESSION_COOKIE_AGE = round(env.float("FAIRWAY_SESSION_IDLE_HOURS", 8.0) * 3600)
+"""A session ends after this long without a page or an open workspace (``portal.services.sessions``)."""
+SESSION_LONGEST_S = round(env.float("FAIRWAY_SESSION_DAYS", 7.0) * 24 * 3600)
 CSRF_COOKIE_NAME = f"{_prefix}fairway_csrf"
 CSRF_COOKIE_SECURE = SECURE
 CSRF_COOKIE_HTTPONLY = True

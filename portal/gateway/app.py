@@ -53,7 +53,13 @@ class Gateway:
     async def _refuse(
         self, scope: Scope, send: Send, status: int, code: str, title: str, sentence: str
     ) -> None:
-        status, headers, body = page(status, code, title, sentence, json_wanted=wants_json(scope["headers"]))
+        status, headers, body = page(
+            status,
+            code,
+            title,
+            sentence,
+            json_wanted=wants_json(scope["headers"]) or scope["path"].startswith("/api/"),
+        )
         headers.append((b"connection", b"close"))
         await answer(send, (status, headers, body), websocket=scope["type"] == "websocket")
 

@@ -21,6 +21,7 @@ from django.utils import timezone
 from portal.access import Verb, can
 from portal.models import Attempt, Task, WorkspaceSession
 from portal.services.sealing import CannotOpen
+from portal.services.sessions import KEPT_EVERY_S, keep_session_of_workspace
 from portal.services.workspaces import attempt_secret, digest, do_redeem_ticket, session_user
 from portal.words.states import AttemptState, Desired, JobKind
 
@@ -141,6 +142,13 @@ def _state(attempt: Attempt) -> Decision:
     )
 
 
+def note_use(cookie: str) -> None:
+    """Whoever works in a workspace is not idle: the portal session behind it lasts on."""
+    row = WorkspaceSession.objects.filter(cookie_sha256=digest(cookie)).only("session_key").first()
+    if row is not None:
+        keep_session_of_workspace(row.session_key)
+
+
 class Rights:
     """Asks the record in threads, one question at a time for each session, and keeps answers for FRESH_S."""
 
@@ -148,6 +156,7 @@ class Rights:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rights")
         self._kept: OrderedDict[tuple[str, str], tuple[float, Decision]] = OrderedDict()
         self._asking: dict[tuple[str, str], asyncio.Task[Decision]] = {}
+        self._in_use_at: dict[tuple[str, str], float] = {}
 
     async def decide(self, job: str, cookie: str, *, fresh_s: float = FRESH_S) -> Decision:
         """An answer at most ``fresh_s`` old. Raises Unknown when the record does not answer."""
@@ -189,10 +198,17 @@ class Rights:
     async def _ask(self, key: tuple[str, str]) -> Decision:
         asked_at = monotonic()
         decision = await self._in_thread(decide, *key)
+        if (
+            decision.answer is Answer.OPEN
+            and asked_at - self._in_use_at.get(key, -KEPT_EVERY_S) >= KEPT_EVERY_S
+        ):
+            self._in_use_at[key] = asked_at
+            await self._in_thread(note_use, key[1])
         self._kept[key] = (asked_at, decision)
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT_ANSWERS:
-            self._kept.popitem(last=False)
+            gone, _ = self._kept.popitem(last=False)
+            self._in_use_at.pop(gone, None)
         return decision
 
     async def _in_thread(self, question: Callable[..., _T], *args: str) -> _T:

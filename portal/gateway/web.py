@@ -85,7 +85,7 @@ class WebDoor:
             code,
             title,
             sentence,
-            json_wanted=wants_json(scope["headers"]),
+            json_wanted=wants_json(scope["headers"]) or scope["path"].startswith("/api/"),
             retry_after_s=retry_after_s,
             secure=self._secure,
         )

@@ -142,12 +142,14 @@ def square_of(
     else:
         look, ramp, word = "free", None, "free"
     overlay = "" if node.reachable else "away"
-    if not node.reachable:
-        word += ", node unreachable"
-    if gpu.simulated:
-        overlay = overlay or "sim"
-        word += ", simulated"
-    title = f"{node.name} GPU {gpu.index}: {word}"
+    if not overlay and gpu.simulated and look != "failed":  # the cross must be seen
+        overlay = "sim"
+    notes = (
+        [word]
+        + (["node unreachable"] if not node.reachable else [])
+        + (["simulated"] if gpu.simulated else [])
+    )
+    title = f"{node.name} GPU {gpu.index}: {', '.join(notes)}"
     return Square(gpu.uuid if at is None else "", look, ramp, overlay, title, at)
 
 

@@ -6,7 +6,6 @@ stream and an F or P for whole and partial before each piece) and ``raw`` (bytes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import BinaryIO
 from portal.access import Person, Verb, require
 from portal.errors import Invalid, NotThere
 from portal.models import Attempt, Job, Task
-from portal.selectors.log_files import FORMATS, log_path
+from portal.selectors.log_files import FORMATS, STAMP, log_path
 
 MAX_LINES = 2_000
 MAX_READ_BYTES = 1024 * 1024
@@ -23,8 +22,6 @@ MAX_SEARCH_BYTES = 32 * 1024 * 1024
 MAX_LINE_CHARACTERS = 16_384
 TAIL_BLOCK_BYTES = 64 * 1024
 DOWNLOAD_BLOCK_BYTES = 256 * 1024
-
-_K8S = re.compile(rb"(\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP]) ?(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ def log_for(person: Person, job: Job, rank: int = 0, attempt: int | None = None)
     row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
     task = Task.objects.filter(attempt=row, rank=rank).first() if row is not None else None
     if row is None or task is None:
-        raise NotThere("There is no log of that attempt and rank yet.")
+        raise NotThere("There is no such rank, or it has not been placed yet.", code="no_such_task")
     return log_file(job.public_id, row.number, rank, complete=task.log_complete)
 
 
@@ -93,7 +90,7 @@ def read_lines(log: LogFile, cursor: int = 0, limit: int = 500) -> LogPage:
     limit = max(1, min(limit, MAX_LINES))
     size = log.size_bytes
     cursor = max(0, min(cursor, size))
-    with _opened(log) as stream:
+    with opened(log) as stream:
         stream.seek(cursor)
         data = stream.read(MAX_READ_BYTES)
     at_end = cursor + len(data) >= size
@@ -113,7 +110,7 @@ def tail(log: LogFile, limit: int = 200) -> LogPage:
     limit = max(1, min(limit, MAX_LINES))
     size = log.size_bytes
     start, breaks = size, 0
-    with _opened(log) as stream:
+    with opened(log) as stream:
         while start > 0 and breaks <= limit and size - start < MAX_READ_BYTES:
             step = min(TAIL_BLOCK_BYTES, start)
             start -= step
@@ -157,7 +154,7 @@ def search(
 def read_bytes(log: LogFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """The file's bytes from ``start`` up to (not including) ``end``, in blocks, for a download."""
     left = (log.size_bytes if end is None else min(end, log.size_bytes)) - max(0, start)
-    with _opened(log) as stream:
+    with opened(log) as stream:
         stream.seek(max(0, start))
         while left > 0:
             block = stream.read(min(DOWNLOAD_BLOCK_BYTES, left))
@@ -195,17 +192,18 @@ def _decode_k8s(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[L
             break
         begin = base + read
         read += len(piece)
-        match = _K8S.fullmatch(piece.rstrip(b"\n"))
+        line = piece.rstrip(b"\n")
+        match = STAMP.match(line)
         if match is None:
             lines.append(LogLine(None, "", _words(piece), begin))
         else:
-            at, stream, mark, content = match.groups()
-            opened = parts.setdefault(stream, (begin, at.decode(), []))
-            opened[2].append(content)
+            at, stream, mark = match.groups()
+            held = parts.setdefault(stream, (begin, at.decode(), []))
+            held[2].append(line[match.end() :])
             if mark == b"P":
                 continue
             del parts[stream]
-            lines.append(LogLine(opened[1], stream.decode(), _words(b"".join(opened[2])), opened[0]))
+            lines.append(LogLine(held[1], stream.decode(), _words(b"".join(held[2])), held[0]))
         if not parts:
             used = read
     if parts and (flush or (used == 0 and lines)):
@@ -229,7 +227,8 @@ def _words(piece: bytes) -> str:
     return text if len(text) <= MAX_LINE_CHARACTERS else text[:MAX_LINE_CHARACTERS] + " … (cut)"
 
 
-def _opened(log: LogFile) -> BinaryIO:
+def opened(log: LogFile) -> BinaryIO:
+    """The file for reading; an empty one before its first byte."""
     try:
         return log.path.open("rb")
     except FileNotFoundError:

@@ -13,9 +13,13 @@ from django.db.models.functions import Coalesce
 from portal.access import Person, visible_environments, visible_jobs, visible_nodes
 from portal.errors import NotThere
 from portal.models import Allocation, Environment, Gpu, Node, NodePool, Template
-from portal.words.states import NodeState
+from portal.words.states import GpuHealth, NodeState
 
 _Row = TypeVar("_Row", NodePool, Node, Environment, Template)
+
+
+WORTH_TELLING = Q(present=True) | ~Q(health=GpuHealth.OK.value)
+"""GPUs that nodes name, and those that went and that nobody has looked at yet."""
 
 
 def pools_for(person: Person) -> QuerySet[NodePool]:
@@ -36,14 +40,14 @@ def pools_for(person: Person) -> QuerySet[NodePool]:
 
 
 def nodes_for(person: Person) -> QuerySet[Node]:
-    """The visible nodes with pool and present GPUs: two queries."""
-    gpus = Gpu.objects.filter(present=True).order_by("index")
+    """The visible nodes with pool and GPUs: two queries."""
+    gpus = Gpu.objects.filter(WORTH_TELLING).order_by("index")
     return visible_nodes(person).select_related("pool").prefetch_related(Prefetch("gpus", queryset=gpus))
 
 
 def gpus_for(person: Person) -> QuerySet[Gpu]:
-    """The present GPUs of visible nodes, with node and pool."""
-    return Gpu.objects.filter(present=True, node__in=visible_nodes(person)).select_related("node__pool")
+    """The GPUs of visible nodes, those lost too, with node and pool."""
+    return Gpu.objects.filter(WORTH_TELLING, node__in=visible_nodes(person)).select_related("node__pool")
 
 
 def holders_of(person: Person, gpus: Iterable[Gpu]) -> dict[int, list[str]]:

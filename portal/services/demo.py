@@ -14,14 +14,28 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 
 from portal.errors import FairwayError
-from portal.models import ClusterSettings, Environment, Job, Membership, Node, NodePool, Project, Quota, User
+from portal.models import (
+    ClusterSettings,
+    Environment,
+    Job,
+    Membership,
+    Node,
+    NodePool,
+    Project,
+    Quota,
+    Task,
+    User,
+)
+from portal.services import lifecycle
 from portal.services.catalogue import EnvironmentWords, do_save_environment
 from portal.services.jobs import JobRequest, do_submit_job
 from portal.services.nodes import do_add_node, do_add_pool
 from portal.services.projects import QuotaNumbers, do_change_quota, do_create_project
-from portal.words.states import JOB_LIVE, LinkKind, Role, RuntimeKind
+from portal.words.reasons import EndReason
+from portal.words.states import ATTEMPT_LIVE, JOB_LIVE, LinkKind, Role, RuntimeKind
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +167,22 @@ def keep_demo_alive() -> int:
             continue
         submitted += 1
     return submitted
+
+
+def demo_tasks() -> QuerySet[Task]:
+    """What holds pretend GPUs of the demo's nodes now."""
+    names = [node.name for node in NODES]
+    mine = Task.objects.filter(node__name__in=names, node__pool__name=POOL, node__link=LinkKind.LOCAL.value)
+    return mine.filter(gone=False, attempt__state__in=ATTEMPT_LIVE)
+
+
+def stop_demo() -> int:
+    """Asks all that runs on the demo's nodes to leave; it waits again. Gives how many attempts there were."""
+    attempts = set(demo_tasks().values_list("attempt_id", flat=True))
+    sentence = "The demo was stopped, and its pretend nodes with it; the job waits again."
+    for attempt in sorted(attempts):
+        lifecycle.want_stop(attempt, EndReason.PREEMPTED, sentence=sentence)
+    return len(attempts)
 
 
 def _ensure_node(admin: User, pool: NodePool, node: DemoNode, number: int, cluster_id: str) -> None:

@@ -22,6 +22,7 @@ from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Verb, require
 from portal.errors import Invalid, Unavailable
 from portal.models import ClusterSettings, Node, NodeCheck, User
+from portal.services.nodes import check_host
 from portal.services.sealing import CannotOpen, Place, seal, unseal
 from portal.wake import leave_hint
 
@@ -92,6 +93,7 @@ def _own_addresses(host: str) -> tuple[str, ...]:
 
 def get_host_key(host: str, port: int) -> HostKey:
     """The key a machine shows, to be compared by the admin before it is pinned. Takes at most 5 s."""
+    check_host(host)
     try:
         return scan_host_key(host, port)
     except SshError as problem:

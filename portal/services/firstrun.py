@@ -24,6 +24,7 @@ from portal.models.public_id import slug_validator
 from portal.services import enrolment
 from portal.services.audit import record_act
 from portal.services.catalogue import EnvironmentWords, do_save_environment
+from portal.services.demo import ensure_demo
 from portal.services.environments import ensure_process_jupyterlab
 from portal.services.nodes import do_add_node, do_add_pool
 from portal.services.people import do_make_sign_in_link
@@ -51,8 +52,6 @@ def ensure_first_run(*, local_node: bool, simulated_gpus: bool, demo: bool) -> s
         _this_machine(admin, pool, cluster.cluster_id, simulated_gpus)
         _local_environment(admin)
     if demo:
-        from portal.services.demo import ensure_demo  # the demo is loaded only when it is asked for
-
         ensure_demo(admin)
     if admin.has_usable_password() or not admin.is_active:
         return None

@@ -65,7 +65,7 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.NODE_REBOOTED: AttemptState.NODE_FAIL,
     EndReason.NODE_FENCED: AttemptState.NODE_FAIL,
     EndReason.CONTAINER_VANISHED: AttemptState.NODE_FAIL,
-    EndReason.GPU_LOST: AttemptState.NODE_FAIL,
+    EndReason.GPU_LOST: AttemptState.FAILED,
     EndReason.START_REFUSED: AttemptState.FAILED,
     EndReason.IMAGE_MISSING: AttemptState.FAILED,
     EndReason.DISK_FULL: AttemptState.FAILED,
@@ -135,11 +135,11 @@ def begin_attempt(
     job.started_at = job.started_at or now
     job.exit_code = None
     Standing.objects.filter(job=job).delete()
+    for node in {seat.node.public_id for seat in seats}:
+        hint_node(node, "start", job.public_id)  # before the news, for nodes wait and pages do not
     where = ", ".join(sorted({seat.node.name for seat in seats}))
     _move_job(job, JobState.RUNNING, reason="placed", sentence=f"Got its GPUs on {where}.", attempt=attempt)
     _event(attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}.")
-    for node in {seat.node.public_id for seat in seats}:
-        hint_node(node, "start", job.public_id)
     return attempt
 
 
@@ -309,8 +309,8 @@ def note_submitted(job: Job, *, actor: str) -> None:
         actor=actor,
         sentence=f"Submitted by {actor}.",
     )
-    _tell(job)
     wake("submit")
+    _tell(job)
 
 
 # -- inside ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from portal.access import Verb, require
@@ -22,6 +23,9 @@ from portal.services.audit import record_act
 from portal.wake import hint_node, leave_hint, wake
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, GpuHealth, LinkKind, NodeState, RuntimeKind
+
+FULL_DISK = "The disk of the node is full"
+"""How the reason of a node begins that is out of service for want of room, and comes back by itself."""
 
 # -- admins ----------------------------------------------------------------------------------------
 
@@ -64,13 +68,10 @@ def do_add_node(
     _check_name(name)
     wrong: dict[str, str] = {}
     if link is LinkKind.SSH:
-        if (
-            not host
-            or len(host) > 253
-            or any(c.isspace() or c in "/@\0" for c in host)
-            or host.startswith("-")
-        ):
-            wrong["host"] = "Give a host name or an address."
+        try:
+            check_host(host)
+        except Invalid as refusal:
+            wrong |= refusal.fields
         if not 1 <= port <= 65_535:
             wrong["port"] = "Must be between 1 and 65535."
         if len(host_key.split()) != 2:
@@ -102,6 +103,19 @@ def do_add_node(
             fields={"name": "There is already a node of this name or with this address."}, code="name_taken"
         ) from clash
     return node
+
+
+def check_host(host: str) -> None:
+    """Raises Invalid for what can be neither a name nor an address of a machine."""
+    labels = host.rstrip(".").split(".")
+    if (
+        not host.isascii()
+        or len(host) > 253
+        or host.startswith("-")
+        or any(c.isspace() or c in "/@\0" for c in host)
+        or any(not 0 < len(label) < 64 for label in labels)
+    ):
+        raise Invalid(fields={"host": "Give a host name or an address."})
 
 
 def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:
@@ -149,6 +163,25 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
         record_act(actor, "node.fence", row, after={"tasks": ended}, reason=reason)
         announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
     return ended
+
+
+def do_give_back_gpu(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
+    """Lets a GPU that was lost or in quarantine take work again; one that is gone for good is forgotten."""
+    require(actor, Verb.CHANGE, gpu.node)
+    with transaction.atomic():
+        row = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu.pk)
+        if row.health == GpuHealth.OK:
+            return row
+        if row.present and row.health == GpuHealth.LOST:
+            raise Conflict("The node says that it does not answer; it can take no work yet.", code="gpu_lost")
+        before = {"gpu": row.uuid, "health": row.health, "reason": row.health_reason}
+        row.health, row.health_reason = GpuHealth.OK.value, ""
+        row.save(update_fields=["health", "health_reason"])
+        after = {"gpu": row.uuid, "health": row.health}
+        record_act(actor, "gpu.give_back", row.node, before=before, after=after, reason=reason)
+        announce("cluster", {"kind": "gpu_health", "uuid": row.uuid, "health": row.health})
+        wake("gpu_health")
+    return row
 
 
 def do_start_check(actor: User, node: Node, kind: str = "test") -> NodeCheck:
@@ -207,10 +240,12 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
         }
         if row is None:
             # a GPU that was moved to this node from another keeps its row and its history
-            row, _ = Gpu.objects.update_or_create(uuid=gpu["uuid"], defaults=fields | {"node": node})
+            fields |= {"node": node, "health": GpuHealth.OK.value, "health_reason": ""}
+            row, _ = Gpu.objects.update_or_create(uuid=gpu["uuid"], defaults=fields)
         else:
             Gpu.objects.filter(pk=row.pk).update(**fields)
-        record_gpu_health(row.pk, GpuHealth(gpu.get("health") or GpuHealth.OK), "")
+        told_so = str(gpu.get("health_sentence") or "")
+        record_gpu_health(row.pk, GpuHealth(gpu.get("health") or GpuHealth.OK), told_so)
     for row in rows.values():
         if row.present:
             Gpu.objects.filter(pk=row.pk).update(present=False)
@@ -220,12 +255,24 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
 def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str) -> None:
     """Writes a GPU's health; when it is lost, what runs on it ends with that reason.
 
-    Quarantine is an admin's or a rule's word and is not lifted by a node that says ok.
+    One that was lost and answers again stays in quarantine until an administrator gives it back.
     """
     with transaction.atomic():
-        gpu = Gpu.objects.select_for_update(no_key=True).get(pk=gpu_id)
+        gpu = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu_id)
         if gpu.health == health.value or (gpu.health == GpuHealth.QUARANTINED and health is GpuHealth.OK):
             return
+        if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
+            health = GpuHealth.QUARANTINED
+            was = gpu.health_reason.rstrip(".") or "no reason was told"
+            reason = f"It was lost ({was}) and answers again; an administrator looks at it and gives it back."
+        record_act(
+            None,
+            "gpu.health",
+            gpu.node,
+            before={"gpu": gpu.uuid, "health": gpu.health},
+            after={"gpu": gpu.uuid, "health": health.value},
+            reason=reason,
+        )
         Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
         announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
         if health is GpuHealth.LOST:
@@ -234,6 +281,32 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str) -> None:
             for attempt in held.values_list("task__attempt_id", flat=True).distinct():
                 lifecycle.want_stop(attempt, EndReason.GPU_LOST, sentence=sentence)
         wake("gpu_health")
+
+
+def record_disk(node_id: int, full: str | None) -> None:
+    """A node without room takes no new work, with that sentence, until it says that it has room again.
+
+    What runs there goes on. A node that an administrator took out of service stays as they left it.
+    """
+    closed = Q(state=NodeState.CORDONED.value, state_reason__startswith=FULL_DISK)
+    if not Node.objects.filter(Q(state=NodeState.READY.value) if full else closed, pk=node_id).exists():
+        return
+    with transaction.atomic():
+        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        before = {"state": node.state, "reason": node.state_reason}
+        if full and node.state == NodeState.READY.value:
+            node.state = NodeState.CORDONED.value
+            sentence = full if full.startswith(FULL_DISK) else f"{FULL_DISK}: {full}"
+            node.state_reason = f"{sentence} It takes work again by itself once there is room."[:500]
+        elif not full and node.state == NodeState.CORDONED.value and node.state_reason.startswith(FULL_DISK):
+            node.state, node.state_reason = NodeState.READY.value, ""
+        else:
+            return
+        node.save(update_fields=["state", "state_reason"])
+        after = {"state": node.state, "reason": node.state_reason}
+        record_act(None, "node.disk", node, before=before, after=after, reason=full or "")
+        announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
+        wake("node")
 
 
 def record_seen(node_id: int) -> None:

@@ -21,6 +21,7 @@ from django.db import DatabaseError, OperationalError, connections
 from portal.bootstrap.frontend import build_frontend
 from portal.config import places
 from portal.models import Job
+from portal.services.demo import demo_tasks, stop_demo
 from portal.services.firstrun import ensure_first_run
 from portal.standalone.account import service_account
 from portal.standalone.address import apps_domain, check_listening, portal_url, sign_in_link, ssh_line
@@ -43,6 +44,7 @@ from portal.words.states import JobState
 
 READY_LIMIT_S = 90.0
 HOPELESS_AFTER_DEATHS = 3
+DEMO_ENDS_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,28 @@ def run(checkout: Path, wishes: Wishes) -> None:
             supervisor.watch()
         except StopAsked:
             pass
+        _end_demo(supervisor, lines)
         _say_what_goes_on(lines)
         lines.say("stopping")
     lines.say("stopped; the data stay in " + str(folder.root))
+
+
+def _end_demo(supervisor: Supervisor, lines: LineWriter) -> None:
+    """Work of pretend nodes is not worth outliving the portal: it is asked to leave, and waits again."""
+    if not supervisor.runs("worker-nodes"):
+        return
+    try:
+        if not demo_tasks().exists():
+            return
+        supervisor.end("worker-cycle", "beat")  # what is asked to leave must not start again
+        lines.say(f"ending {stop_demo()} jobs of the demo's pretend nodes")
+        deadline = time.monotonic() + DEMO_ENDS_WITHIN_S
+        while demo_tasks().exists() and time.monotonic() < deadline and not supervisor.impatient:
+            time.sleep(0.1)
+    except DatabaseError as away:
+        lines.say(f"the demo's jobs could not be ended: {away}")
+    finally:
+        connections.close_all()
 
 
 def _say_what_goes_on(lines: LineWriter) -> None:

@@ -99,8 +99,8 @@ class Supervisor:
 
     def runs(self, name: str) -> bool:
         """Whether that process is alive at this moment."""
-        popen = self._children[name].popen
-        return popen is not None and popen.poll() is None
+        child = self._children.get(name)
+        return child is not None and child.popen is not None and child.popen.poll() is None
 
     def deaths(self) -> dict[str, int]:
         """How often each process has ended by itself so far."""
@@ -117,6 +117,21 @@ class Supervisor:
             for child in self._children.values():
                 if child.popen is not None and _has_ended(child.popen):
                     self._bury(child)
+
+    def end(self, *names: str) -> None:
+        """Ends some processes for good, before the others; one more signal from the person ends the patience."""
+        self._asked = False
+        group = [child for name in names if (child := self._children.pop(name, None))]
+        for child in group:
+            if child.popen is not None and not _has_ended(child.popen):
+                child.popen.send_signal(child.process.stop_signal)
+        self._await_end(group)
+        self._write_records()
+
+    @property
+    def impatient(self) -> bool:
+        """True when the person asked again while things were being ended."""
+        return self._asked
 
     def stop(self) -> None:
         """Ends every process, later stages first; whole process groups, by force after the grace period."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.conf import settings
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -11,6 +12,7 @@ from portal.access import Policy, policy, signed_in, visible_nodes
 from portal.errors import NotThere
 from portal.models import ClusterSettings, Node
 from portal.selectors.cluster_map import cluster_map, tasks_on
+from portal.words.states import GpuHealth
 
 
 @policy(Policy.SIGNED_IN)
@@ -49,7 +51,7 @@ def node(request: HttpRequest, public_id: str) -> HttpResponse:
     context = {
         "node": row,
         "box": box,
-        "gpus": row.gpus.order_by("index"),
+        "gpus": row.gpus.filter(Q(present=True) | ~Q(health=GpuHealth.OK.value)).order_by("index"),
         "tasks": tasks_on(user, row),
         "facts": _facts(row),
         "below_floor": row.hello.get("below_floor", []),

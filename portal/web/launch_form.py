@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from portal.access import project_ids, visible_environments
 from portal.models import Environment, Job, NodePool, Project, Template, User
 from portal.services.jobs import JobRequest
-from portal.web.words import duration
+from portal.web.words import MAX_DIGITS, duration, whole_number
 from portal.words.states import JobKind, Role
 
 SHELL = ["/bin/sh", "-c"]
@@ -40,6 +40,8 @@ class SpanField(forms.CharField):
             raise forms.ValidationError(
                 "Write a time such as 90 min, 12 h or 2 d, or leave it empty for no limit."
             )
+        if len(found[1]) > MAX_DIGITS:
+            raise forms.ValidationError("That is longer than any job may run.")
         return int(float(found[1]) * _SECONDS[(found[2] or "h").lower()])
 
 
@@ -251,12 +253,12 @@ def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
     ):
         if name in fields and fields[name] not in (None, ""):
             found[name] = fields[name]
-    if fields.get("cpu_milli"):
-        found["cores"] = f"{int(fields['cpu_milli']) / 1000:g}"
-    if fields.get("memory_mib"):
-        found["memory_gib"] = f"{int(fields['memory_mib']) / 1024:g}"
-    if fields.get("time_limit_s"):
-        found["time_limit_s"] = duration(int(fields["time_limit_s"])).replace("\u00a0", " ")
+    if cpu_milli := whole_number(fields.get("cpu_milli")):
+        found["cores"] = f"{cpu_milli / 1000:g}"
+    if memory_mib := whole_number(fields.get("memory_mib")):
+        found["memory_gib"] = f"{memory_mib / 1024:g}"
+    if time_limit_s := whole_number(fields.get("time_limit_s")):
+        found["time_limit_s"] = duration(time_limit_s).replace("\u00a0", " ")
     if isinstance(fields.get("command"), list):
         found["command"] = shlex.join(fields["command"])
     if isinstance(fields.get("environ"), dict):

@@ -17,6 +17,7 @@ from portal.selectors.jobs import job_for
 from portal.selectors.log_files import awaited
 from portal.selectors.logs import LogFile, LogLine
 from portal.web.job import heading
+from portal.web.words import whole_number
 
 FIRST_LINES = 1000
 SHOWN_CHARACTERS = 4000
@@ -39,7 +40,7 @@ def logs(request: HttpRequest, public_id: str) -> HttpResponse:
         | {
             "tab": "logs",
             "last": _attempt(context["attempts"], request.GET.get("attempt", "")),
-            "rank": rank if rank.isdigit() else "",
+            "rank": rank if whole_number(rank) is not None else "",
         },
     )
 
@@ -49,10 +50,10 @@ def logs(request: HttpRequest, public_id: str) -> HttpResponse:
 def lines(request: HttpRequest, public_id: str) -> JsonResponse:
     """Lines of one rank from a cursor on; without one the end of the log."""
     log = _log(request, public_id)
-    cursor = request.GET.get("cursor", "")
+    cursor = whole_number(request.GET.get("cursor", ""))
     page = (
-        log_lines.read_lines(log, int(cursor), FIRST_LINES)
-        if cursor.isdigit()
+        log_lines.read_lines(log, cursor, FIRST_LINES)
+        if cursor is not None
         else log_lines.tail(log, FIRST_LINES)
     )
     return JsonResponse(
@@ -93,8 +94,8 @@ def _log(request: HttpRequest, public_id: str) -> LogFile:
     return log_lines.log_for(
         user,
         job_for(user, public_id),
-        int(rank) if rank.isdigit() else 0,
-        int(attempt) if attempt.isdigit() else None,
+        whole_number(rank) or 0,
+        whole_number(attempt),
     )
 
 
@@ -109,6 +110,7 @@ def _plain(log: LogFile) -> Iterator[bytes]:
 
 
 def _attempt(attempts: list[Attempt], wanted: str) -> Attempt | None:
-    if wanted.isdigit():
-        return next((attempt for attempt in attempts if attempt.number == int(wanted)), None)
+    number = whole_number(wanted)
+    if number is not None:
+        return next((attempt for attempt in attempts if attempt.number == number), None)
     return attempts[0] if attempts else None

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
+from django.core.exceptions import RequestDataTooBig, TooManyFieldsSent
 from django.db import DatabaseError, InterfaceError
 from django.db import OperationalError as DatabaseAway
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -26,6 +27,7 @@ TITLES = {
     405: "This cannot be done that way",
     409: "That cannot be done now",
     412: "Somebody changed this meanwhile",
+    413: "This is too large",
     422: "This can never start here",
     429: "Too many tries",
     500: "The server could not finish",
@@ -119,7 +121,11 @@ def _to_sign_in(request: HttpRequest) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """400."""
+    """400, or 413 for a form that is larger than any of ours."""
+    if isinstance(exception, (RequestDataTooBig, TooManyFieldsSent)):
+        return error_page(
+            request, 413, "It is larger than any form here may be. Put long texts into a file instead."
+        )
     return error_page(request, 400, "Go back, reload the page and try again.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zoneinfo
 from urllib.parse import urlencode
 
@@ -10,7 +11,6 @@ from django.conf import settings
 from django.contrib.auth import authenticate, login, logout
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
-from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
@@ -19,10 +19,13 @@ from portal.access import Policy, policy
 from portal.errors import FairwayError, Invalid, NotThere
 from portal.models import User
 from portal.services import people
-from portal.throttle import SIGN_IN, take
+from portal.services.sessions import begin_session
+from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, Rate, give_back, take
 from portal.web.words import duration
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
+KNOWN_COOKIE = settings.SESSION_COOKIE_NAME.replace("session", "known")
+KNOWN_FOR_S = 90 * 24 * 3600
 
 
 class SignInForm(forms.Form):
@@ -48,35 +51,74 @@ def sign_in(request: HttpRequest) -> HttpResponse:
     if request.user.is_authenticated:
         return redirect(target)
     form = SignInForm(request.POST if request.method == "POST" else None)
-    wrong = ""
+    wrong, wait_s = "", 0.0
     if form.is_bound and form.is_valid():
-        user, wrong = _try(request, form.cleaned_data["username"], form.cleaned_data["password"])
+        name, password = form.cleaned_data["username"], form.cleaned_data["password"]
+        user, wait_s = _try(request, name, password)
         if user is not None:
             let_in(request, user)
-            return redirect(target)
+            answer: HttpResponse = redirect(target)
+            _remember(answer, name)
+            return answer
+        wrong = "That name and password do not match."
+        if wait_s:
+            wrong = f"Too many tries. Wait {duration(wait_s + 1)}, then try again."
     elif form.is_bound:
         wrong = "Type your username and your password."
     context = {"form": form, "wrong": wrong, "next": target}
-    return render(request, "door/sign_in.html", context, status=403 if wrong else 200)
-
-
-def _try(request: HttpRequest, username: str, password: str) -> tuple[User | None, str]:
-    """The person, or why not. Tries are counted for a name from an address, so nobody else is locked out."""
-    wait_s = take(SIGN_IN, f"{request.META.get('REMOTE_ADDR', '')}:{username[:63].lower()}")
+    answer = render(request, "door/sign_in.html", context, status=429 if wait_s else 403 if wrong else 200)
     if wait_s:
-        return None, f"Too many tries. Wait {duration(wait_s + 1)}, then try again."
+        answer["Retry-After"] = str(math.ceil(wait_s))
+    return answer
+
+
+def _try(request: HttpRequest, username: str, password: str) -> tuple[User | None, float]:
+    """The person; or nobody, and the seconds to wait where there were too many wrong tries.
+
+    Tries are counted before the password is looked at, so that many at once gain nothing, and a good one
+    is given back. The count over all addresses passes by a browser that was let in under this name before:
+    guessing from elsewhere never locks a person out of their own.
+    """
+    name, address = username[:63].lower(), request.META.get("REMOTE_ADDR", "")
+    counts: list[tuple[Rate, str]] = [(SIGN_IN, f"{address}:{name}"), (SIGN_IN_ADDRESS, address)]
+    if not _is_known(request, name):
+        counts.append((SIGN_IN_NAME, name))
+    wait_s = max(take(rate, who) for rate, who in counts)
+    if wait_s:
+        return None, wait_s
     user = authenticate(request, username=username, password=password)
-    if isinstance(user, User):
-        return user, ""
-    return None, "That name and password do not match."
+    if not isinstance(user, User):
+        return None, 0.0
+    for rate, who in counts:
+        give_back(rate, who)
+    return user, 0.0
+
+
+def _is_known(request: HttpRequest, name: str) -> bool:
+    """True for a browser that was let in under this name before."""
+    return request.get_signed_cookie(KNOWN_COOKIE, "", salt=KNOWN_COOKIE, max_age=KNOWN_FOR_S) == name
+
+
+def _remember(answer: HttpResponse, name: str) -> None:
+    answer.set_signed_cookie(
+        KNOWN_COOKIE,
+        name[:63].lower(),
+        salt=KNOWN_COOKIE,
+        max_age=KNOWN_FOR_S,
+        secure=settings.SECURE,
+        httponly=True,
+        samesite="Lax",
+    )
 
 
 def let_in(request: HttpRequest, user: User) -> None:
     """Signs in under a fresh session id, and notes where from for the list of sessions."""
     login(request, user, backend=BACKEND)
-    request.session["since"] = timezone.now().isoformat()
-    request.session["address"] = request.META.get("REMOTE_ADDR", "")
-    request.session["agent"] = request.headers.get("User-Agent", "")[:300]
+    begin_session(
+        request.session,
+        address=request.META.get("REMOTE_ADDR", ""),
+        agent=request.headers.get("User-Agent", ""),
+    )
 
 
 def safe_next(request: HttpRequest) -> str:

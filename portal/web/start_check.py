@@ -7,9 +7,10 @@ from typing import Any
 
 from portal.ask import ask_would_start
 from portal.errors import FairwayError, Impossible, Invalid
-from portal.models import User
+from portal.models import NodePool, User
 from portal.selectors.cluster import ModelStrip
 from portal.services.jobs import JobRequest, check_job, question_body
+from portal.web.launch_form import initial_of_fields
 from portal.web.words import gpus as gpu_words
 from portal.web.words import short_gpu
 
@@ -75,18 +76,27 @@ def _from_answer(answer: dict[str, Any]) -> StartCheck:
 
 
 def nearest_ways(facts: dict[str, Any]) -> list[Way]:
-    """The nearest possible request of a refusal."""
+    """The nearest possible request of a refusal, with the form's own fields for it."""
     nearest = facts.get("nearest")
     if not isinstance(nearest, dict):
         return []
-    words = {"tasks": "tasks", "gpus_per_task": "GPUs each", "cpu_milli": "CPU", "memory_mib": "memory"}
-    return [
-        Way(
-            "Nearest that could: "
-            + ", ".join(f"{value} {words.get(name, name)}" for name, value in nearest.items()),
-            nearest,
-        )
-    ]
+    fields = initial_of_fields(nearest)
+    parts = [f"{fields[name]} {words}" for name, words in _UNITS.items() if name in fields]
+    parts += [str(fields["gpu_model"])] if fields.get("gpu_model") else []
+    if "pool" in nearest:
+        pool = NodePool.objects.filter(public_id=nearest["pool"]).first()
+        fields["pool"], parts = nearest["pool"], [*parts, f"the pool {pool.name}" if pool else "another pool"]
+    if not fields:
+        return []
+    return [Way("Nearest that could: " + ", ".join(parts), fields)]
+
+
+_UNITS = {
+    "tasks": "tasks",
+    "gpus_per_task": "GPUs each",
+    "cores": "CPU cores",
+    "memory_gib": "GiB of memory",
+}
 
 
 def _by_counting(request: JobRequest, strips: list[ModelStrip]) -> StartCheck:

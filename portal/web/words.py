@@ -10,6 +10,15 @@ _MAKER = re.compile(r"^(NVIDIA|AMD|Intel)\s+", re.IGNORECASE)
 _FORM = re.compile(r"[-\s](SXM\d?|PCIE?|NVL|HBM\d?e?)\b.*$", re.IGNORECASE)
 
 
+MAX_DIGITS = 18
+
+
+def whole_number(text: object) -> int | None:
+    """What stands in an address or a field as a whole number from 0 up; None for anything else."""
+    digits = str(text)
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS else None
+
+
 def duration(seconds: float | None) -> str:
     """12 s, 4 min 10 s, 7 h 22 min, 3 d 4 h; none when unknown."""
     if seconds is None:

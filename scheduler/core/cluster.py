@@ -142,7 +142,8 @@ class PendingRow:
     """A job that waits. All ``tasks`` start together or none does; the amounts are per task.
 
     ``milli_per_gpu`` 1000 asks for whole GPUs, less for a share of each of ``gpus_per_task`` GPUs.
-    ``node_affinity`` names the one node that holds its home volume.
+    ``node_affinity`` names the one node that holds its home volume. Of the ``avoid_nodes``, those that are
+    ``unfit_nodes`` can never run it (another kind of runtime); the others are avoided for a while.
     """
 
     job: JobId
@@ -166,6 +167,7 @@ class PendingRow:
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
     version: int = 0
+    unfit_nodes: tuple[NodeId, ...] = ()
 
     @property
     def task_milli(self) -> int:

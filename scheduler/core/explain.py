@@ -111,7 +111,7 @@ class Explainer:
 
     def _never(self, job: PendingRow) -> Reason:
         """Impossible here, even on an empty cluster: say what the nearest thing is."""
-        shape = Shape.of(job)._replace(avoid_nodes=())
+        shape = Shape.at_best(job)
         floors = [self._scenes[pool].empty_floor for pool in job.pools]
         most_tasks = sum(int(floor.capacity(shape).sum()) for floor in floors)
         largest = max((floor.free_gpus(shape)[1] for floor in floors), default=0)
@@ -124,7 +124,9 @@ class Explainer:
             "tasks_possible": most_tasks,
         }
         where = f"the home volume's node {self._nodes[job.node_affinity].name}" if job.node_affinity else ""
-        if job.gpus_per_task and total == 0:
+        if most_tasks == 0 and self._all_unfit(job):
+            sentence = f"No node of {self._pool_names(job)} runs its kind of environment."
+        elif job.gpus_per_task and total == 0:
             kind = job.gpu_model or "suitable"
             if job.gpu_model and job.min_gpu_memory_mib:
                 kind += f" ({words.gib(job.min_gpu_memory_mib)})"
@@ -146,6 +148,10 @@ class Explainer:
                 f"of its {job.tasks} tasks."
             )
         return Reason(VerdictCode.NEVER, sentence, numbers)
+
+    def _all_unfit(self, job: PendingRow) -> bool:
+        nodes = {node.id for pool in job.pools for node in self._scenes[pool].floor.nodes}
+        return bool(nodes) and nodes <= set(job.unfit_nodes)
 
     # -- after everything is placed -------------------------------------------------------------------
 
@@ -249,7 +255,10 @@ class Explainer:
         for gpus, nodes in scene.floor.histogram(shape).items():
             numbers[f"nodes_with_{gpus}_free"] = nodes
         need = f"Needs {words.request(job)}; "
-        if job.gpus_per_task == 0:
+        closed = scene.floor.closed()
+        if closed is not None:
+            text = need + words.closed_nodes(*closed)
+        elif job.gpus_per_task == 0:
             text = need + f"{self._node_or_no_node(job)} has {words.cpu_and_memory(job)} free now"
         elif not shape.whole:
             text = need + (
@@ -271,7 +280,7 @@ class Explainer:
         sentence = text + self._in_pool(scene) + "."
         too_few = free * WHOLE_MILLI < job.total_milli
         others_hold = sum(scene.ledger.held_milli[top] for top in scene.tree.children[None]) > held
-        if too_few and others_hold and held + job.total_milli > share:
+        if closed is None and too_few and others_hold and held + job.total_milli > share:
             name = scene.tree.name[leaf]
             sentence += (
                 f" {name} holds {words.number(held)} of its fair share of {words.number(share)}; "

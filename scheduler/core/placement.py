@@ -52,6 +52,11 @@ class Shape(NamedTuple):
             job.node_affinity,
         )
 
+    @classmethod
+    def at_best(cls, job: PendingRow) -> Shape:
+        """The shape on a cluster where nothing is avoided that could ever run the job."""
+        return cls.of(job)._replace(avoid_nodes=tuple(sorted(job.unfit_nodes)))
+
     @property
     def whole(self) -> bool:
         """True when each GPU is asked for alone."""
@@ -136,6 +141,13 @@ class Floor:
             mask[[self.index_of[node] for node in shape.avoid_nodes if node in self.index_of]] = False
             self._open[key] = mask
         return self._open[key]
+
+    def closed(self) -> tuple[int, int] | None:
+        """How many nodes take no new work and how many do not answer, when that is all of them; else None."""
+        if not self.nodes or self.usable.any():
+            return None
+        silent = sum(not node.reachable for node in self.nodes)
+        return len(self.nodes) - silent, silent
 
     def capacity(self, shape: Shape) -> Ints:
         """How many tasks of ``shape`` each node could take now, exactly."""

@@ -140,8 +140,8 @@ class PoolScene:
         return all(held[level] + milli <= share[level] + 1e-6 for level in self.tree.path[leaf])
 
     def could_ever_fit(self, job: PendingRow) -> bool:
-        """True when the whole gang fits on this pool's nodes with nothing else on them."""
-        shape = Shape.of(job)._replace(avoid_nodes=())
+        """True when the whole gang fits on this pool's fit nodes with nothing else on them."""
+        shape = Shape.at_best(job)
         return int(self.empty_floor.capacity(shape).sum()) >= job.tasks
 
     def fits_now(self, job: PendingRow) -> bool:

@@ -43,6 +43,13 @@ def cpu_and_memory(job: PendingRow) -> str:
     return f"{cpus} {'CPU' if cpus == '1' else 'CPUs'} and {gib(job.memory_mib)}"
 
 
+def closed_nodes(resting: int, silent: int) -> str:
+    """``no node takes new work: 2 are out of service, 1 does not answer``."""
+    parts = [f"{resting} {'is' if resting == 1 else 'are'} out of service"] if resting else []
+    parts += [f"{silent} {'does' if silent == 1 else 'do'} not answer"] if silent else []
+    return f"no node takes new work now: {', '.join(parts)}"
+
+
 def gib(mib: int) -> str:
     """Memory in GiB with at most one digit."""
     return f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"

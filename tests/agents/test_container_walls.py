@@ -113,9 +113,12 @@ def look_around(rig: Rig, node: RigNode, link: Link, image: str, control_port: i
         link, PROBED, image, command=["python3", "-c", PROBE.read_text()], secret_files={"token": SECRET},
         env={"PROBE": json.dumps(asked)}, mounts=[{"kind": "home", "source": "ada", "target": "/home/ada"}],
     )  # fmt: skip
+    spare = wait_for_spare(node)  # the neighbour made its network itself; this one's stands ready
     link.ask("start", timeout_s=30, epoch=1, spec=probed)
     report = wait_for_report(node, link)
     container = json.loads(node.podman("container", "inspect", f"fw-rig-{PROBED}-1-0"))[0]
+    assert list(container["NetworkSettings"]["Networks"]) == [spare]
+    assert list(facts["NetworkSettings"]["Networks"]) == [f"fw-rig-{NEIGHBOUR}"]
     namespaces = {
         name: node.execute("readlink", f"/proc/1/ns/{name}").stdout.strip() for name in report["namespaces"]
     }
@@ -159,6 +162,18 @@ def wait_until_open(node: RigNode, address: str, port: int) -> None:
     deadline_s = time.monotonic() + 10
     while not opens(node, address, port):
         assert time.monotonic() < deadline_s, f"nothing listens on {address}:{port}"
+
+
+def wait_for_spare(node: RigNode) -> str:
+    """The name of the network that the agent has made ahead."""
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        ledger = json.loads(node.execute("cat", "/var/lib/fairway-node/state/ledger.json").stdout)
+        for name, spare in ledger.get("spares", {}).items():
+            if spare["ready"]:
+                return str(name)
+        time.sleep(0.1)
+    raise AssertionError("no network was made ahead")
 
 
 def wait_for_report(node: RigNode, link: Link) -> dict[str, Any]:

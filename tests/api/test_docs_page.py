@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.conf import settings
 from django.test import Client
-from playwright.sync_api import sync_playwright
 
 from portal.models import ApiToken
 from tests import record
+from tests.chromium import chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 def look(address: str, cookie: str) -> tuple[list[str], int, str]:
     """What the console complained of, how many operations were drawn, and the answer to a token made there."""
     complaints: list[str] = []
-    with sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    with chromium() as browser:
         context = browser.new_context()
         context.add_cookies([{"name": settings.SESSION_COOKIE_NAME, "value": cookie, "url": address}])
         page = context.new_page()
@@ -34,7 +33,6 @@ def look(address: str, cookie: str) -> tuple[list[str], int, str]:
         answer = page.locator("#operations-tokens-tokens_create .live-responses-table .response-col_status")
         answer.last.wait_for(timeout=60_000)
         status = answer.last.inner_text()
-        browser.close()
     return complaints, drawn, status
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
@@ -15,29 +14,18 @@ import uvicorn
 from django.conf import settings
 from django.contrib.sessions.backends.db import SessionStore
 from django.db import connections
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
+from tests.chromium import chromium
 from tests.web.scene import Scene, fill
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     # Playwright's own event loop runs in this thread; the tests' queries beside it are plain ones.
-    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
-    with sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
-        yield browser
-        browser.close()
+    with pytest.MonkeyPatch.context() as patched, chromium() as opened:
+        patched.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        yield opened
 
 
 @pytest.fixture
@@ -72,13 +60,13 @@ def site(scene, settings) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_as(chromium, site, scene) -> Iterator[Any]:
+def open_as(browser, site, scene) -> Iterator[Any]:
     """A page signed in as a person, or as nobody; what the console complains of fails the test."""
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
 
     def make(name: str = "", *, width: int = 1280, dark: bool = False, touch: bool = False) -> Page:
-        context = chromium.new_context(
+        context = browser.new_context(
             base_url=site,
             viewport={"width": width, "height": 844},
             color_scheme="dark" if dark else "light",

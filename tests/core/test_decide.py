@@ -200,6 +200,27 @@ def test_nothing_starts_on_a_node_that_is_drained_silent_or_has_lost_its_gpus() 
     assert verdict(plan, "j").code is VerdictCode.NO_FIT_NOW
 
 
+def test_a_cluster_out_of_service_is_said_to_be_so() -> None:
+    nodes = [node("n1", schedulable=False), node("n2", schedulable=False), node("n3", reachable=False)]
+    plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision")]), POLICY)
+    assert verdict(plan, "j").code is VerdictCode.NO_FIT_NOW
+    says = "Needs 1 GPU; no node takes new work now: 2 are out of service, 1 does not answer."
+    assert verdict(plan, "j").sentence == says
+
+
+def test_only_nodes_that_could_run_it_count() -> None:
+    nodes = [node("n1", 2), node("n2", 8)]
+    unfit = {"avoid_nodes": (NodeId("n2"),), "unfit_nodes": (NodeId("n2"),)}
+    jobs = [waits("small", "vision", 2, **unfit), waits("large", "vision", 4, **unfit)]
+    plan = decide(cluster(nodes, [VISION], pending=jobs), POLICY)
+    assert places(plan, "small") == [("n1", 2)]
+    assert verdict(plan, "large").code is VerdictCode.NEVER
+    assert "largest node of this cluster has 2" in verdict(plan, "large").sentence
+    alone = decide(cluster(nodes[1:], [VISION], pending=[waits("j", "vision", 1, **unfit)]), POLICY)
+    assert verdict(alone, "j").code is VerdictCode.NEVER
+    assert verdict(alone, "j").sentence == "No node of this cluster runs its kind of environment."
+
+
 # -- what the others are told ----------------------------------------------------------------------------------
 
 BUSY = [runs("r1", "nlp", ("n1", [0, 1, 2])), runs("r2", "nlp", ("n2", [0]))]

@@ -23,6 +23,7 @@ from portal.words.reasons import EndReason
 from portal.words.states import JOB_ENDS, JobState
 from tests import record
 from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+from tests.faults.counted import submit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -71,18 +72,6 @@ def scene(room: EngineRoom, request):
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
     }
-
-
-def submit(scene, seconds: float) -> Job:
-    script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
-    return record.job(
-        scene["owner"],
-        scene["project"],
-        scene["environment"],
-        command=["sh", "-c", script],
-        memory_mib=64,
-        stop_grace_s=1,
-    )
 
 
 def dies_at(point: str, act: Callable[[], object]) -> bool:

@@ -18,6 +18,7 @@ from portal.words.states import JobState
 from scheduler import leases
 from tests import record
 from tests.engine_room import EngineRoom, containers_alive, engine_room, held_milli, wait_for
+from tests.faults.counted import submit
 
 pytestmark = [pytest.mark.alone, pytest.mark.django_db(transaction=True)]
 
@@ -41,18 +42,6 @@ def scene(room: EngineRoom):
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
     }
-
-
-def submit(scene, seconds: float = 0.2) -> Job:
-    script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
-    return record.job(
-        scene["owner"],
-        scene["project"],
-        scene["environment"],
-        command=["sh", "-c", script],
-        memory_mib=64,
-        stop_grace_s=1,
-    )
 
 
 def all_are(jobs: list[Job], state: JobState):

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.waiting import alive, eventually
+
 PROGRAM = Path(__file__).with_name("supervised_processes.py")
 ROOT = PROGRAM.parent.parent.parent
 
@@ -52,22 +54,6 @@ class Run:
     def pids(self) -> dict[str, int]:
         rows = json.loads((self.folder / "children.json").read_text())
         return {row["name"]: row["pid"] for row in rows}
-
-
-def eventually(true: Callable[[], bool], limit_s: float = 10) -> bool:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if true():
-            return True
-        time.sleep(0.02)
-    return true()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture

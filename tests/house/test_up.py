@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.house.waiting import alive, eventually
 
 ROOT = Path(__file__).parent.parent.parent
 DOORS = {"postgres", "valkey", "web", "gateway"}
@@ -93,22 +94,6 @@ class Up:
             connection.close()
 
 
-def eventually(true: Callable[[], bool], limit_s: float = 30) -> bool:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if true():
-            return True
-        time.sleep(0.05)
-    return true()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def left_in(data: Path) -> list[str]:
     """Processes whose environment or command line names the data folder."""
     found = []
@@ -169,10 +154,10 @@ def test_up_answers_keeps_each_key_to_its_process_and_leaves_nothing_behind(
     assert (data / "secret_key").stat().st_mode & 0o777 == 0o400
     assert (data / "run" / "sockets").stat().st_mode & 0o777 == 0o700
     listening = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=False).stdout
-    ours = [
+    listeners = [
         line for line in listening.splitlines() if any(f"pid={pid}," in line for pid in up.pids().values())
     ]
-    assert [line.split()[3] for line in ours] in ([], [f"127.0.0.1:{up.port}"])
+    assert [line.split()[3] for line in listeners] in ([], [f"127.0.0.1:{up.port}"])
 
     second = start()
     assert second.wait_end() == 1
@@ -186,6 +171,12 @@ def test_up_answers_keeps_each_key_to_its_process_and_leaves_nothing_behind(
     os.kill(up.pids()["postgres"], signal.SIGKILL)
     assert eventually(lambda: up.get("/readyz") == 503, 15)
     assert eventually(lambda: up.get("/readyz") == 200, 60), up.text
+    before = up.pids()
+    ours = (DOORS | WORKERS) - {"postgres", "valkey", "worker-replay"}
+    for name in ours:  # all at once
+        os.kill(before[name], signal.SIGKILL)
+    assert eventually(lambda: not {(n, before[n]) for n in ours} & set(up.pids().items()), 60), up.text
+    assert eventually(lambda: set(up.pids()) == DOORS | WORKERS and up.get("/readyz") == 200, 60), up.text
     os.kill(up.pids()["valkey"], signal.SIGKILL)
     assert eventually(lambda: up.pids().get("valkey") is not None and up.get("/readyz") == 200, 60), up.text
 
@@ -204,14 +195,16 @@ def test_after_a_killed_supervisor_the_next_start_has_the_same_data(
     assert eventually(lambda: set(first.pids()) == DOORS | WORKERS)
     first.process.kill()
     first.process.wait()
-    again = start()
+    again = start("--demo")
     again.wait_answer()
     assert again.get("/readyz") == 200
     assert (data / "secret_key").read_bytes() == secret
     assert (data / "keys" / "control_ed25519.pub").read_bytes() == cluster
+    assert eventually(lambda: again.text.count("scheduler.dispatch started") > 2, 60), again.text
     again.process.send_signal(signal.SIGTERM)
     assert again.wait_end() == 0
-    assert left_in(data) == []
+    assert re.search(r"ending \d+ jobs of the demo's pretend nodes", again.text)
+    assert left_in(data) == []  # no job of a pretend node outlives its demo
 
 
 def test_what_cannot_start_says_why(start: Callable[..., Up], data: Path) -> None:

@@ -177,7 +177,7 @@ def test_logs_are_read_by_those_who_may(db):
     record.Membership.objects.create(project=project, user=member, role="member")
     job = record.job(owner, project, record.environment(tool=False))
     notebook = record.job(owner, project, record.environment(), kind="workspace")
-    with pytest.raises(NotThere, match="no log"):
+    with pytest.raises(NotThere, match="no such rank"):
         logs.log_for(member, job)
     with pytest.raises(NotThere, match="nothing here"):
         logs.log_for(stranger, job)

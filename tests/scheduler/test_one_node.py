@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agents import link
 from agents.engines.ssh import NodeEngine
-from portal.models import ClusterSettings, Gpu, Job, Node
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node
 from portal.services import lifecycle
-from portal.words.reasons import EndReason, VerdictCode
-from portal.words.states import GpuHealth, JobState
+from portal.words.reasons import EndReason
+from portal.words.states import GpuHealth, JobState, NodeState
 from scheduler import sweep
 from scheduler.cycle import run_cycle
 from tests import record
@@ -92,7 +94,7 @@ def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene
 
     reach(scene, again, job)
     first, second = job.attempts.order_by("number")
-    assert (first.state, first.reason) == ("NODE_FAIL", EndReason.GPU_LOST)
+    assert (first.state, first.reason) == ("FAILED", EndReason.GPU_LOST)
     assert second.task_rows.get().allocations.get().gpu.uuid != uuid
     assert Gpu.objects.get(uuid=uuid).health == GpuHealth.LOST
 
@@ -114,10 +116,12 @@ def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(room, scene)
     assert len(containers_alive(room.folder / scene["name"])) == 1
 
 
-def test_a_full_disk_is_said_and_the_job_waits_for_a_later_try(room, scene) -> None:
+def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(room, scene, monkeypatch) -> None:
     node = scene["node"]
     node.settings = node.settings | {"disk_floor_mib": 10**9}
     node.save()
+    poll = NodeEngine.poll
+    monkeypatch.setattr(NodeEngine, "poll", lambda engine: replace(poll(engine), full_disk=None))
     job = submit(scene, "true")
 
     def refused() -> bool:
@@ -128,7 +132,47 @@ def test_a_full_disk_is_said_and_the_job_waits_for_a_later_try(room, scene) -> N
     assert job.sentence == f"The disk of {node.name} is full. It waits again."
     assert held_milli() == 0
     reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "standing"), job)
-    assert Job.objects.get(pk=job.pk).standing.code == VerdictCode.DELAYED_UNTIL
+    assert AuditEntry.objects.filter(act="node.disk", after__state="cordoned", object_name=node.name).exists()
+
+
+def test_a_node_without_room_takes_no_work_until_it_has_room(room, scene) -> None:
+    node = scene["node"]
+    node.settings = node.settings | {"disk_floor_mib": 10**9}
+    node.save()
+    job = submit(scene, "true")
+
+    def closed() -> bool:
+        node.refresh_from_db()
+        job.refresh_from_db()
+        said = job.standing.sentence if hasattr(job, "standing") else ""
+        return node.state == NodeState.CORDONED and "1 is out of service" in said
+
+    reach(scene, closed, job)
+    assert "MiB left; 1000000000 MiB are kept. It takes work again by itself" in node.state_reason
+    assert (job.state, job.attempts_made) == (JobState.PENDING, 0)
+    node.settings = node.settings | {"disk_floor_mib": 1}
+    node.save()
+    reach(scene, is_now(job, JobState.COMPLETED), job)
+    node.refresh_from_db()
+    assert (node.state, node.state_reason) == (NodeState.READY, "")
+
+
+def test_an_agent_of_another_version_is_said_and_nothing_is_lost(room, scene, monkeypatch) -> None:
+    monkeypatch.setattr(link, "PROTOCOL", 9)
+    job = submit(scene, "true")
+    node = scene["node"]
+
+    def said() -> bool:
+        node.refresh_from_db()
+        return "Upgrade the older of the two." in node.problem
+
+    reach(scene, said, job)
+    assert (node.reachable, node.state) == (False, NodeState.READY)
+    assert node.problem.startswith("The portal speaks protocol 9; this agent (0.1.0) speaks 1")
+    monkeypatch.undo()
+    reach(scene, is_now(job, JobState.COMPLETED), job)
+    node.refresh_from_db()
+    assert (node.reachable, node.problem) == (True, "")
 
 
 def test_a_container_the_record_never_heard_of_is_stopped(room, scene) -> None:

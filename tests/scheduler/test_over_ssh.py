@@ -10,14 +10,14 @@ from portal.models import ClusterSettings, EnvironmentOnNode, Job, Node
 from portal.services import lifecycle
 from portal.services.logs import log_path
 from portal.words.reasons import EndReason
-from portal.words.states import JobState, RuntimeKind
+from portal.words.states import JobState, NodeState, RuntimeKind
 from tests import record
 from tests.engine_room import Engine, held_milli, wait_for
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
 
-pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
@@ -104,13 +104,32 @@ def test_a_gang_over_two_nodes_with_the_image_brought_to_one(scene) -> None:
     assert [containers(machine) for machine in scene["machines"]] == [[], []]
 
 
-def test_too_much_memory_is_said_with_the_peak(scene) -> None:
+def test_too_much_memory_a_missing_image_and_a_full_disk_are_said(scene) -> None:
     eat = "x = []\nwhile True: x.append(bytearray(b'x') * 10_000_000)"
     job = submit(scene, "python3", "-c", eat, memory_mib=96)
     reach(scene, in_state(job, JobState.FAILED), job)
     task = job.attempts.get().task_rows.get()
     assert (job.reason, task.oom) == (EndReason.OUT_OF_MEMORY, True), story(job)
     assert task.peak_memory_mib is None or task.peak_memory_mib >= 60
+
+    nowhere = record.environment(tool=False, image="localhost/nowhere:1")
+    job = record.job(scene["owner"], scene["project"], nowhere, command=["true"], max_attempts=1)
+    reach(scene, in_state(job, JobState.FAILED), job)
+    name = job.attempts.get().task_rows.get().node.name
+    assert job.reason == EndReason.IMAGE_MISSING, story(job)
+    assert job.sentence.startswith(f"The image localhost/nowhere:1 is not on {name} and could not be brought")
+
+    machine, node = scene["machines"][0], scene["nodes"][0]
+    Node.objects.filter(pk=scene["nodes"][1].pk).update(state="cordoned", state_reason="new fans")
+    machine.fill_disk()
+    job = submit(scene, "true")
+    reach(scene, lambda: node.refresh_from_db() or node.state == NodeState.CORDONED, job)
+    assert node.state_reason.startswith("The disk of the node is full: /var/lib/fairway-node")
+    assert node.state_reason.endswith("It takes work again by itself once there is room.")
+    machine.free_disk()
+    reach(scene, in_state(job, JobState.COMPLETED), job)
+    node.refresh_from_db()
+    assert (node.state, node.state_reason) == (NodeState.READY, "")
 
 
 def test_a_node_that_is_cut_off_keeps_its_job_and_its_gpus(scene) -> None:

@@ -111,7 +111,7 @@ def test_nodes_of_another_runtime_are_avoided(scene) -> None:
     docker = record.node(scene["pool"], runtime="docker")
     submit(scene)
     (pending,) = take_photo(record.cluster()).snapshot.pending
-    assert pending.avoid_nodes == (process.public_id,)
+    assert pending.avoid_nodes == pending.unfit_nodes == (process.public_id,)
     assert docker.public_id not in pending.avoid_nodes
 
 

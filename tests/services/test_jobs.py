@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from portal.errors import Conflict, Impossible, Invalid, NotAllowed, NotThere
-from portal.models import Outbox, Quota
+from portal.models import Node, NodePool, Outbox, Quota
 from portal.services.jobs import do_cancel_job, do_start_again
 from tests import record
 
@@ -56,11 +56,110 @@ def test_a_limit_of_an_ancestor_is_named(scene):
     assert submit(scene, gpus_per_task=2).state == "PENDING"
 
 
-def test_other_model_and_memory(scene):
-    with pytest.raises(Impossible, match="Models here: Test 80"):
-        submit(scene, gpu_model="H200")
-    with pytest.raises(Impossible, match=r"64 GiB of memory; the largest node has 62\.5 GiB"):
-        submit(scene, memory_mib=65_536)
+def never(scene, **fields):
+    """The sentence and the nearest request of a refusal, which must be one that is not refused."""
+    with pytest.raises(Impossible) as refusal:
+        submit(scene, **fields)
+    assert refusal.value.code == "never"
+    nearest = refusal.value.facts["nearest"]
+    if nearest is not None:
+        changed = {
+            key: NodePool.objects.get(public_id=v) if key == "pool" else v for key, v in nearest.items()
+        }
+        assert submit(scene, **fields | changed).state == "PENDING"
+    return refusal.value.sentence, nearest
+
+
+@pytest.mark.parametrize(
+    ("fields", "says", "nearest"),
+    [
+        (
+            {"gpu_model": "Test 90"},
+            "no Test 90 GPU in this cluster. Models there: Other 40, Test 80.",
+            {"gpu_model": "Test 80"},
+        ),
+        (
+            {"min_gpu_memory_mib": 90_000},
+            "GPU with 87.9 GiB of memory; the largest in this cluster has 80 GiB",
+            {"min_gpu_memory_mib": 81_920},
+        ),
+        (
+            {"memory_mib": 65_536},
+            "Needs 64 GiB of memory; the largest node has 62.5 GiB",
+            {"memory_mib": 64_000},
+        ),
+        (
+            {"cpu_milli": 17_000},
+            "Needs 17 CPU cores; the largest node has 16 CPU cores",
+            {"cpu_milli": 16_000},
+        ),
+        ({"gpus_per_task": 0, "cpu_milli": 17_000}, "Needs 17 CPU cores", {"cpu_milli": 16_000}),
+        (
+            {"gpus_per_task": 4, "cpu_milli": 16_000, "memory_mib": 64_000, "gpu_model": "Other 40"},
+            "Ask for at most 1 on a node",
+            None,
+        ),
+        (
+            {"cpu_milli": 16_000, "gpu_model": "Other 40"},
+            "1 Other 40 GPU, 16 CPU cores and 2 GiB together; small has 4 CPU cores",
+            {"cpu_milli": 4000, "memory_mib": 2048},
+        ),
+        (
+            {"tasks": 3, "cpu_milli": 16_000},
+            "seats 2. Ask for at most 2 tasks",
+            {"tasks": 2, "gpus_per_task": 1},
+        ),
+        ({"tasks": 9}, "seats 8. Ask for at most 8 tasks", {"tasks": 8, "gpus_per_task": 1}),
+        (
+            {"tasks": 10, "gpus_per_task": 0, "cpu_milli": 16_000},
+            "Needs 10 tasks, each with 16 CPU cores",
+            {"tasks": 2, "gpus_per_task": 0},
+        ),
+    ],
+)
+def test_what_no_node_could_ever_hold(scene, fields, says, nearest):
+    """Two large nodes in one pool, a small one with another GPU in a second."""
+    other = record.pool("other")
+    small = record.node(other, name="small", gpus=1, cpu_milli=4000, memory_mib=8000)
+    small.gpus.update(model="Other 40", memory_mib=40_960)
+    sentence, found = never(scene, **fields)
+    assert says in sentence
+    assert found == nearest
+
+
+def test_what_another_pool_could_hold_names_it(scene):
+    other = record.pool("other")
+    record.node(other, gpus=1, runtime="process").gpus.update(model="Other 40")
+    sentence, nearest = never(scene, pool=other)
+    assert "No node of the pool other runs containers. The pool main has some that do." in sentence
+    assert nearest == {"pool": scene["pool"].public_id}
+    record.node(other, gpus=1).gpus.update(model="Other 40")
+    sentence, nearest = never(scene, pool=other, gpu_model="Test 80")
+    assert "There is no Test 80 GPU in the pool other; the pool main has some." in sentence
+    assert nearest == {"pool": scene["pool"].public_id}
+
+
+def test_a_runtime_that_no_node_has(scene):
+    process = record.environment(runtime="process", prefix="/usr")
+    with pytest.raises(Impossible, match="No node of this cluster runs environments without a container"):
+        record.job(scene["owner"], scene["project"], process)
+    Node.objects.update(state="retired")
+    with pytest.raises(Impossible, match="There is no node yet"):
+        submit(scene)
+
+
+def test_a_pool_must_both_hold_it_and_allow_it(scene):
+    """The limit of the large pool is not lifted by a small pool that has none."""
+    record.node(record.pool("tiny"), gpus=1)
+    Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
+    sentence, nearest = never(scene, gpus_per_task=3)
+    assert "limit of nlp in main is 2" in sentence
+    assert nearest == {"tasks": 1, "gpus_per_task": 2}
+
+
+def test_a_cluster_out_of_service_comes_back(scene):
+    Node.objects.update(state="cordoned")
+    assert submit(scene, gpus_per_task=4).state == "PENDING"
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    pool = record.pool()
-    owner = record.person()
-    return {
-        "pool": pool,
-        "node": record.node(pool),
-        "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(),
-    }
+    return record.scene()
 
 
 def submit(scene, **fields) -> Job:

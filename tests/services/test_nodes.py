@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from portal.errors import Conflict, Invalid, NotAllowed
-from portal.models import Gpu, Job
+from portal.models import AuditEntry, Gpu, Job, Node
 from portal.services import nodes
 from portal.words.states import GpuHealth, LinkKind, NodeState
 from tests import record
@@ -111,7 +111,48 @@ def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(scene):
     attempt = job.attempts.get()
     assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "gpu_lost")
     nodes.record_hello(scene["node"].pk, hello(scene), received_s=100)
-    assert Gpu.objects.get(pk=gpu.pk).health == GpuHealth.OK
+    back = Gpu.objects.get(pk=gpu.pk)
+    assert (back.present, back.health) == (True, GpuHealth.QUARANTINED)
+    assert "It was lost (The node does not name it any more) and answers again" in back.health_reason
+    nodes.record_hello(scene["node"].pk, hello(scene), received_s=100)
+    assert Gpu.objects.get(pk=gpu.pk).health == GpuHealth.QUARANTINED
+    with pytest.raises(NotAllowed):
+        nodes.do_give_back_gpu(scene["owner"], back)
+    assert nodes.do_give_back_gpu(scene["admin"], back).health == GpuHealth.OK
+    acts = (
+        AuditEntry.objects.filter(act__startswith="gpu.").order_by("id").values_list("act", "after__health")
+    )
+    assert list(acts) == [("gpu.health", "lost"), ("gpu.health", "quarantined"), ("gpu.give_back", "ok")]
+
+
+def test_a_gpu_that_moves_to_another_node_is_not_held_against_it(scene):
+    told = hello(scene)["gpus"]
+    nodes.record_hello(scene["node"].pk, hello(scene, gpus=told[1:]), received_s=100)
+    other = record.node(scene["pool"], gpus=0)
+    nodes.record_hello(other.pk, hello(scene, gpus=told[:1]), received_s=100)
+    moved = Gpu.objects.get(uuid=told[0]["uuid"])
+    assert (moved.node, moved.health, moved.health_reason) == (other, GpuHealth.OK, "")
+
+
+def test_a_full_disk_takes_a_node_out_of_service_until_there_is_room(scene):
+    job = running(scene)
+    full = "The disk of the node is full: /var has 3 MiB left; 512 MiB are kept."
+    nodes.record_disk(scene["node"].pk, full)
+    node = Node.objects.get(pk=scene["node"].pk)
+    assert node.state == NodeState.CORDONED
+    assert node.state_reason == f"{full} It takes work again by itself once there is room."
+    job.refresh_from_db()
+    assert job.state == "RUNNING"
+    nodes.record_disk(node.pk, full)
+    nodes.record_disk(node.pk, None)
+    node.refresh_from_db()
+    assert (node.state, node.state_reason) == (NodeState.READY, "")
+    assert AuditEntry.objects.filter(act="node.disk").count() == 2
+    nodes.do_set_node_state(scene["admin"], node, NodeState.CORDONED, reason="new fans")
+    nodes.record_disk(node.pk, full)
+    nodes.record_disk(node.pk, None)
+    node.refresh_from_db()
+    assert (node.state, node.state_reason) == (NodeState.CORDONED, "new fans")
 
 
 def test_a_busy_node_is_not_retired_and_members_cannot_drain(scene):

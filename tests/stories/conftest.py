@@ -5,33 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
+from tests.chromium import chromium
 from tests.rig.cluster import RigCluster  # noqa: F401 - part of the rig's fixtures
 from tests.rig.images import RigImage
 from tests.rig.plugin import lab_image, tiny_image  # noqa: F401
 from tests.rig.rig import Rig
 from tests.stories.portal import StoryPortal
 
-CHROMIUM = "/usr/bin/chromium"
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, without a screen."""
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield chromium
-        chromium.close()
+    """A person's browser."""
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.urls import reverse
 
@@ -99,7 +101,7 @@ def test_the_impossible_is_refused_with_the_nearest_that_could_run(client_of, ty
     page = answer.content.decode()
     assert answer.status_code == 422
     assert "the largest node has 8" in page
-    assert 'data-set="tasks=1;gpus_per_task=8"' in page
+    assert 'data-set="gpus_per_task=8;tasks=1"' in page
     assert not Job.objects.filter(name="my run").exists()
 
 
@@ -187,3 +189,9 @@ def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
 
 def test_unknown_overrides_are_left_out():
     assert initial_of_fields({"nonsense": 1, "gpus_per_task": 2}) == {"gpus_per_task": 2}
+
+
+def test_the_nearest_request_sets_fields_that_the_form_has(client_of, typed):
+    page = client_of("member").post(reverse("launch"), typed | {"cores": "500"}).content.decode()
+    assert "Nearest that could: " in page
+    assert re.search(r'data-set="cores=\d+"', page)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import secrets
+import time
+
 import pytest
+from django.contrib.sessions.models import Session
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from portal import throttle
 from portal.models import Membership, User
-from portal.services import people
+from portal.services import people, sessions
+from portal.web import signin
 from portal.words.states import Role
 from tests import record
 
@@ -17,13 +24,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def fresh_rates(monkeypatch):
-    counts: dict[str, int] = {}
-
-    def take(rate, who):
-        counts[who] = counts.get(who, 0) + 1
-        return 0.0 if counts[who] <= rate.limit else 30.0
-
-    monkeypatch.setattr("portal.web.signin.take", take)
+    monkeypatch.setattr(throttle, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
 
 
 def test_a_password_opens_and_leads_back_to_where_one_was_going():
@@ -58,11 +59,45 @@ def test_a_wrong_password_and_an_unknown_name_sound_alike():
 
 def test_guessing_is_paused_for_the_guesser_only():
     record.person("ada-love", password=record.PASSWORD)
-    for _ in range(throttle.SIGN_IN.limit):
-        Client().post("/sign-in/", {"username": "ada-love", "password": "guess"})
+    for number in range(throttle.SIGN_IN.limit):
+        wrong = Client().post("/sign-in/", {"username": "ada-love", "password": f"guess {number}"})
+        assert wrong.status_code == 403
     right = {"username": "ada-love", "password": record.PASSWORD}
-    assert "Too many tries" in Client().post("/sign-in/", right).content.decode()
+    paused = Client().post("/sign-in/", right)
+    assert paused.status_code == 429
+    assert 0 < int(paused["Retry-After"]) <= throttle.SIGN_IN.period_s
+    assert "Too many tries. Wait " in paused.content.decode()
     assert Client(REMOTE_ADDR="10.1.1.1").post("/sign-in/", right).status_code == 302
+
+
+def test_one_password_for_everybody_is_paused_by_address(monkeypatch):
+    monkeypatch.setattr(signin, "SIGN_IN_ADDRESS", throttle.Rate("sign_in_address", 3, 300))
+    record.person("ada-love", password=record.PASSWORD)
+    for name in ("ben", "cleo", "dora"):
+        assert Client().post("/sign-in/", {"username": name, "password": "Sommer2026"}).status_code == 403
+    right = {"username": "ada-love", "password": record.PASSWORD}
+    assert Client().post("/sign-in/", right).status_code == 429
+    assert Client(REMOTE_ADDR="10.1.1.1").post("/sign-in/", right).status_code == 302
+
+
+def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_let_in(monkeypatch):
+    monkeypatch.setattr(signin, "SIGN_IN_NAME", throttle.Rate("sign_in_name", 3, 3600))
+    record.person("ada-love", password=record.PASSWORD)
+    right = {"username": "ada-love", "password": record.PASSWORD}
+    own = Client()
+    assert own.post("/sign-in/", right).status_code == 302
+    own.post("/sign-out/")
+    for number in range(4):
+        Client(REMOTE_ADDR=f"10.1.1.{number}").post("/sign-in/", right | {"password": "guess"})
+    assert Client(REMOTE_ADDR="10.9.9.9").post("/sign-in/", right).status_code == 429
+    assert own.post("/sign-in/", right).status_code == 302
+
+
+def test_signing_in_rightly_many_times_is_not_guessing():
+    record.person("ada-love", password=record.PASSWORD)
+    right = {"username": "ada-love", "password": record.PASSWORD}
+    for _ in range(throttle.SIGN_IN.limit + 2):
+        assert Client().post("/sign-in/", right).status_code == 302
 
 
 def test_an_inactive_person_stays_outside():
@@ -122,3 +157,37 @@ def test_a_form_from_elsewhere_is_refused():
     answer = client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
     assert answer.status_code == 403
     assert "came from elsewhere" in answer.content.decode()
+
+
+def test_a_session_lasts_while_it_is_used_and_never_longer_than_its_longest_life(settings, monkeypatch):
+    settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
+    record.person("ada-love", password=record.PASSWORD)
+    client = Client()
+    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    begun_s, now_s = time.time(), [time.time()]
+    monkeypatch.setattr("time.time", lambda: now_s[0])
+    monkeypatch.setattr("django.utils.timezone.now", lambda: dt.datetime.fromtimestamp(now_s[0], dt.UTC))
+
+    def at(seconds):
+        now_s[0] = begun_s + seconds
+        return client.get("/account/").status_code
+
+    assert [at(900), at(1800), at(2400)] == [200, 200, 200]
+    assert at(2501) == 302  # in use, but too old
+    now_s[0] = begun_s
+    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    assert [at(900), at(1901)] == [200, 302]  # a thousand seconds without use
+
+
+def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
+    settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
+    record.person("ada-love", password=record.PASSWORD)
+    client = Client()
+    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    began, key = timezone.now(), client.session.session_key
+    for seconds, left in ((900, 1000), (1800, 700)):
+        now = began + dt.timedelta(seconds=seconds)
+        monkeypatch.setattr("django.utils.timezone.now", lambda now=now: now)
+        sessions.keep_session_of_workspace(key)
+        end = Session.objects.get(session_key=key).expire_date
+        assert abs((end - now).total_seconds() - left) < 2

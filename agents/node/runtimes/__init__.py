@@ -37,7 +37,9 @@ class Order(NamedTuple):
     home_path: Optional[str]
     mount_sources: Dict[str, str]  # target -> path on the node
     gpu_flags: List[str]  # what hands the real GPUs in; empty for pretend ones
+    network: Optional[str]  # the job's network by name; None for a runtime without networks
     subnet: Optional[str]
+    network_is_made: bool  # it stood ready before the job came
     own_uid: Optional[int]
     hold_fd: Optional[int]  # a lock that outlives us in the child that creates
 
@@ -62,10 +64,15 @@ class Runtime:
 
     kind: str
     log_format: str
+    keeps_spares = False
+    """Whether networks are made ahead for this runtime."""
 
     def version(self) -> Optional[str]:
         """The engine's version, None when it cannot be used."""
         raise NotImplementedError
+
+    def warm_up(self) -> None:
+        """Learns ahead what makes starts quick. Repeatable, and nothing depends on it."""
 
     def prepare(self, order: Order) -> None:
         """Makes what a task needs before it is created: its network for instance. Repeatable."""
@@ -97,8 +104,18 @@ class Runtime:
     def remove(self, name: str) -> None:
         raise NotImplementedError
 
-    def remove_network(self, job: str) -> None:
-        """Removes what ``prepare`` made for a job, when no task of it is left. Repeatable."""
+    def make_network(
+        self, name: str, subnet: str, *, job: Optional[str] = None, keep_fd: Optional[int] = None
+    ) -> None:
+        """Makes a job's network, or a spare one when ``job`` is None. One of this name is success."""
+        raise NotImplementedError
+
+    def remove_network(self, name: str) -> None:
+        """Removes the network of a job of which no task is left. Repeatable."""
+
+    def networks(self, cluster: str) -> List[str]:
+        """The names of the networks with our cluster's label."""
+        return []
 
     def log_path(self, name: str, folder_path: str) -> str:
         """Where the task's log lies; ``folder_path`` is its place in the task's own folder."""

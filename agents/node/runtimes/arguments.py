@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment
 from agents.node.runtimes import Order
@@ -18,16 +18,12 @@ class Engine(NamedTuple):
     loopback: str
     rootless: bool
     create_flags: Tuple[str, ...]
+    log_mib: int
 
 
 def labels(order: Order) -> Dict[str, str]:
     spec = order.spec
     return {f"fairway.{label}": str(getattr(spec, label)) for label in LABELS}
-
-
-def network_name(cluster: str, job: str) -> str:
-    """The bridge network of a job."""
-    return f"fw-{cluster}-{job}"
 
 
 def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]) -> List[str]:
@@ -41,7 +37,7 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
     for key, value in labels(order).items():
         words += ["--label", f"{key}={value}"]
     words += ["--restart", "no", "--pull=never", "--no-healthcheck", "--stop-signal", "SIGTERM"]
-    words += ["--hostname", spec.job, "--network", network_name(spec.cluster, spec.job)]
+    words += ["--hostname", spec.job, "--network", order.network or "none"]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
     words += ["--user", f"{spec.uid}:{spec.gid}", "--cgroupns", "private"]
     words += ["--ulimit", "core=0:0", "--pids-limit", str(spec.pids or 4096)]
@@ -56,10 +52,11 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         words += ["--passwd-entry", f"{spec.user}:*:{spec.uid}:{spec.gid}::{_home(order)}:/bin/sh"]
         words += ["--pidfile", f"{order.folder}/pid"]
         words += ["--log-driver", "k8s-file", "--log-opt", f"path={order.log_path}"]
+        words += ["--log-opt", f"max-size={engine.log_mib * 1024 * 1024}"]
         if engine.rootless:
             words += ["--userns", f"keep-id:uid={spec.uid},gid={spec.gid}"]
     else:
-        words += ["--log-driver", "json-file"]
+        words += ["--log-driver", "json-file", "--log-opt", f"max-size={engine.log_mib * 1024 * 1024}"]
     words += [*engine.create_flags, *order.gpu_flags]
     words += _environment(engine, order, image_env)
     words += _mounts(engine, order)
@@ -114,17 +111,26 @@ def _noexec(engine: Engine) -> str:
     return ",noexec" if engine.kind == "podman" else ""
 
 
-def create_network(engine: Engine, cluster: str, job: str, subnet: str) -> List[str]:
-    """The words that make the bridge network of a job; containers of other networks cannot connect to it."""
+def create_network(engine: Engine, name: str, cluster: str, job: Optional[str], subnet: str) -> List[str]:
+    """The words that make a bridge network, for a job or as a spare.
+
+    Containers of other networks cannot connect to it.
+    """
     words = ["network", "create", "--driver", "bridge", "--subnet", subnet]
-    words += ["--label", f"fairway.cluster={cluster}", "--label", f"fairway.job={job}"]
+    words += ["--label", f"fairway.cluster={cluster}"]
+    words += ["--label", f"fairway.job={job}"] if job else ["--label", "fairway.spare=1"]
     if engine.kind == "podman":
         words += ["--disable-dns", "--opt", "isolate=true"]
-    return [*words, network_name(cluster, job)]
+    return [*words, name]
 
 
-def remove_network(cluster: str, job: str) -> List[str]:
-    return ["network", "rm", network_name(cluster, job)]
+def remove_network(name: str) -> List[str]:
+    return ["network", "rm", name]
+
+
+def networks(cluster: str) -> List[str]:
+    """The words that list our networks, and nobody else's."""
+    return ["network", "ls", "--filter", f"label=fairway.cluster={cluster}", "--format", "{{.Name}}"]
 
 
 def listing(cluster: str) -> List[str]:

@@ -18,6 +18,7 @@ from agents.node.environment import is_ours
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Image, Order, Runtime, arguments
 from agents.node.runtimes.firewall import Firewall
+from agents.node.runtimes.image_store import Stamp
 from agents.node.settings import RuntimeSettings, Settings
 from agents.node.spec import REFUSED_ENV
 
@@ -28,6 +29,7 @@ _FULL = ("no space left on device", "disk quota exceeded")
 _TAKEN = ("already in use", "already exists", "is in use")
 _PORT_TAKEN = ("address already in use", "port is already allocated")
 _NOT_THERE = ("no such container", "no such object", "no container with", "not found", "no such network")
+_NO_NETWORK = ("unable to find network", "network not found")
 _FIXED = re.compile(r"(sha256:)?[0-9a-f]{64}\Z|.*@sha256:[0-9a-f]{64}\Z")
 
 
@@ -50,6 +52,13 @@ class ImageFacts(NamedTuple):
     env: Tuple[str, ...]
 
 
+class KnownImage(NamedTuple):
+    """What an engine said of an image, and the state of its store that it spoke of."""
+
+    facts: ImageFacts
+    stamp: Optional[Stamp]  # None: it holds for ever, for the name is the image's own digest
+
+
 class EngineRuntime(Runtime):
     """A container engine by its command line: argument lists only, each with a time limit."""
 
@@ -57,12 +66,12 @@ class EngineRuntime(Runtime):
         self.settings = settings
         self._own = own
         self.rootless = os.geteuid() != 0 and own.program[0] != "sudo"
-        self.engine = arguments.Engine(own.kind, settings.loopback, self.rootless, own.create_flags)
+        self.engine = arguments.Engine(
+            own.kind, settings.loopback, self.rootless, own.create_flags, settings.log_mib
+        )
         self._version: Optional[str] = None
-        self._images: Dict[str, ImageFacts] = {}
+        self._images: Dict[str, KnownImage] = {}
         self._prepared: Dict[str, ImageFacts] = {}
-        self._networks: Dict[str, float] = {}
-        self._lock = threading.Lock()
         self._firewall = Firewall(settings) if settings.firewall and os.geteuid() == 0 else None
 
     # -- the command line ---------------------------------------------------------------------------------
@@ -124,23 +133,25 @@ class EngineRuntime(Runtime):
         spec = order.spec
         if self._firewall is not None:
             self._firewall.raise_once()
-        words = arguments.create_network(self.engine, spec.cluster, spec.job, order.subnet or "")
+        if order.network_is_made:
+            self._prepared[spec.name] = self.image_facts(spec.image or "")
+            return
         # Each command of an engine takes some 40 ms, so the network is made while the image is looked up;
         # whoever refuses the start removes the network again.
         with ThreadPoolExecutor(max_workers=1) as aside:
-            network = aside.submit(self.call, words, keep_fd=order.hold_fd)
+            network = aside.submit(self._make_network_of, order)
             self._prepared[spec.name] = self.image_facts(spec.image or "")
-        answer = network.result()
-        if answer.code != 0 and not answer.says(_TAKEN):
-            raise self.refusal("network create", answer)
+        network.result()
 
     def create(self, order: Order) -> None:
         image = self._prepared.pop(order.spec.name, None) or self.image_facts(order.spec.image or "")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(order.folder, "pid"))
-        answer = self.call(
-            arguments.create(self.engine, order, image.image_id, image.env), keep_fd=order.hold_fd
-        )
+        words = arguments.create(self.engine, order, image.image_id, image.env)
+        answer = self.call(words, keep_fd=order.hold_fd)
+        if answer.code != 0 and answer.says(_NO_NETWORK):  # somebody pruned networks that nobody used yet
+            self._make_network_of(order)
+            answer = self.call(words, keep_fd=order.hold_fd)
         if answer.code == 0:
             return
         if answer.says(_TAKEN) and order.spec.name in answer.err:
@@ -197,8 +208,22 @@ class EngineRuntime(Runtime):
         if answer.code != 0 and not answer.says(_NOT_THERE):
             raise self.refusal("rm", answer)
 
-    def remove_network(self, job: str) -> None:
-        answer = self.call(arguments.remove_network(self.settings.cluster, job))
+    def _make_network_of(self, order: Order) -> None:
+        self.make_network(order.network or "", order.subnet or "", job=order.spec.job, keep_fd=order.hold_fd)
+
+    def make_network(
+        self, name: str, subnet: str, *, job: Optional[str] = None, keep_fd: Optional[int] = None
+    ) -> None:
+        words = arguments.create_network(self.engine, name, self.settings.cluster, job, subnet)
+        answer = self.call(words, keep_fd=keep_fd)
+        if answer.code != 0 and not answer.says(_TAKEN):
+            raise self.refusal("network create", answer)
+
+    def networks(self, cluster: str) -> List[str]:
+        return self.must(arguments.networks(cluster)).split()
+
+    def remove_network(self, name: str) -> None:
+        answer = self.call(arguments.remove_network(name))
         if answer.code != 0 and not answer.says(
             (*_NOT_THERE, "being used", "active endpoints", "has associated")
         ):
@@ -216,9 +241,9 @@ class EngineRuntime(Runtime):
 
     def image_facts(self, image: str) -> ImageFacts:
         """The id of an image and the names of its variables; refused when missing or setting a loader's."""
-        known = self._images.get(image)
-        if known is not None:
-            return known
+        known, stamp = self._images.get(image), self._stamp_of_images()
+        if known is not None and (known.stamp is None or known.stamp == stamp):
+            return known.facts
         answer = self.call(["image", "inspect", image])
         if answer.code != 0:
             raise Refusal(refusals.IMAGE_MISSING, f"The image {image} is not on this node.")
@@ -229,8 +254,17 @@ class EngineRuntime(Runtime):
                 raise bad_spec(f"The image {image} sets {name}, which is refused.")
         facts = ImageFacts(image_id=row["Id"], env=tuple(name for name in names if is_ours(name)))
         if _FIXED.match(image):
-            self._images[image] = facts
+            self._images[image] = KnownImage(facts, None)
+        elif stamp is not None and self._may_be_kept(image, facts) and stamp == self._stamp_of_images():
+            self._images[image] = KnownImage(facts, stamp)
         return facts
+
+    def _stamp_of_images(self) -> Optional[Stamp]:
+        """Changes whenever a name may mean another image; None when that cannot be seen from outside."""
+        return None
+
+    def _may_be_kept(self, image: str, facts: ImageFacts) -> bool:
+        return False
 
     def images(self) -> List[Image]:
         answer = self.call(["images", "--all=false", "--quiet", "--no-trunc"])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Optional, Tuple
 
 from agents.node.machine import read_text
-from agents.node.runtimes.engine import EngineRuntime
+from agents.node.refusals import Refusal
+from agents.node.runtimes.engine import EngineRuntime, ImageFacts
+from agents.node.runtimes.image_store import ImageStore, Stamp, is_whole_name
+from agents.node.settings import RuntimeSettings, Settings
 
 
 class PodmanRuntime(EngineRuntime):
@@ -14,6 +18,14 @@ class PodmanRuntime(EngineRuntime):
 
     kind = "podman"
     log_format = "k8s"
+    keeps_spares = True
+
+    def __init__(self, settings: Settings, own: RuntimeSettings) -> None:
+        super().__init__(settings, own)
+        self._store = ImageStore(self._info)
+
+    def warm_up(self) -> None:
+        self._store.learn()
 
     def begun(self, name: str) -> Tuple[Optional[int], Optional[float]]:
         path = os.path.join(self.settings.state_dir, "tasks", name, "pid")
@@ -21,3 +33,15 @@ class PodmanRuntime(EngineRuntime):
         if text.isdigit():
             return int(text), os.stat(path).st_mtime
         return super().begun(name)
+
+    def _info(self) -> Optional[str]:
+        with contextlib.suppress(Refusal):
+            answer = self.call(["info", "--format", "json"])
+            return answer.out if answer.code == 0 else None
+        return None
+
+    def _stamp_of_images(self) -> Optional[Stamp]:
+        return self._store.stamp()
+
+    def _may_be_kept(self, image: str, facts: ImageFacts) -> bool:
+        return is_whole_name(image) and self._store.holds(facts.image_id)

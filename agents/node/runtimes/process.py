@@ -31,6 +31,7 @@ class ProcessRuntime(Runtime):
     def __init__(self, settings: Settings, agent_command: List[str]) -> None:
         self._root = os.path.join(settings.state_dir, "tasks")
         self._loopback = settings.loopback
+        self._log_mib = settings.log_mib
         self._agent_command = agent_command
 
     def version(self) -> Optional[str]:
@@ -72,6 +73,7 @@ class ProcessRuntime(Runtime):
                 "workdir": spec.workdir or order.home_path or temporary,
                 "own_uid": order.own_uid,
                 "log_path": order.log_path,
+                "log_mib": self._log_mib,
                 "tmp": temporary,
                 "private_tmp": not any(place.startswith("/tmp/") for place in needed),  # noqa: S108
                 "binds": _binds(order),

@@ -1,4 +1,4 @@
-"""`manage.py test`: every test, quick ones side by side, then those on real nodes and in a real browser."""
+"""`manage.py test`: the quick tests, then those with real nodes or a real browser, then those that need quiet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from django.core.management.base import BaseCommand, CommandError
 from portal.bootstrap.frontend import FrontendError, build_frontend
 from portal.standalone.needs import NEEDS, can_install, missing, packages
 
-ONE_BY_ONE = "rig or browser or gpu or alone"
+ON_MACHINES = "(rig or browser or gpu) and not alone"
+QUICK = "not (rig or browser or gpu or alone)"
+ALONE = "alone"
 NOTHING_COLLECTED = 5
 INSTALL_LIMIT_S = 600
 
@@ -41,11 +43,13 @@ class Command(BaseCommand):
             raise CommandError(str(trouble)) from trouble
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
-        workers = str(min(os.cpu_count() or 1, 8))
-        results = [_pytest("-m", f"not ({ONE_BY_ONE})", "-n", workers, "--dist", "loadfile", *chosen)]
+        # Many tests wait for something, so one more than the cores keeps them busy.
+        beside = ["-n", str(min(os.cpu_count() or 1, 8) + 1), "--dist", "loadfile"]
+        results = [_pytest("-m", QUICK, *beside, *chosen)]
         if installing is not None:
             self._finish_install(*installing)
-        results.append(_pytest("-m", ONE_BY_ONE, *chosen))
+        results.append(_pytest("-m", ON_MACHINES, *beside, "--no-loadscope-reorder", *chosen))
+        results.append(_pytest("-m", ALONE, *chosen))
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
             raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)

@@ -14,6 +14,7 @@ from portal.access import Policy, Verb, can, policy, signed_in, visible_environm
 from portal.errors import Invalid, NotThere
 from portal.models import Environment, EnvironmentOnNode
 from portal.services.catalogue import EnvironmentWords, do_save_environment, nodes_for
+from portal.web.words import whole_number
 from portal.words.states import RuntimeKind
 
 TEXTS = (
@@ -80,8 +81,8 @@ def _words(values: dict[str, str]) -> EnvironmentWords:
         command = tuple(shlex.split(values["tool_command"]))
     except ValueError:
         raise Invalid(fields={"tool_command": "A quotation mark is not closed."}) from None
-    port = values["tool_port"]
-    if port and not port.isdigit():
+    port = whole_number(values["tool_port"])
+    if values["tool_port"] and port is None:
         raise Invalid(fields={"tool_port": "Must be between 1 and 65535."})
     if values["runtime"] not in {kind.value for kind in RuntimeKind}:
         raise Invalid(fields={"runtime": "Choose one."})
@@ -95,7 +96,7 @@ def _words(values: dict[str, str]) -> EnvironmentWords:
         prefix=values["prefix"],
         tool=values["tool"],
         tool_command=command,
-        tool_port=int(port) if port else None,
+        tool_port=port,
         enabled=bool(values["enabled"]),
     )
 

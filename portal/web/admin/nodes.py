@@ -10,8 +10,9 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from portal.access import Policy, policy, signed_in
 from portal.errors import FairwayError, Invalid, NotThere
-from portal.models import Node, NodeCheck, NodePool
+from portal.models import Gpu, Node, NodeCheck, NodePool
 from portal.services import enrolment, nodes
+from portal.web.words import whole_number
 from portal.words.states import LinkKind, NodeState, RuntimeKind
 
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
@@ -47,11 +48,25 @@ def add_node(request: HttpRequest) -> HttpResponse:
             port=port,
             account=values["account"],
             host_key=request.POST.get("host_key", ""),
-            runtime=RuntimeKind(values["runtime"]),
+            runtime=_runtime(values["runtime"]),
         )
     except Invalid as refusal:
         return _form(request, values, problems=refusal.fields, sentence=refusal.sentence, status=400)
     return _start(request, node)
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def give_back_gpu(request: HttpRequest, public_id: str, uuid: str) -> HttpResponse:
+    """A GPU that was lost or in quarantine takes work again."""
+    gpu = Gpu.objects.filter(node__public_id=public_id, uuid=uuid).first()
+    if gpu is None:
+        raise NotThere
+    nodes.do_give_back_gpu(signed_in(request.user), gpu)
+    messages.success(
+        request, f"GPU {gpu.index} takes work again." if gpu.present else "The GPU is forgotten."
+    )
+    return HttpResponseRedirect(reverse("node", args=[public_id]))
 
 
 @policy(Policy.ADMIN)
@@ -126,9 +141,16 @@ def _node(public_id: str) -> Node:
 
 
 def _port(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 65_535:
+    port = whole_number(text)
+    if port is None or not 1 <= port <= 65_535:
         raise Invalid(fields={"port": "Must be between 1 and 65535."})
-    return int(text)
+    return port
+
+
+def _runtime(text: str) -> RuntimeKind:
+    if text not in set(RuntimeKind):
+        raise Invalid(fields={"runtime": "Choose one of the offered ones."})
+    return RuntimeKind(text)
 
 
 def _pool(request: HttpRequest, values: dict[str, str]) -> NodePool:

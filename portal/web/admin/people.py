@@ -37,7 +37,7 @@ def invite(request: HttpRequest) -> HttpResponse:
             full_name=values["full_name"],
             email=values["email"],
             project=project,
-            role=Role(values["role"] or Role.MEMBER.value) if project else None,
+            role=role_named(values["role"]) if project else None,
             makes_admin="makes_admin" in request.POST,
         )
     except Invalid as refusal:
@@ -87,6 +87,13 @@ def change_person(request: HttpRequest, public_id: str) -> HttpResponse:
     except FairwayError as refusal:
         messages.error(request, refusal.sentence)
     return HttpResponseRedirect(reverse("people"))
+
+
+def role_named(text: str) -> Role:
+    """The role that a form names; a member where it names none."""
+    if text and text not in set(Role):
+        raise Invalid(fields={"role": "Choose a role."})
+    return Role(text or Role.MEMBER)
 
 
 def _page(

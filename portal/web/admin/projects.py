@@ -14,6 +14,7 @@ from portal.errors import FairwayError, Invalid, NotThere
 from portal.models import Invitation, Project, Quota, User
 from portal.selectors.projects import in_tree_order, live_jobs_of, people_of
 from portal.services import people, projects
+from portal.web.admin.people import role_named
 from portal.web.admin.tree_pages import SEARCH_FROM, page_of
 from portal.words.states import Role
 
@@ -54,7 +55,7 @@ def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
     user = signed_in(request.user)
     project = _project(request, public_id)
     require(user, Verb.MANAGE, project)
-    name = request.POST.get("username", "").strip()
+    name = request.POST.get("username", "").strip()[:63]
     role = request.POST.get("role", "")
     who = User.objects.filter(username=name, is_active=True).first()
     if who is None or (role != "none" and role not in {r.value for r in Role}):
@@ -83,7 +84,7 @@ def invite_into(request: HttpRequest, public_id: str) -> HttpResponse:
             full_name=request.POST.get("full_name", "").strip(),
             email=request.POST.get("email", "").strip(),
             project=project,
-            role=Role(request.POST.get("role", Role.MEMBER.value)),
+            role=role_named(request.POST.get("role", "")),
         )
     except Invalid as refusal:
         return _page(request, project, status=400, problems=refusal.fields)

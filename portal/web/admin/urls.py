@@ -22,6 +22,7 @@ urlpatterns = [
     path("invitations/<slug:public_id>/revoke/", people.revoke_invitation, name="revoke-invitation"),
     path("nodes/add/", nodes.add_node, name="add-node"),
     path("nodes/<slug:public_id>/test/", nodes.test_node, name="test-node"),
+    path("nodes/<slug:public_id>/gpus/<str:uuid>/give-back/", nodes.give_back_gpu, name="give-back-gpu"),
     path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
     path("nodes/<slug:public_id>/checks/<slug:check_id>/", nodes.node_check, name="node-check"),
     path("environments/", environments.environment_list, name="environments"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -55,6 +56,10 @@ class LoneNode:
         }
         self.settings_path.write_text(json.dumps({**settings, **more}))
 
+    def configure(self, **more: Any) -> None:
+        """Changes some settings; agents that are opened from now on read them."""
+        self.settings_path.write_text(json.dumps(json.loads(self.settings_path.read_text()) | more))
+
     def open(self, role: str = "control", **how: Any) -> Link:
         how.setdefault("pyz", self.pyz)
         link = open_local(role=role, settings=self.settings_path, cluster=how.pop("cluster", CLUSTER), **how)
@@ -81,6 +86,21 @@ class LoneNode:
 
     def ledger(self) -> dict[str, Any]:
         return json.loads((self.folder / "state/ledger.json").read_text())
+
+    def networks(self) -> set[str]:
+        """The networks with our label, as the engine of :func:`podman_node` lists them."""
+        words = ("network", "ls", "--filter", f"label=fairway.cluster={CLUSTER}", "--format", "{{.Name}}")
+        return set(self.podman(*words).stdout.split())  # type: ignore[attr-defined]
+
+    def wait_for_spare(self, timeout_s: float = 10.0) -> str:
+        """The name of the network that stands ready; a control session must be open."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            for name, spare in self.ledger().get("spares", {}).items():
+                if spare["ready"]:
+                    return str(name)
+            time.sleep(0.05)
+        raise AssertionError(f"no network was made ahead within {timeout_s} s")
 
     def close(self) -> None:
         for link in self._links:
@@ -118,7 +138,15 @@ def node(node_folder: Path, pyz: Path) -> Iterator[LoneNode]:
 
 
 @pytest.fixture
-def podman_node(node: LoneNode, tiny_image: RigImage) -> LoneNode:
+def own_engine() -> Iterator[None]:
+    """One engine at a time on this machine: two would give their networks the same bridges and addresses."""
+    with Path(tempfile.gettempdir(), "fairway-own-engine.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def podman_node(own_engine: None, node: LoneNode, tiny_image: RigImage) -> LoneNode:
     """The same with podman in a store of its own, and the tiny image of the rig."""
     places = {"--root": "store", "--runroot": "run", "--tmpdir": "tmp", "--network-config-dir": "net"}
     flags = [word for flag, name in places.items() for word in (flag, str(node.folder / name))]

@@ -13,6 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from agents.node import __main__ as program
+from agents.node.spares import Spares
 from agents.node.tasks import Tasks
 
 PYZ, AT, VERB = os.environ["CRASH_PYZ"], int(os.environ["CRASH_AT"]), os.environ["CRASH_VERB"]
@@ -45,22 +46,22 @@ def wrap(place: Any, name: str) -> None:
     setattr(place, name, stepping)
 
 
-def arm(name: str) -> None:
-    plain = getattr(Tasks, name)
+def arm(owner: type, name: str) -> None:
+    plain = getattr(owner, name)
 
-    def armed_verb(self: Tasks, fields: dict[str, Any]) -> Any:
+    def armed_verb(self: Any, *words: Any) -> Any:
         global armed
         armed = True
         try:
-            return plain(self, fields)
+            return plain(self, *words)
         finally:
             armed = False
 
-    setattr(Tasks, name, armed_verb)
+    setattr(owner, name, armed_verb)
 
 
 for place, name in ((os, "replace"), (os, "fsync"), (os, "mkdir"), (subprocess, "run")):
     wrap(place, name)
-arm(VERB)
+arm(Spares if VERB == "keep" else Tasks, VERB)
 sys.argv[0] = PYZ
 sys.exit(program.main())

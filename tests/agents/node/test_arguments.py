@@ -49,14 +49,16 @@ def order(spec: dict[str, Any] = SPEC, gpu_flags: tuple[str, ...] = ()) -> Order
         home_path="/homes/ada" if parsed.home else None,
         mount_sources={"/home/ada": "/homes/ada", "/data": "/data/sets"},
         gpu_flags=list(gpu_flags),
+        network="fw-lab-jobabc2345",
         subnet="10.197.0.0/26",
+        network_is_made=False,
         own_uid=None,
         hold_fd=None,
     )
 
 
-PODMAN = arguments.Engine("podman", "127.77.0.1", False, ("--ulimit", "nofile=1024:1024"))
-DOCKER = arguments.Engine("docker", "127.77.0.1", False, ())
+PODMAN = arguments.Engine("podman", "127.77.0.1", False, ("--ulimit", "nofile=1024:1024"), 128)
+DOCKER = arguments.Engine("docker", "127.77.0.1", False, (), 128)
 
 GOLDEN_PODMAN = """
 create --name fw-lab-jobabc2345-2-1
@@ -71,6 +73,7 @@ create --name fw-lab-jobabc2345-2-1
 --systemd=false --http-proxy=false --image-volume ignore --sdnotify ignore --umask 0027 --no-hosts
 --passwd-entry ada:*:2001:3001::/home/ada:/bin/sh
 --pidfile /s/tasks/t/pid --log-driver k8s-file --log-opt path=/s/tasks/t/log
+--log-opt max-size=134217728
 --ulimit nofile=1024:1024
 --device nvidia.com/gpu=GPU-1
 --unsetenv CUDA_MPS_PIPE_DIRECTORY
@@ -148,7 +151,14 @@ network create --driver bridge --subnet 10.197.0.0/26
 
 
 def test_networks_are_isolated_and_labelled() -> None:
-    assert arguments.create_network(PODMAN, "lab", "jobabc", "10.197.0.0/26") == GOLDEN_NETWORK.split()
+    words = arguments.create_network(PODMAN, "fw-lab-jobabc", "lab", "jobabc", "10.197.0.0/26")
+    assert words == GOLDEN_NETWORK.split()
+
+
+def test_a_spare_network_has_the_same_walls_and_names_no_job() -> None:
+    words = arguments.create_network(PODMAN, "fw-lab-spare-1", "lab", None, "10.197.0.0/26")
+    named = GOLDEN_NETWORK.replace("fairway.job=jobabc", "fairway.spare=1")
+    assert words == named.replace("fw-lab-jobabc", "fw-lab-spare-1").split()
 
 
 def test_firewall_rules() -> None:

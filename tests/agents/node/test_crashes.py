@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.link import Link, LinkUnknown, Ok, Refused
-from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode
+from tests.agents.node.conftest import GPUS, LoneNode
+
+pytestmark = pytest.mark.early
 
 CRASHING = Path(__file__).with_name("crashing_agent.py")
 MOST_STEPS = 80
@@ -55,11 +59,14 @@ def end(link: Link, job: str) -> None:
     link.ask("remove", timeout_s=30, epoch=1, job=job, attempt=1)
 
 
-def sweep_start(node: LoneNode, runtime: str, stride: int) -> int:
+def sweep_start(node: LoneNode, runtime: str, stride: int, *, spare: bool = False) -> int:
     points = 0
     for at in range(1, MOST_STEPS, stride):
         job = f"js{at}"
         spec = marking(node, job, runtime)
+        if spare:
+            with node.open():
+                node.wait_for_spare()
         if not crash(node, "start", at, spec=spec):
             with node.open() as link:
                 end(link, job)
@@ -106,6 +113,40 @@ def sweep_stop(node: LoneNode, runtime: str, stride: int) -> int:
             break
         points += 1
     return points
+
+
+def crash_while_making_a_spare(node: LoneNode, at: int) -> bool:
+    """Opens an agent that dies at a step of making a network ahead; False when it had no such step."""
+    environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "keep"}
+    with node.open(pyz=CRASHING, environment=environment) as link:
+        deadline_s = time.monotonic() + 10
+        while link.is_open and time.monotonic() < deadline_s:
+            if any(spare["ready"] for spare in node.ledger().get("spares", {}).values()):
+                time.sleep(0.3)  # it may yet die on its way back
+                return not link.is_open
+            time.sleep(0.02)
+        assert not link.is_open, "it neither died nor made a network"
+        return True
+
+
+def sweep_spare(node: LoneNode, stride: int) -> int:
+    """Whatever was promised, made or noted: the next session has one spare ready, and nothing else is left."""
+    for points, at in enumerate(range(1, MOST_STEPS, stride)):
+        crashed = crash_while_making_a_spare(node, at)
+        with node.open() as link:
+            spare = node.wait_for_spare()
+            assert set(node.ledger()["spares"]) == {spare} == node.networks()
+            job = f"jq{at}"
+            assert link.ask("start", timeout_s=30, epoch=1, spec=marking(node, job, "podman"))
+            assert spare not in node.ledger()["spares"]
+            end(link, job)
+            assert node.networks() <= set(node.ledger()["spares"])
+        if not crashed:
+            return points
+        for name in node.networks():  # so that the next one has a spare to make
+            node.podman("network", "rm", name)  # type: ignore[attr-defined]
+        (node.folder / "state/ledger.json").write_text(json.dumps({**node.ledger(), "spares": {}}))
+    raise AssertionError("the sweep did not reach the end")
 
 
 def sweep_full_disk(node: LoneNode, runtime: str, stride: int) -> int:
@@ -173,8 +214,22 @@ def test_steps_of_a_podman_start(podman_node: LoneNode, stride: int) -> None:
 @pytest.mark.rig
 @pytest.mark.timeout(600)
 @every_sixth
+def test_steps_of_a_start_on_a_network_that_stood_ready(podman_node: LoneNode, stride: int) -> None:
+    assert sweep_start(podman_node, "podman", stride, spare=True) * stride >= 12
+    assert podman_node.networks() <= set(podman_node.ledger()["spares"])
+
+
+@pytest.mark.rig
+@pytest.mark.timeout(600)
+@every_third
+def test_steps_of_making_a_network_ahead(podman_node: LoneNode, stride: int) -> None:
+    assert sweep_spare(podman_node, stride) * stride >= 12
+
+
+@pytest.mark.rig
+@pytest.mark.timeout(600)
+@every_sixth
 def test_steps_of_an_abandoned_podman_start_and_of_a_stop(podman_node: LoneNode, stride: int) -> None:
     sweep_abandoned_start(podman_node, "podman", stride)
     sweep_stop(podman_node, "podman", stride)
-    networks = podman_node.podman("network", "ls", "--format", "{{.Name}}").stdout  # type: ignore[attr-defined]
-    assert f"fw-{CLUSTER}" not in networks
+    assert podman_node.networks() <= set(podman_node.ledger()["spares"])

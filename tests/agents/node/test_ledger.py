@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agents.node import durable
-from agents.node.ledger import EXITED, HOLDING, RUNNING, Ledger
+from agents.node.ledger import EXITED, HOLDING, RUNNING, Ledger, network_of
 from agents.node.refusals import Refusal
 from agents.node.spec import parse_spec
 
@@ -23,7 +23,14 @@ JOBS = ["ja", "jb", "jc"]
 GPUS = ["G0", "G1"]
 
 
-def spec(job: str, attempt: int, shares: dict[str, int], task: int = 0, digest: str = "d") -> Any:
+def spec(
+    job: str,
+    attempt: int,
+    shares: dict[str, int],
+    task: int = 0,
+    digest: str = "d",
+    runtime: str = "process",
+) -> Any:
     return parse_spec(
         {
             "cluster": "t1",
@@ -31,7 +38,8 @@ def spec(job: str, attempt: int, shares: dict[str, int], task: int = 0, digest: 
             "attempt": attempt,
             "task": task,
             "digest": digest,
-            "runtime": "process",
+            "runtime": runtime,
+            "image": "i",
             "command": ["true"],
             "uid": 1001,
             "gid": 1001,
@@ -50,6 +58,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledgers = [Ledger(self.folder), Ledger(self.folder)]
         self.highest_epoch = 0
         self.dead: set[tuple[str, int]] = set()
+        self.made = 0
+        self.job_of: dict[str, str] = {}
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
@@ -66,9 +76,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(
         self, who: int, epoch: int, job: str, attempt: int, task: int, shares: dict[str, int], runs: bool
     ) -> None:
-        wanted = spec(job, attempt, shares, task)
+        wanted = spec(job, attempt, shares, task, runtime="podman")
         try:
-            admission = self.ledgers[who].admit(epoch, wanted)
+            admission = self.ledgers[who].admit(epoch, wanted, needs_network=True)
             if runs and admission.record["phase"] in HOLDING:
                 self.ledgers[who].begin(wanted.name)
                 self.ledgers[who].note(wanted.name, phase=RUNNING)
@@ -99,6 +109,25 @@ class LedgerMachine(RuleBasedStateMachine):
             if forget:
                 self.ledgers[who].forget([name])
                 self.dead.add((record["job"], record["attempt"]))
+
+    @rule(who=st.integers(0, 1), fate=st.sampled_from(["promised", "ready", "dropped"]))
+    def spare(self, who: int, fate: str) -> None:
+        self.made += 1
+        name = f"spare-{self.made}"
+        if self.ledgers[who].promise_spare(name, "podman") is not None and fate != "promised":
+            (self.ledgers[who].spare_ready if fate == "ready" else self.ledgers[who].drop_spare)(name)
+
+    @invariant()
+    def no_network_is_shared_by_jobs_or_waits_for_two(self) -> None:
+        pieces: dict[str, str] = {}
+        for record in self.ledgers[0].tasks().values():
+            network = str(network_of(record))
+            assert self.job_of.setdefault(network, record["job"]) == record["job"]
+            assert network not in self.ledgers[0].spares()
+            assert pieces.setdefault(record["subnet"], record["job"]) == record["job"]
+        for spare in self.ledgers[0].spares().values():
+            assert spare["subnet"] not in pieces
+            pieces[spare["subnet"]] = "a spare"
 
     @invariant()
     def no_gpu_is_given_twice(self) -> None:
@@ -181,6 +210,56 @@ def test_tasks_get_numbers_of_their_own_and_a_shared_home_one_owner(ledger: Ledg
     second = ledger.admit(1, spec("jb", 1, {}), needs_uid=True).record["own_uid"]
     assert first != second
     assert {first, second} <= set(range(3000, 3010))
+
+
+def admit(ledger: Ledger, job: str, runtime: str = "podman", **more: Any) -> dict[str, Any]:
+    return dict(ledger.admit(1, spec(job, 1, {}, runtime=runtime, **more), needs_network=True).record)
+
+
+def test_a_spare_is_taken_once_by_a_job_of_its_runtime_when_it_is_ready(ledger: Ledger) -> None:
+    subnet = ledger.promise_spare("spare-1", "podman")
+    assert admit(ledger, "ja")["network"] == "fw-t1-ja"  # it is only promised yet
+    ledger.spare_ready("spare-1")
+    assert admit(ledger, "jb", runtime="docker")["network"] == "fw-t1-jb"
+    taken = admit(ledger, "jc")
+    assert (taken["network"], taken["subnet"], taken["made_ahead"]) == ("spare-1", subnet, True)
+    assert admit(ledger, "jc", task=1)["network"] == "spare-1"  # of the same job
+    assert admit(ledger, "jd")["network"] == "fw-t1-jd"
+    assert ledger.spares() == {}
+    assert ledger.networks() == {"fw-t1-ja", "fw-t1-jb", "spare-1", "fw-t1-jd"}
+
+
+def test_a_spare_never_comes_back_with_the_next_attempt(ledger: Ledger) -> None:
+    ledger.promise_spare("spare-1", "podman")
+    ledger.spare_ready("spare-1")
+    name = spec("ja", 1, {}, runtime="podman").name
+    assert admit(ledger, "ja")["network"] == "spare-1"
+    ledger.note(name, phase=EXITED)
+    second = ledger.admit(1, spec("ja", 2, {}, runtime="podman"), needs_network=True).record
+    assert (second["network"], second["made_ahead"]) == ("fw-t1-ja", False)
+
+
+def test_spares_never_take_the_last_pieces_from_below(tmp_path: Path) -> None:
+    small = Ledger(str(tmp_path), subnets="10.1.0.0/24")
+    given = [small.promise_spare(f"spare-{number}", "podman") for number in range(4)]
+    assert set(given) == {"10.1.0.128/26", "10.1.0.192/26", None}
+    assert [admit(small, job)["subnet"] for job in ("ja", "jb")] == ["10.1.0.0/26", "10.1.0.64/26"]
+    with pytest.raises(Refusal, match="Every job network"):
+        admit(small, "jc")
+    small.spare_ready("spare-0")
+    assert admit(small, "jc")["network"] == "spare-0"
+
+
+def test_a_record_of_the_version_before_has_the_network_of_its_job(ledger: Ledger) -> None:
+    name = spec("ja", 1, {}, runtime="podman").name
+    admit(ledger, "ja")
+    with ledger.change() as state:
+        for key in ("network", "made_ahead"):
+            del state["tasks"][name][key]
+        del state["spares"]
+    assert network_of(ledger.tasks()[name]) == "fw-t1-ja"
+    assert ledger.networks() == {"fw-t1-ja"}
+    assert admit(ledger, "ja", task=1)["network"] == "fw-t1-ja"
 
 
 def test_ports_are_not_given_twice(ledger: Ledger) -> None:

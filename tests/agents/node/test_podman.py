@@ -119,7 +119,106 @@ def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
     link.ask("remove", timeout_s=30, epoch=1, job="jquick", attempt=1)  # waits for what is being cleaned up
     link.ask("remove", timeout_s=30, epoch=1, job="joom", attempt=1)
     assert node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
-    assert node.podman("network", "ls", "--quiet").stdout.split("\n")[1:] == [""]  # type: ignore[attr-defined]
+    spare = node.wait_for_spare()
+    assert node.networks() == {spare} == set(node.ledger()["spares"])
+
+
+def network_of(node: LoneNode, started: dict[str, Any]) -> str:
+    words = ("inspect", "-f", "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}}{{end}}")
+    return str(node.podman(*words, started["container"]).stdout.strip())  # type: ignore[attr-defined]
+
+
+def end(link: Link, job: str) -> None:
+    link.ask("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
+    link.ask("remove", timeout_s=30, epoch=1, job=job, attempt=1)
+
+
+def test_a_job_takes_the_network_that_stands_ready_for_itself_alone(podman_node: LoneNode) -> None:
+    node = podman_node
+    link = node.open()
+    spare = node.wait_for_spare()
+    first, second = start(link, node, "jone"), start(link, node, "jtwo")
+    assert network_of(node, first) == spare
+    assert network_of(node, second) == f"fw-{CLUSTER}-jtwo"  # none stood ready so soon
+    assert node.wait_for_spare() != spare
+    end(link, "jone")
+    end(link, "jtwo")
+    assert node.networks() == {node.wait_for_spare()}
+
+
+def test_a_network_that_was_pruned_is_made_again(podman_node: LoneNode) -> None:
+    node = podman_node
+    link = node.open()
+    spare = node.wait_for_spare()
+    assert node.podman("network", "rm", spare).returncode == 0  # type: ignore[attr-defined]
+    assert network_of(node, start(link, node, "jpruned")) == spare
+    end(link, "jpruned")
+    assert node.networks() <= set(node.ledger()["spares"])
+
+
+def test_networks_that_nobody_knows_are_removed_and_strangers_stay(podman_node: LoneNode) -> None:
+    node = podman_node
+    for name, label in (("lost", CLUSTER), ("other", "t2")):
+        words = ("network", "create", "--label", f"fairway.cluster={label}", name)
+        assert node.podman(*words).returncode == 0  # type: ignore[attr-defined]
+    link = node.open()
+    assert link.ask("gc", timeout_s=20)["networks"] == 1
+    everything = node.podman("network", "ls", "--format", "{{.Name}}").stdout.split()  # type: ignore[attr-defined]
+    assert "lost" not in everything and "other" in everything
+
+
+def test_a_name_that_means_another_image_is_noticed(podman_node: LoneNode) -> None:
+    node = podman_node
+    link = node.open()
+    node.wait_for_spare()  # from here on it knows how to see that the store is unchanged
+    name = "localhost/fairway/moving:latest"
+    seen = []
+    for number, source in enumerate((node.image, "other")):  # type: ignore[attr-defined]
+        if source == "other":
+            made = node.podman("commit", f"fw-{CLUSTER}-j0a-1-0", "localhost/fairway/other:latest")  # type: ignore[attr-defined]
+            assert made.returncode == 0, made.stderr
+            source = "localhost/fairway/other:latest"
+        assert node.podman("tag", source, name).returncode == 0  # type: ignore[attr-defined]
+        for turn in "ab":  # the second is answered from memory
+            spec = node.spec(f"j{number}{turn}", runtime="podman", image=name)
+            started = link.ask("start", timeout_s=30, epoch=1, spec=spec)
+            image = node.podman("inspect", "-f", "{{.Image}}", started["container"]).stdout.strip()  # type: ignore[attr-defined]
+            seen.append(image)
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+    assert node.podman("untag", name).returncode == 0  # type: ignore[attr-defined]
+    with pytest.raises(Refused) as caught:
+        link.ask("start", timeout_s=30, epoch=1, spec=node.spec("jgone", runtime="podman", image=name))
+    assert caught.value.code == "image_missing"
+
+
+def test_a_log_takes_no_more_than_twice_its_size(podman_node: LoneNode) -> None:
+    node = podman_node
+    node.configure(log_mib=1)
+    link = node.open()
+    noise = "for n in range(40000):\n print(f'{n:0127}', flush=True)\nimport time; time.sleep(600)"
+    name = start(link, node, "jloud", "python3", "-c", noise)["container"]
+    folder = node.folder / "state" / "tasks" / name
+    where = {"job": "jloud", "attempt": 1, "task": 0}
+
+    def size() -> int:
+        return sum(file.stat().st_size for file in folder.glob("log*"))
+
+    def piece(offset: int) -> bytes:
+        return base64.b64decode(link.ask("logs", timeout_s=10, offset=offset, **where)["data_b64"])
+
+    deadline_s = time.monotonic() + 20
+    while (last := piece(max(0, (1 << 20) - 1000)))[-20:].find(b"is not kept.") < 0:
+        assert time.monotonic() < deadline_s
+        assert size() <= 2 << 20
+        time.sleep(0.05)
+    lines = last.decode().splitlines()
+    assert lines[-1].endswith(" stdout F fairway: log cut at 1 MiB; what follows is not kept.")
+    number = int(lines[-2].split()[-1])  # the line before is that of the first mebibyte, and it stays so
+    assert number < 8192
+    assert piece(0).split()[3] == b"0" * 127
+    assert size() <= 2 << 20
+    assert link.ask("stop", timeout_s=20, epoch=1, job="jloud", attempt=1, grace_s=0)["gone"] is True
+    assert piece(max(0, (1 << 20) - 1000)) == last
 
 
 def test_strangers_are_never_touched(podman_node: LoneNode) -> None:

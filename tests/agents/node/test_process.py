@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import time
@@ -229,6 +230,19 @@ def test_logs_come_by_offset(node: LoneNode) -> None:
     link.ask("remove", timeout_s=10, epoch=1, job="jlog", attempt=1)
     assert refused(link, "logs", offset=0, **where).code == "no_such_container"
     assert refused(link, "start", epoch=1, spec=node.spec("jlog")).code == "tombstoned"
+
+
+def test_a_log_is_cut_at_its_size_and_the_task_goes_on(node: LoneNode) -> None:
+    node.configure(log_mib=1)
+    link = node.open()
+    noise = "import sys; [sys.stdout.write('x' * 1023 + chr(10)) for _ in range(3000)]; open('done', 'w')"
+    start(link, node.spec("jloud", "python3", "-c", noise))
+    assert wait_for(link, "exited", job="jloud")["exit_code"] == 0
+    where = {"job": "jloud", "attempt": 1, "task": 0}
+    last = link.ask("logs", timeout_s=10, offset=(1 << 20) - 4, **where)
+    said = "\nfairway: log cut at 1 MiB; what follows is not kept.\n"
+    assert base64.b64decode(last["data_b64"]).decode() == "xxx\n" + said
+    assert (last["size"], last["eof"]) == ((1 << 20) + len(said), True)
 
 
 def test_after_a_reboot_nothing_of_before_runs(node: LoneNode) -> None:

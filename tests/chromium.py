@@ -1,0 +1,34 @@
+"""Debian's Chromium without a screen, for every test that looks at pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Browser, sync_playwright
+
+PROGRAM = "/usr/bin/chromium"
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser of its own, ended with the block.
+
+    Playwright's event loop runs in the calling thread for as long as the block, and no other loop can run there:
+    a fixture made of this lives no longer than one module, or asynchronous tests after it fail.
+    """
+    with sync_playwright() as tool:
+        browser = tool.chromium.launch(executable_path=PROGRAM, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()

@@ -1,0 +1,21 @@
+"""A job that leaves a line in its owner's home each time it starts, so that starts can be counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from portal.models import Job
+from tests import record
+
+
+def submit(scene: dict[str, Any], seconds: float = 0.2) -> Job:
+    """Submits one that then sleeps for some seconds."""
+    script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
+    return record.job(
+        scene["owner"],
+        scene["project"],
+        scene["environment"],
+        command=["sh", "-c", script],
+        memory_mib=64,
+        stop_grace_s=1,
+    )
