@@ -57,11 +57,11 @@ def run_looks(bench: str, arguments: list[str], *makers: Callable[[dict[str, Any
         gc.collect()
         gc.freeze()  # as web does with what stays
         for look, queries in zip(looks, few, strict=True):
-            found = queries
-            if isinstance(queries, int):
-                found = _or_problem(look, partial(measure, queries, wanted.jobs, wanted.rounds))
-            if isinstance(found, str):
-                say(f"{look[1]} as {look[0]}", skipped=found)
+            problem = queries if isinstance(queries, str) else None
+            if not isinstance(queries, str):
+                problem = _or_problem(look, partial(measure, queries, wanted.jobs, wanted.rounds))
+            if problem is not None:
+                say(f"{look[1]} as {look[0]}", skipped=problem)
 
 
 def _or_problem(look: Look, act: Callable[[Look], _T]) -> _T | str:
