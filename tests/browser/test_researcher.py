@@ -202,7 +202,7 @@ def test_a_finger_reads_the_exact_time_of_a_change(open_as, scene):
     page.goto(f"/quotas/?pool={pool.name}")
     time = page.locator("section[aria-labelledby=hi-h] time").first
     exact = time.get_attribute("title")
-    time.scroll_into_view_if_needed()
+    time.evaluate("element => element.scrollIntoView({ block: 'center' })")
     time.tap()
     assert page.locator(".fw-tip").inner_text() == exact
     page.get_by_role("heading", name="History").tap()
