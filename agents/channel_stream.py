@@ -1,207 +1,144 @@
-"""One SSH channel as an asyncio transport: bytes go from the SSH thread to the protocol without a copy between."""
+"""One channel of an SSH connection as an asyncio transport: a TCP stream to a port on the node."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import select
-import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 HIGH_WATER_BYTES = 512 * 1024
 LOW_WATER_BYTES = 128 * 1024
-DIRECT_SEND_BYTES = 16 * 1024
+
+_ADJUST, _DATA, _EOF, _CLOSE = b"\x5d", b"\x5e", b"\x60", b"\x61"
 
 
-class Inbox:
-    """What has come in on a channel and was not yet delivered; stands where paramiko keeps its own buffer.
-
-    The SSH thread feeds it. At most one receive window waits in it: the window is opened again as the
-    protocol takes the bytes, so a slow reader slows the sender on the node and costs no memory here.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._chunks: deque[bytes] = deque()
-        self._ended = False
-        self._told = False
-        self._stream: ChannelStream | None = None
-
-    def attach(self, stream: ChannelStream) -> None:
-        """Sends what is here, and what will come, to this stream."""
-        with self._lock:
-            self._stream = stream
-            self._told = True
-        stream.tell_from_ssh_thread()
-
-    def feed(self, data: bytes) -> None:
-        with self._lock:
-            self._chunks.append(data)
-            stream = self._claim_telling()
-        if stream is not None:
-            stream.tell_from_ssh_thread()
-
-    def close(self) -> None:
-        with self._lock:
-            self._ended = True
-            stream = self._claim_telling()
-        if stream is not None:
-            stream.tell_from_ssh_thread()
-
-    def take(self) -> tuple[bytes, bool]:
-        """Gives all that waits, and whether nothing will follow."""
-        with self._lock:
-            self._told = False
-            chunks, ended = self._chunks, self._ended
-            self._chunks = deque()
-        return (chunks[0] if len(chunks) == 1 else b"".join(chunks)), ended
-
-    def set_event(self, event: threading.Event) -> None:
-        """Part of paramiko's interface; nobody waits on events here."""
-
-    def read_ready(self) -> bool:
-        return bool(self._chunks)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._chunks))
-
-    def _claim_telling(self) -> ChannelStream | None:
-        if self._stream is None or self._told:
-            return None
-        self._told = True
-        return self._stream
+class PeerBroke(Exception):
+    """The node does what the protocol does not allow."""
 
 
-class WindowCondition(threading.Condition):
-    """Paramiko's condition for "the peer takes more now", which tells our sender too."""
+class Sending(Protocol):
+    """What a stream needs of its connection."""
 
-    def __init__(self, lock: Any) -> None:
-        super().__init__(lock)
-        self.stream: ChannelStream | None = None
+    @property
+    def writable(self) -> bool:
+        """True when bytes may go out at once."""
 
-    def notify_all(self) -> None:
-        super().notify_all()
-        if self.stream is not None:
-            self.stream.sender.offer(self.stream)
+    def send(self, payload: bytes) -> None:
+        """Sends a message."""
 
+    def give_turn(self, stream: ChannelStream) -> None:
+        """Calls ``take_turn`` once something may go out."""
 
-class Sender:
-    """The thread that writes to one SSH connection, in turns of one packet for each channel with something to say.
-
-    Writing to the connection can block (full socket, new keys), which the event loop must not.
-    """
-
-    def __init__(self, connection_name: str) -> None:
-        self._ready: deque[ChannelStream] = deque()
-        self._queued: set[ChannelStream] = set()
-        self._changed = threading.Condition()
-        self._busy = False
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name=f"tunnel {connection_name}", daemon=True)
-        self._thread.start()
-
-    def offer(self, stream: ChannelStream) -> None:
-        """Puts a channel into the round, once."""
-        with self._changed:
-            if stream not in self._queued and not self._stopped:
-                self._queued.add(stream)
-                self._ready.append(stream)
-                self._changed.notify()
-
-    def is_idle(self) -> bool:
-        return not self._busy and not self._ready
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = False
-                while not self._ready and not self._stopped:
-                    self._changed.wait()
-                if self._stopped:
-                    return
-                stream = self._ready.popleft()
-                self._queued.discard(stream)
-                self._busy = True
-            if stream.send_one_packet():
-                self.offer(stream)
+    def forget(self, number: int) -> None:
+        """The stream has ended."""
 
 
 class ChannelStream(asyncio.Transport):
-    """The asyncio side of one channel. Every method is called on the event loop unless its name says otherwise."""
+    """The stream. At most one window of bytes waits here for a slow reader, which slows the sender on the node."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        channel: Any,
-        sender: Sender,
-        protocol: asyncio.Protocol,
-        peer: str,
-        on_lost: Callable[[ChannelStream], None],
+        self, connection: Sending, number: int, remote: int, sizes: tuple[int, int, int], peer: str
     ) -> None:
+        """``sizes``: our window, the node's window, and the longest data that the node takes in a packet."""
         super().__init__(extra={"peername": peer})
-        self._loop = loop
-        self._channel = channel
-        self._protocol = protocol
-        self.sender = sender
-        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._number = number
+        self.remote = remote
+        self._window, self._may_send, self._packet = sizes
+        self._their_allowance = self._window
+        self._taken = 0
+        self._data_head = _DATA + remote.to_bytes(4, "big")
+        self._protocol: asyncio.Protocol = asyncio.Protocol()
+        self._inbox: deque[bytes] = deque()
         self._out: deque[memoryview] = deque()
         self._out_bytes = 0
-        self._out_lock = threading.Lock()
-        self._eof_wanted = False
-        self._owed_window = 0
+        self._in_turn = False
         self._reading = True
-        self._pending_in = False
-        self._saw_eof = False
-        self._closing = False
-        self._lost = False
+        self._their_eof = self._their_close = self._told_eof = False
+        self._eof_wanted = self._eof_sent = False
+        self._closing = self._close_sent = self._lost = False
         self._protocol_paused = False
         self._high, self._low = HIGH_WATER_BYTES, LOW_WATER_BYTES
-        self._poll = select.poll()
-        with contextlib.suppress(OSError, ValueError):
-            self._poll.register(channel.transport.sock, select.POLLOUT)
-        channel.settimeout(0.0)
+
+    def begin(self, protocol: asyncio.Protocol) -> None:
+        """Joins the stream with the protocol that reads it."""
+        self._protocol = protocol
         protocol.connection_made(self)
-        channel.out_buffer_cv.stream = self
-        channel.in_buffer.attach(self)
+
+    # ---- what the connection tells ----
+
+    def received(self, data: bytes) -> None:
+        """Bytes from the node. Raises PeerBroke when they are more than we allowed."""
+        self._their_allowance -= len(data)
+        if self._their_allowance < 0:
+            raise PeerBroke("more data than the window allows")
+        if (self._reading and not self._inbox) or self._closing:
+            self._deliver(data)
+        else:
+            self._inbox.append(data)
+
+    def not_for_us(self, size: int) -> None:
+        """Bytes of another kind than data: taken and dropped."""
+        self._their_allowance -= size
+        self._count(size)
+
+    def widened(self, size: int) -> None:
+        """The node takes so many bytes more."""
+        self._may_send += size
+        self._push()
+
+    def ended(self) -> None:
+        """The node will send nothing more."""
+        self._their_eof = True
+        self._look_at_end()
+
+    def closed(self) -> None:
+        """The node has closed the channel."""
+        self._their_eof = self._their_close = True
+        self._look_at_end()
+
+    def lose(self) -> None:
+        """The connection is gone, and what waited with it."""
+        self._close_sent = True
+        self._lose()
+
+    def take_turn(self) -> None:
+        """Sends one packet."""
+        self._in_turn = False
+        self._push(packets=1)
 
     # ---- reading ----
 
-    def tell_from_ssh_thread(self) -> None:
-        """Wakes the event loop; called on the SSH connection's own thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it everyone who would read
-            self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        if self._lost:
-            return
-        if not self._reading:
-            self._pending_in = True
-            return
-        data, ended = self._channel.in_buffer.take()
-        if data:
-            if not self._closing:
+    def _deliver(self, data: bytes) -> None:
+        if not self._closing:
+            try:
                 self._protocol.data_received(data)
-            self._return_window(len(data))
-        if ended and not self._saw_eof:
-            self._saw_eof = True
+            except Exception as problem:  # one stream's trouble is not that of the others
+                told = {"message": "a protocol failed", "exception": problem, "transport": self}
+                self._loop.call_exception_handler(told)
+                self.abort()
+        self._count(len(data))
+
+    def _count(self, size: int) -> None:
+        """Lets the node send more in place of what was taken."""
+        self._taken += size
+        if self._taken * 4 >= self._window and not self._close_sent:
+            taken, self._taken = self._taken, 0
+            self._their_allowance += taken
+            self._connection.send(_ADJUST + self.remote.to_bytes(4, "big") + taken.to_bytes(4, "big"))
+
+    def _look_at_end(self) -> None:
+        if not self._their_eof or self._inbox:
+            return
+        if not self._told_eof:
+            self._told_eof = True
             if not self._closing and not self._protocol.eof_received():
                 self.close()
-        if ended and self._channel.closed:
-            self._lose(None)
-
-    def _return_window(self, size: int) -> None:
-        grown = self._channel._check_add_window(size)
-        if grown > 0:
-            with self._out_lock:
-                self._owed_window += grown
-            self.sender.offer(self)
+        if self._their_close:
+            self._drop_output()
+            self._say_close()
+            self._loop.call_soon(self._lose)
 
     def is_reading(self) -> bool:
         return self._reading and not self._closing
@@ -210,22 +147,28 @@ class ChannelStream(asyncio.Transport):
         self._reading = False
 
     def resume_reading(self) -> None:
-        self._reading = True
-        if self._pending_in:
-            self._pending_in = False
-            self._loop.call_soon(self._deliver)
+        if not self._reading:
+            self._reading = True
+            self._loop.call_soon(self._empty_inbox)
+
+    def _empty_inbox(self) -> None:
+        while self._reading and self._inbox:
+            self._deliver(self._inbox.popleft())
+        self._look_at_end()
 
     # ---- writing ----
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._closing or self._eof_wanted or not data:
+        size = len(data)
+        if self._closing or self._eof_wanted or not size:
             return
-        if not self._out_bytes and len(data) <= DIRECT_SEND_BYTES and self._send_directly(data):
+        if not self._out and size <= self._packet and size <= self._may_send and self._connection.writable:
+            self._may_send -= size
+            self._connection.send(b"".join((self._data_head, size.to_bytes(4, "big"), data)))
             return
-        with self._out_lock:
-            self._out.append(memoryview(bytes(data)))
-            self._out_bytes += len(data)
-        self.sender.offer(self)
+        self._out.append(memoryview(bytes(data)))
+        self._out_bytes += size
+        self._push()
         if self._out_bytes > self._high and not self._protocol_paused:
             self._protocol_paused = True
             self._protocol.pause_writing()
@@ -234,9 +177,8 @@ class ChannelStream(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
-        with self._out_lock:
-            self._eof_wanted = True
-        self.sender.offer(self)
+        self._eof_wanted = True
+        self._push()
 
     def can_write_eof(self) -> bool:
         return True
@@ -251,91 +193,47 @@ class ChannelStream(asyncio.Transport):
         self._high = HIGH_WATER_BYTES if high is None else high
         self._low = self._high // 4 if low is None else low
 
-    def _send_directly(self, data: bytes | bytearray | memoryview) -> bool:
-        """Sends a small message without a change of thread, when nothing on the way can make it wait."""
-        channel = self._channel
-        if (
-            not self.sender.is_idle()
-            or channel.out_window_size < len(data)
-            or not channel.transport.clear_to_send.is_set()
-            or not self._poll.poll(0)
-        ):
-            return False
-        try:
-            sent = channel.send(bytes(data))
-        except OSError:
-            return False
-        if sent < len(data):
-            with self._out_lock:
-                self._out.appendleft(memoryview(bytes(data))[sent:])
-                self._out_bytes += len(data) - sent
-            self.sender.offer(self)
-        return True
-
-    def send_one_packet(self) -> bool:
-        """Sends at most one packet of data and says whether more waits; called on the sender's thread."""
-        with self._out_lock:
-            owed, self._owed_window = self._owed_window, 0
-            data = self._out[0] if self._out else None
-            finish = data is None and (self._eof_wanted or self._closing)
-        try:
-            if owed:
-                self._adjust_window(owed)
-            if data is not None:
-                sent = self._channel.send(data)
-                return self._after_sending(data, sent)
-            if finish:
-                self._finish()
-        except TimeoutError:
-            return False  # the window is shut; its condition offers us again
-        except (OSError, EOFError):
-            self._drop_output()
-        return False
-
-    def _after_sending(self, data: memoryview, sent: int) -> bool:
-        if sent == 0:  # the channel is closed
-            self._drop_output()
-            return False
-        with self._out_lock:
-            if sent == len(data):
+    def _push(self, packets: int = 1 << 30) -> None:
+        """Sends what may go out, at most so many packets; asks for a turn when more could follow."""
+        while self._out and self._may_send and packets:
+            if not self._connection.writable:
+                break
+            packets -= 1
+            first = self._out[0]
+            size = min(len(first), self._may_send, self._packet)
+            self._may_send -= size
+            self._out_bytes -= size
+            self._connection.send(b"".join((self._data_head, size.to_bytes(4, "big"), first[:size])))
+            if size == len(first):
                 self._out.popleft()
             else:
-                self._out[0] = data[sent:]
-            self._out_bytes -= sent
-            waits = bool(self._out) or self._eof_wanted or self._closing
-            relieved = self._protocol_paused and self._out_bytes <= self._low
-        if relieved:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._resume_protocol)
-        return waits
+                self._out[0] = first[size:]
+        if self._out and self._may_send and not self._in_turn:
+            self._in_turn = True
+            self._connection.give_turn(self)
+        if not self._out:
+            self._say_end()
+        if self._protocol_paused and self._out_bytes <= self._low and not self._closing:
+            self._protocol_paused = False
+            self._loop.call_soon(self._protocol.resume_writing)
 
-    def _finish(self) -> None:
+    def _say_end(self) -> None:
+        if self._eof_wanted and not self._eof_sent and not self._close_sent:
+            self._eof_sent = True
+            self._connection.send(_EOF + self.remote.to_bytes(4, "big"))
         if self._closing:
-            self._channel.close()
-            self.tell_lost_from_sender()
-        else:
-            self._channel.shutdown_write()
+            self._say_close()
+            self._loop.call_soon(self._lose)
 
-    def _adjust_window(self, size: int) -> None:
-        self._channel.transport.open_window(self._channel.remote_chanid, size)
+    def _say_close(self) -> None:
+        if not self._close_sent:
+            self._close_sent = True
+            self._connection.send(_CLOSE + self.remote.to_bytes(4, "big"))
+            self._connection.forget(self._number)
 
     def _drop_output(self) -> None:
-        with self._out_lock:
-            self._out.clear()
-            self._out_bytes = 0
-            closing = self._closing
-        if closing:
-            self.tell_lost_from_sender()
-
-    def tell_lost_from_sender(self) -> None:
-        """Lets the loop end the protocol; called on the sender's thread."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._lose, None)
-
-    def _resume_protocol(self) -> None:
-        if self._protocol_paused and self._out_bytes <= self._low:
-            self._protocol_paused = False
-            self._protocol.resume_writing()
+        self._out.clear()
+        self._out_bytes = 0
 
     # ---- ending ----
 
@@ -344,16 +242,16 @@ class ChannelStream(asyncio.Transport):
 
     def close(self) -> None:
         """Ends the stream once what was written is on its way."""
-        if self._closing:
-            return
-        self._closing = True
-        self.sender.offer(self)
+        if not self._closing:
+            self._closing = True
+            self._inbox.clear()
+            self._push()
 
     def abort(self) -> None:
         """Ends the stream at once; what was written may be lost."""
-        with self._out_lock:
-            self._out.clear()
-            self._out_bytes = 0
+        self._drop_output()
+        if self._closing:
+            self._push()
         self.close()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -362,11 +260,11 @@ class ChannelStream(asyncio.Transport):
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol
 
-    def _lose(self, error: Exception | None) -> None:
+    def _lose(self) -> None:
         if self._lost:
             return
         self._lost = self._closing = True
         self._drop_output()
-        self._protocol.connection_lost(error)
-        self._on_lost(self)
-        self.sender.offer(self)
+        self._inbox.clear()
+        self._connection.forget(self._number)
+        self._protocol.connection_lost(None)

@@ -124,7 +124,7 @@ class HostKey:
         return fingerprint(self.line)
 
 
-class _HearingPacketizer(Packetizer):  # type: ignore[misc]
+class HearingPacketizer(Packetizer):  # type: ignore[misc]
     """Notes when the last packet came in."""
 
     heard_s = 0.0
@@ -135,7 +135,7 @@ class _HearingPacketizer(Packetizer):  # type: ignore[misc]
         return message
 
 
-class _ReadAhead:
+class ReadAhead:
     """A socket that reads more than it is asked for: paramiko asks twice a packet, the kernel once a burst."""
 
     _BURST_BYTES = 256 * 1024
@@ -150,6 +150,11 @@ class _ReadAhead:
         taken, self._ahead = self._ahead[:size], self._ahead[size:]
         return bytes(taken)
 
+    def give_up(self) -> tuple[socket.socket, bytes]:
+        """The socket, and what was read from it and not asked for yet."""
+        ahead, self._ahead = bytes(self._ahead), memoryview(b"")
+        return self._sock, ahead
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
@@ -157,7 +162,7 @@ class _ReadAhead:
 class SshTransport(paramiko.Transport):  # type: ignore[misc]
     """Paramiko's transport with the ciphers in the order of their speed."""
 
-    _preferred_ciphers = (
+    _preferred_ciphers: tuple[str, ...] = (
         "aes128-gcm@openssh.com",
         "aes256-gcm@openssh.com",
         "aes256-ctr",
@@ -197,10 +202,11 @@ class SshConnection:
 
     def keep_alive(self) -> None:
         """Asks sshd for a sign of life every few seconds, and cuts the connection when none comes."""
-        self.transport.packetizer.set_keepalive(KEEPALIVE_S, self._ask_for_life)
+        self.transport.packetizer.set_keepalive(KEEPALIVE_S, self.ask_for_life)
         WATCHDOG.watch(self, SILENCE_LIMIT_S)
 
-    def _ask_for_life(self) -> None:
+    def ask_for_life(self) -> None:
+        """Asks sshd a question that it always answers."""
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
@@ -495,7 +501,7 @@ def _start(
     transport_class: type[SshTransport] = SshTransport,
 ) -> SshTransport:
     """Exchanges keys; the host key is known afterwards and not yet judged."""
-    transport = transport_class(_ReadAhead(sock), packetizer_class=_HearingPacketizer)
+    transport = transport_class(ReadAhead(sock), packetizer_class=HearingPacketizer)
     transport.packetizer.heard_s = time.monotonic()
     transport.banner_timeout = STEP_LIMIT_S
     transport.handshake_timeout = STEP_LIMIT_S
@@ -509,6 +515,9 @@ def _start(
             raise EOFError(f"it did not finish greeting us within {STEP_LIMIT_S:.0f} s")
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
+        if "host key" not in str(error):
+            sentence = f"{host}:{port} and we have no way to encrypt in common ({error})."
+            raise NodeUnreachable(sentence, SshStep.CONNECT) from error
         sentence = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
         raise HostKeyMismatch(sentence) from error
     except (paramiko.SSHException, EOFError, OSError) as error:

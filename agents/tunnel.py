@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-import paramiko
-from paramiko.common import cMSG_CHANNEL_WINDOW_ADJUST
-from paramiko.transport import ChannelMap
-
-from agents.channel_stream import ChannelStream, Inbox, Sender, WindowCondition
-from agents.ssh import STEP_LIMIT_S, SshConnection, SshError, SshTarget, SshTransport, connect_with_key
-from agents.watchdog import WATCHDOG
+from agents.carrier import PROHIBITED, Carrier, CarrierLost, ChannelRefused, NoWord
+from agents.handover import HandoverTransport
+from agents.ssh import (
+    STEP_LIMIT_S,
+    NodeUnreachable,
+    SshConnection,
+    SshError,
+    SshStep,
+    SshTarget,
+    connect_with_key,
+)
 
 JOB_ADDRESS = "127.77.0.1"
 IDLE_CLOSE_S = 60.0
 RETRY_PAUSE_S = 1.0
-WINDOW_BYTES = 2 * 1024 * 1024
-PACKET_BYTES = 128 * 1024
 OPENING_THREADS = 8
 
 _Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
@@ -71,12 +72,11 @@ class TunnelPool:
         loop = asyncio.get_running_loop()
         if isinstance(place, LocalPlace):
             return await self._connect_locally(protocol_factory, place, port)
-        tunnel = self._nodes.setdefault(place, _NodeTunnel(place, self._key_path))
+        tunnel = self._nodes.setdefault(place, _NodeTunnel(place, self._key_path, self._threads))
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = loop.create_task(self._close_idle())
-        connection, channel = await loop.run_in_executor(self._threads, tunnel.open_channel, port)
-        protocol = protocol_factory()
-        return connection.start(loop, channel, protocol, f"{place.host}:{port}"), protocol
+        transport = await tunnel.open(port, protocol_factory)
+        return transport, cast(_Protocol, transport.get_protocol())
 
     async def open_stream(self, place: Place, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Gives reader and writer of a stream to a job's port. Raises as `create_connection` does."""
@@ -91,9 +91,8 @@ class TunnelPool:
         """Closes every connection and the streams over it."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        loop = asyncio.get_running_loop()
         for tunnel in self._nodes.values():
-            await loop.run_in_executor(self._threads, tunnel.close)
+            tunnel.close()
         self._nodes.clear()
         self._threads.shutdown(wait=False)
 
@@ -111,153 +110,132 @@ class TunnelPool:
         return transport, protocol
 
     async def _close_idle(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._nodes:
             await asyncio.sleep(min(self._idle_close_s, 5.0))
             for place, tunnel in list(self._nodes.items()):
                 if tunnel.idle_for_s() > self._idle_close_s:
                     del self._nodes[place]
-                    await loop.run_in_executor(self._threads, tunnel.close)
+                    tunnel.close()
 
 
 class _NodeTunnel:
-    """The one connection to a node; its methods block and run in the pool's threads."""
+    """The one connection to a node, made when it is needed."""
 
-    def __init__(self, target: SshTarget, key_path: Path) -> None:
+    def __init__(self, target: SshTarget, key_path: Path, threads: ThreadPoolExecutor) -> None:
         self._target = target
         self._key_path = key_path
-        self._lock = threading.Lock()
+        self._threads = threads
         self._connection: _TunnelConnection | None = None
+        self._connecting: asyncio.Task[_TunnelConnection] | None = None
         self._failed: tuple[float, SshError] | None = None
         self._opening = 0
 
-    def open_channel(self, port: int) -> tuple[_TunnelConnection, Any]:
-        """Opens a channel to a port of a job, connecting first when there is no living connection."""
+    async def open(self, port: int, protocol: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        """Opens a stream to a port of a job, connecting first when there is no living connection."""
         self._opening += 1
         try:
-            connection = self._connected()
-            try:
-                return connection, connection.open_channel(port)
-            except PortRefused:
-                raise
-            except (paramiko.SSHException, EOFError, OSError):
-                # It may have died since we looked; a new connection tells.
-                connection.close()
-                connection = self._connected()
-                return connection, self._open_on_new(connection, port)
+            for _ in range(2):
+                connection = await self._connected()
+                try:
+                    return await connection.carrier.open((JOB_ADDRESS, port), protocol, STEP_LIMIT_S)
+                except CarrierLost:
+                    continue  # it had died, or did just now; a new connection tells
+                except ChannelRefused as refused:
+                    raise self._refusal(refused, port) from refused
+                except NoWord as problem:
+                    if problem.silent:
+                        connection.close()
+                        raise TunnelError(f"{self._target.place} does not answer any more.") from problem
+                    raise PortRefused(
+                        f"Port {port} of {self._target.place} takes no connections."
+                    ) from problem
+            raise TunnelError(f"{self._target.place} opens no tunnel: it hangs up.")
         finally:
             self._opening -= 1
 
     def idle_for_s(self) -> float:
-        connection = self._connection
-        if self._opening or (connection is not None and connection.streams):
+        if self._opening or self._connecting is not None:
             return 0.0
-        return time.monotonic() - connection.used_s if connection is not None else float("inf")
+        return self._connection.idle_for_s() if self._connection is not None else float("inf")
 
     def close(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            self._connection.close()
             self._connection = None
 
-    def _connected(self) -> _TunnelConnection:
-        with self._lock:
-            if self._connection is not None and self._connection.alive:
+    async def _connected(self) -> _TunnelConnection:
+        if self._connection is not None:
+            if not self._connection.carrier.lost:
                 return self._connection
-            if self._connection is not None:
-                self._connection.close()  # ends its thread; its streams have ended with it
-                self._connection = None
-            if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_PAUSE_S:
-                raise TunnelError(str(self._failed[1])) from self._failed[
-                    1
-                ]  # thirty tabs knock once a second
+            self._connection.close()
+            self._connection = None
+        if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_PAUSE_S:
+            raise TunnelError(str(self._failed[1])) from self._failed[1]  # thirty tabs knock once a second
+        if self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting.add_done_callback(_heard)  # also where everybody who waited has left
+        return await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> _TunnelConnection:
+        loop = asyncio.get_running_loop()
+        try:
+            made = loop.run_in_executor(self._threads, _sign_in, self._target, self._key_path)
             try:
-                self._connection = _TunnelConnection(self._target, self._key_path)
-            except SshError as error:
-                self._failed = (time.monotonic(), error)
-                raise TunnelError(str(error)) from error
+                ssh, transport = await asyncio.shield(made)
+            except asyncio.CancelledError:
+                made.add_done_callback(_close_unused)
+                raise
+            carrier = await Carrier.take_over(transport.packetizer, *transport.wire.let_go())
             self._failed = None
+            self._connection = _TunnelConnection(ssh, carrier)
             return self._connection
+        except SshError as error:
+            self._failed = (time.monotonic(), error)
+            raise TunnelError(str(error)) from error
+        finally:
+            self._connecting = None
 
-    def _open_on_new(self, connection: _TunnelConnection, port: int) -> Any:
-        try:
-            return connection.open_channel(port)
-        except PortRefused:
-            raise
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise TunnelError(f"{self._target.place} opens no tunnel: {error}.") from error
+    def _refusal(self, refused: ChannelRefused, port: int) -> ConnectionError:
+        place = self._target.place
+        if refused.code == PROHIBITED:
+            return TunnelError(f"{place} does not allow tunnels to {JOB_ADDRESS}.")
+        return PortRefused(f"Nothing listens on port {port} of the jobs on {place}.")
 
 
+@dataclass(frozen=True)
 class _TunnelConnection:
-    """An SSH connection that carries streams, and the thread that writes to it."""
+    """An SSH connection and what carries its streams."""
 
-    def __init__(self, target: SshTarget, key_path: Path) -> None:
-        self._ssh: SshConnection = connect_with_key(target, key_path, transport_class=_TunnelTransport)
-        self._sender = Sender(target.host)
-        self._place = target.place
-        self.streams: set[ChannelStream] = set()
-        self.used_s = time.monotonic()
+    ssh: SshConnection
+    carrier: Carrier
 
-    @property
-    def alive(self) -> bool:
-        return self._ssh.alive
-
-    def open_channel(self, port: int) -> Any:
-        try:
-            with WATCHDOG.limit(self._ssh, STEP_LIMIT_S, "opening a tunnel"):
-                return self._ssh.transport.open_channel(
-                    "direct-tcpip",
-                    (JOB_ADDRESS, port),
-                    ("127.0.0.1", 0),
-                    window_size=WINDOW_BYTES,
-                    max_packet_size=PACKET_BYTES,
-                    timeout=STEP_LIMIT_S,
-                )
-        except paramiko.ChannelException as error:
-            if error.code == _ADMINISTRATIVELY_PROHIBITED:
-                raise TunnelError(f"{self._place} does not allow tunnels to {JOB_ADDRESS}.") from error
-            raise PortRefused(f"Nothing listens on port {port} of the jobs on {self._place}.") from error
-
-    def start(
-        self, loop: asyncio.AbstractEventLoop, channel: Any, protocol: asyncio.Protocol, peer: str
-    ) -> ChannelStream:
-        """Turns a channel into a stream of the event loop. Runs on the loop."""
-        stream = ChannelStream(loop, channel, self._sender, protocol, peer, self._forget)
-        self.streams.add(stream)
-        return stream
+    def idle_for_s(self) -> float:
+        return 0.0 if self.carrier.streams else time.monotonic() - self.carrier.used_s
 
     def close(self) -> None:
-        self._ssh.close()
-        self._sender.stop()
-
-    def _forget(self, stream: ChannelStream) -> None:
-        self.streams.discard(stream)
-        self.used_s = time.monotonic()
+        self.carrier.close()
+        self.ssh.close()
 
 
-_ADMINISTRATIVELY_PROHIBITED = 1
+def _sign_in(target: SshTarget, key_path: Path) -> tuple[SshConnection, HandoverTransport]:
+    """Connects with paramiko, up to where its connection can be taken over. Runs in a thread; raises SshError."""
+    ssh = connect_with_key(target, key_path, transport_class=HandoverTransport)
+    transport = cast(HandoverTransport, ssh.transport)
+    transport.packetizer.park()
+    ssh.ask_for_life()  # the answer ends the thread's wait for a packet
+    if not transport.packetizer.wait_until_parked(STEP_LIMIT_S):
+        ssh.close()
+        raise NodeUnreachable(f"{target.place} let us in and fell silent.", SshStep.CHANNEL)
+    return ssh, transport
 
 
-class _StreamChannels(ChannelMap):  # type: ignore[misc]
-    """Gives each channel, before its first byte, an inbox and a window that speak to an event loop."""
-
-    def put(self, chanid: int, chan: Any) -> None:
-        chan.in_buffer = Inbox()
-        chan.out_buffer_cv = WindowCondition(chan.lock)
-        super().put(chanid, chan)
+def _close_unused(made: asyncio.Future[tuple[SshConnection, Any]]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        made.result()[0].close()
 
 
-class _TunnelTransport(SshTransport):
-    """An SSH transport whose channels are streams."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._channels = _StreamChannels()
-
-    def open_window(self, remote_channel: int, size_bytes: int) -> None:
-        """Lets the node send that much more on a channel (RFC 4254, 5.2)."""
-        message = paramiko.Message()
-        message.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
-        message.add_int(remote_channel)
-        message.add_int(size_bytes)
-        self._send_user_message(message)
+def _heard(connecting: asyncio.Task[_TunnelConnection]) -> None:
+    if not connecting.cancelled():
+        connecting.exception()

@@ -71,6 +71,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench gateway")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--where", nargs="*", choices=["local", "ssh"], default=["local", "ssh"])
     parser.add_argument("--chp", help="configurable-http-proxy, when it is installed already")
     parser.add_argument("--part", nargs="*", help=argparse.SUPPRESS)
     wanted = parser.parse_args(arguments)
@@ -87,7 +88,7 @@ def main(arguments: list[str]) -> int:
         ports = {"http": http_port, "ws": ws_port}
         far = None if (reason := why_no_loopback()) else stack.enter_context(_ssh_node(Path(folder)))
         gateway = stack.enter_context(_gateway(folder, ports, far))
-        for where in ("local", "ssh"):
+        for where in wanted.where:
             if where == "ssh" and far is None:
                 say("gateway_ssh", skipped=reason)
                 continue

@@ -86,6 +86,7 @@ TEMPLATES: list[dict[str, Any]] = [
 ]
 
 DATABASES = {"default": env.db_url("DATABASE_URL", default=places.database_url(DATA_DIR))}
+DATABASES["default"]["ENGINE"] = "portal.database"
 DATABASES["default"].setdefault("OPTIONS", {})
 DATABASES["default"]["OPTIONS"].update(
     {

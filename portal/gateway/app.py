@@ -6,7 +6,7 @@ from portal.gateway.door import WorkspaceDoor
 from portal.gateway.framing import METHODS, WEBDAV, fault
 from portal.gateway.guard import Guard
 from portal.gateway.hosts import addressed
-from portal.gateway.pages import answer, page, wants_json
+from portal.gateway.pages import say
 from portal.gateway.rights import Rights
 from portal.gateway.upstream import Upstreams
 from portal.gateway.web import WebDoor
@@ -36,32 +36,18 @@ class Gateway:
             return
         problem = fault(scope["headers"], scope["raw_path"], scope["query_string"])
         if problem is not None:
-            await self._refuse(scope, send, 400, "ambiguous_request", "Bad request", problem)
+            await say(send, scope, 400, "ambiguous_request", "Bad request", problem, close=True)
             return
         host = next(value for name, value in scope["headers"] if name == b"host").decode("latin-1")
         workspace = addressed(host, self._apps_domain)
         known = METHODS if workspace is None else METHODS | WEBDAV
         if scope["type"] == "http" and scope["method"] not in known:
-            await self._refuse(
-                scope, send, 405, "method_not_allowed", "Not supported", "This method is not supported here."
-            )
+            sentence = "This method is not supported here."
+            await say(send, scope, 405, "method_not_allowed", "Not supported", sentence, close=True)
         elif workspace is None:
             await self._web(scope, receive, send)
         else:
             await self._workspaces(workspace.workspace, scope, receive, send)
-
-    async def _refuse(
-        self, scope: Scope, send: Send, status: int, code: str, title: str, sentence: str
-    ) -> None:
-        status, headers, body = page(
-            status,
-            code,
-            title,
-            sentence,
-            json_wanted=wants_json(scope["headers"]) or scope["path"].startswith("/api/"),
-        )
-        headers.append((b"connection", b"close"))
-        await answer(send, (status, headers, body), websocket=scope["type"] == "websocket")
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:

@@ -16,14 +16,19 @@ from portal.gateway.web import WebDoor
 
 
 def build_gateway(web_socket: str | None = None) -> Gateway:
-    """The gateway of this process: FAIRWAY_WEB_SOCKET, FAIRWAY_TUNNEL_KEY, FAIRWAY_TRUSTED_PROXIES."""
+    """The gateway of this process, by its settings and environment: FAIRWAY_WEB_SOCKET, FAIRWAY_TUNNEL_KEY,
+    FAIRWAY_TRUSTED_PROXIES, FAIRWAY_WORKSPACE_UPLOAD_MIB.
+    """
     socket = web_socket or os.environ.get("FAIRWAY_WEB_SOCKET") or str(settings.DATA_DIR / "run" / "web.sock")
     trusted = os.environ.get("FAIRWAY_TRUSTED_PROXIES", "")
     key = settings.KEY_FILES["tunnel"]
     rights = Rights()
     guard = Guard(rights)
     upstreams = Upstreams(socket, Path(key) if key else None)
-    places = Places(settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE)
+    upload_mib = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0)
+    places = Places(
+        settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE, upload_mib * 1024**2 or None
+    )
     return Gateway(
         settings.APPS_DOMAIN,
         web=WebDoor(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import parse_qs
 
 from portal.access import Policy, policy
@@ -11,11 +12,11 @@ from portal.gateway import headers as rules
 from portal.gateway.client import NoAnswer
 from portal.gateway.forward import Journey, forward
 from portal.gateway.guard import Guard, Hold
-from portal.gateway.pages import answer, page, wants_json
+from portal.gateway.pages import answer, page, say, say_too_large
 from portal.gateway.rights import Answer, Rights, Target, Unknown
 from portal.gateway.sockets import HandshakeRefused, forward_socket
 from portal.gateway.upstream import Upstreams
-from portal.gateway.wire import Headers, Receive, Scope, Send
+from portal.gateway.wire import Headers, Receive, Scope, Send, TooLarge
 from portal.services.workspaces import ENTER_PATH
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ class Places:
     portal_origin: str
     apps_domain: str
     secure: bool
+    upload_bytes: int | None = None
+    """The longest body that a workspace is sent; None: as long as its tool takes it."""
 
     def workspace_origin(self, job: str) -> str:
         scheme = "https" if self.secure else "http"
@@ -74,6 +77,7 @@ class WorkspaceDoor:
 
     def __init__(self, places: Places, rights: Rights, guard: Guard, upstreams: Upstreams) -> None:
         self._places, self._rights, self._guard, self._upstreams = places, rights, guard, upstreams
+        self._say = partial(say, secure=places.secure)
 
     async def __call__(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = scope["headers"]
@@ -110,6 +114,8 @@ class WorkspaceDoor:
                 await forward_socket(journey, scope)
             else:
                 await forward(journey, scope, receive, send)
+        except TooLarge:
+            await say_too_large(send, scope, receive, self._places.upload_bytes, secure=self._places.secure)
         except HandshakeRefused as problem:
             await self._say(
                 send,
@@ -146,6 +152,7 @@ class WorkspaceDoor:
             way=self._upstreams.port(target.node, target.port),
             headers=passed,
             answer_headers=lambda pairs: rules.from_tool(pairs, secure=places.secure),
+            body_bytes=places.upload_bytes,
             hold=Hold(job, cookie, target),
             guard=self._guard,
         )
@@ -245,30 +252,6 @@ class WorkspaceDoor:
 
     def _portal_link(self, path: str = "/") -> tuple[str, str]:
         return self._places.portal_origin + path, "To the portal"
-
-    async def _say(
-        self,
-        send: Send,
-        scope: Scope,
-        status: int,
-        code: str,
-        title: str,
-        sentence: str,
-        *,
-        link: tuple[str, str] | None = None,
-        retry_after_s: int | None = None,
-    ) -> None:
-        reply = page(
-            status,
-            code,
-            title,
-            sentence,
-            json_wanted=wants_json(scope["headers"]),
-            link=link,
-            retry_after_s=retry_after_s,
-            secure=self._places.secure,
-        )
-        await answer(send, reply, websocket=scope["type"] == "websocket")
 
 
 async def _ticket(receive: Receive) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from portal.gateway.client import BrokenOff, Connection, NoAnswer, Way
 from portal.gateway.guard import Guard, Hold
-from portal.gateway.wire import Gone, Headers, Receive, Scope, Send
+from portal.gateway.wire import Gone, Headers, Receive, Scope, Send, TooLarge
 
 LONG_AFTER_S = 1.0
 """From here on a request is watched: for a browser that left, and for a right that ended."""
@@ -25,6 +25,8 @@ class Journey:
     headers: Headers
     answer_headers: Callable[[Iterable[tuple[bytes, bytes]]], Headers]
     answer_within_s: float | None = None
+    body_bytes: int | None = None
+    """The longest body; it is counted as it passes, whatever the request says of itself. None: no end."""
     hold: Hold | None = None
     guard: Guard | None = None
 
@@ -45,18 +47,20 @@ def request_head(scope: Scope, headers: Headers, *, more: Headers | None = None)
 
 
 async def forward(journey: Journey, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers the request from upstream. Raises NoAnswer while the browser can still be told something else.
+    """Answers the request from upstream. Raises NoAnswer or TooLarge while the browser can still be told so.
 
     An answer that breaks off upstream breaks off here too: it never looks whole.
     """
     method = scope["method"]
     length = chunked = False
-    for name, _ in scope["headers"]:
+    for name, value in scope["headers"]:
         if name == b"content-length":
             length = True
+            if journey.body_bytes is not None and int(value) > journey.body_bytes:
+                raise TooLarge
         elif name == b"transfer-encoding":
             chunked = True
-    body = Body(receive, chunked=chunked, whole=not (length or chunked))
+    body = Body(receive, chunked=chunked, whole=not (length or chunked), most_bytes=journey.body_bytes)
     if body.whole:
         await receive()  # the empty body; what follows can only be the end of the connection
     head = request_head(
@@ -93,7 +97,7 @@ async def _exchange(journey: Journey, head: bytes, method: str, body: Body, watc
                 break
             except NoAnswer:
                 if sending is not None and sending.done() and not sending.cancelled():
-                    sending.result()  # raises Gone when it was the browser that left
+                    sending.result()  # raises Gone when it was the browser that left, or TooLarge
                 if sending is not None or method not in _REPEATABLE or connection.used == 1:
                     raise
                 # The server had closed a connection that waited, just as we used it.
@@ -115,8 +119,10 @@ async def _exchange(journey: Journey, head: bytes, method: str, body: Body, watc
     finally:
         if sending is not None and not sending.done():
             sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Gone, OSError):
+            with contextlib.suppress(asyncio.CancelledError, Gone, TooLarge, OSError):
                 await sending
+        elif sending is not None and not sending.cancelled():
+            sending.exception()  # known: the answer has broken off, or was given before the body's end
         if not kept:
             connection.close()
 
@@ -124,15 +130,15 @@ async def _exchange(journey: Journey, head: bytes, method: str, body: Body, watc
 class Body:
     """The request's body as it arrives."""
 
-    __slots__ = ("_chunked", "_receive", "last_s", "whole")
+    __slots__ = ("_chunked", "_left_bytes", "_receive", "last_s", "whole")
 
-    def __init__(self, receive: Receive, *, chunked: bool, whole: bool) -> None:
-        self._receive, self._chunked = receive, chunked
+    def __init__(self, receive: Receive, *, chunked: bool, whole: bool, most_bytes: int | None) -> None:
+        self._receive, self._chunked, self._left_bytes = receive, chunked, most_bytes
         self.whole = whole
         self.last_s = 0.0
 
     async def send_to(self, connection: Connection) -> None:
-        """Sends it on as it comes. Raises Gone, and closes the connection, when the browser leaves."""
+        """Sends it on as it comes. Raises Gone when the browser leaves, or TooLarge, and closes the connection."""
         loop = asyncio.get_running_loop()
         while True:
             message = await self._receive()
@@ -141,6 +147,11 @@ class Body:
                 raise Gone
             self.last_s = loop.time()
             data = message.get("body", b"")
+            if self._left_bytes is not None:
+                self._left_bytes -= len(data)
+                if self._left_bytes < 0:
+                    connection.close()
+                    raise TooLarge
             if data:
                 connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else bytes(data))
             if not message.get("more_body", False):

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from html import escape
+from http import HTTPStatus
 
 from portal.gateway.headers import HSTS
-from portal.gateway.wire import Headers, Send
+from portal.gateway.wire import Headers, Receive, Scope, Send
+from portal.plain_page import MEDIA_TYPE, POLICY, plain_page
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title} · Fairway</title><style>
-:root{{color-scheme:light dark}}
-body{{font:16px/1.5 system-ui,sans-serif;margin:18vh auto 0;max-width:34rem;padding:0 1.25rem}}
-h1{{font-size:1.35rem;margin:0 0 .5rem}}p{{margin:.25rem 0 1.25rem}}
-a{{color:#fff;background:#1d6b45;border-radius:6px;padding:.5rem .9rem;text-decoration:none}}
-</style></head><body><main><h1>{title}</h1><p>{sentence}</p>{link}</main></body></html>
-"""
-_POLICY = (
-    b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
-    b"form-action 'none'; frame-ancestors 'none'"
-)
+LINGER_S = 1.0
 
 
-def wants_json(headers: Headers) -> bool:
-    """True when the client asks for JSON and not for a page."""
-    accept = next((value.lower() for name, value in headers if name == b"accept"), b"")
-    return b"json" in accept and b"text/html" not in accept
+def wants_json(scope: Scope) -> bool:
+    """True for a client that asks for JSON and not for a page, and for everything below /api/."""
+    accept = next((value.lower() for name, value in scope["headers"] if name == b"accept"), b"")
+    return b"text/html" not in accept and (b"json" in accept or scope["raw_path"].startswith(b"/api/"))
 
 
 def page(
@@ -42,18 +33,23 @@ def page(
 ) -> tuple[int, Headers, bytes]:
     """Status, headers and body of an answer of the gateway's own. ``link`` is (address, words)."""
     if json_wanted:
-        kind = b"application/problem+json"
-        problem = {"type": "about:blank", "title": title, "status": status, "code": code, "detail": sentence}
+        kind = "application/problem+json"
+        problem = {
+            "type": f"urn:fairway:problem:{code}",
+            "title": HTTPStatus(status).phrase,
+            "status": status,
+            "detail": sentence,
+            "code": code,
+        }
         body = json.dumps(problem).encode()
     else:
-        kind = b"text/html; charset=utf-8"
-        button = f'<a href="{escape(link[0])}">{escape(link[1])}</a>' if link else ""
-        body = _PAGE.format(title=escape(title), sentence=escape(sentence), link=button).encode()
+        kind = MEDIA_TYPE
+        body = plain_page(title, sentence, link=link, wait=retry_after_s is not None).encode()
     headers: Headers = [
-        (b"content-type", kind),
+        (b"content-type", kind.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
-        (b"content-security-policy", _POLICY),
+        (b"content-security-policy", POLICY.encode()),
         (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"),
         (b"x-frame-options", b"DENY"),
@@ -65,9 +61,70 @@ def page(
     return status, headers, body
 
 
-async def answer(send: Send, reply: tuple[int, Headers, bytes], *, websocket: bool = False) -> None:
-    """Sends an answer of the gateway's own; to a WebSocket it refuses the handshake with the same."""
+async def answer(
+    send: Send,
+    reply: tuple[int, Headers, bytes],
+    *,
+    websocket: bool = False,
+    unread: Receive | None = None,
+) -> None:
+    """Sends an answer of the gateway's own; to a WebSocket it refuses the handshake with the same.
+
+    ``unread`` gives what the browser still sends: it is taken for a moment, because a connection that closes on
+    unread bytes takes the answer with it.
+    """
     status, headers, body = reply
     kind = "websocket.http.response" if websocket else "http.response"
     await send({"type": f"{kind}.start", "status": status, "headers": headers})
+    if unread is not None:
+        await send({"type": f"{kind}.body", "body": body, "more_body": True})
+        body = b""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await unread()).get("more_body", False):
+                    pass
     await send({"type": f"{kind}.body", "body": body})
+
+
+async def say_too_large(
+    send: Send, scope: Scope, receive: Receive, most_bytes: int | None, *, secure: bool = False
+) -> None:
+    """Refuses a body: 413."""
+    mebibytes = (most_bytes or 0) // 1024**2
+    sentence = f"It may hold at most {mebibytes} MiB. Nothing of it was kept."
+    status, headers, body = page(
+        413, "too_large", "This is too large", sentence, json_wanted=wants_json(scope), secure=secure
+    )
+    headers.append((b"connection", b"close"))
+    await answer(send, (status, headers, body), unread=receive)
+
+
+async def say(
+    send: Send,
+    scope: Scope,
+    status: int,
+    code: str,
+    title: str,
+    sentence: str,
+    *,
+    link: tuple[str, str] | None = None,
+    retry_after_s: int | None = None,
+    secure: bool = False,
+    close: bool = False,
+) -> None:
+    """Answers a request, or refuses a handshake, in the gateway's own words; ``close`` ends the connection."""
+    if link is None and retry_after_s is not None and scope.get("method") == "GET":
+        link = ("", "Try again")
+    status, headers, body = page(
+        status,
+        code,
+        title,
+        sentence,
+        json_wanted=wants_json(scope),
+        link=link,
+        retry_after_s=retry_after_s,
+        secure=secure,
+    )
+    if close:
+        headers.append((b"connection", b"close"))
+    await answer(send, (status, headers, body), websocket=scope["type"] == "websocket")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from portal.access import Policy, policy
 from portal.gateway import headers as rules
 from portal.gateway.client import NoAnswer
 from portal.gateway.forward import Journey, forward
-from portal.gateway.pages import answer, page, wants_json
+from portal.gateway.pages import say, say_too_large
 from portal.gateway.sockets import HandshakeRefused, forward_socket
 from portal.gateway.upstream import Upstreams
-from portal.gateway.wire import Headers, Receive, Scope, Send
+from portal.gateway.wire import Headers, Receive, Scope, Send, TooLarge
 
 log = logging.getLogger(__name__)
 
 ANSWER_WITHIN_S = 9.0
 """A web process that does not begin to answer by then is treated as down (I20: never a hang over 10 s)."""
+
+BODY_BYTES = 2 * 1024 * 1024
+"""Twice what Django takes into memory; web would lay a longer one on its disk before it refused it."""
 
 
 @policy(Policy.PUBLIC)
@@ -25,6 +29,7 @@ class WebDoor:
 
     def __init__(self, upstreams: Upstreams, *, secure: bool, trusted_peers: frozenset[str]) -> None:
         self._upstreams, self._secure, self._trusted = upstreams, secure, trusted_peers
+        self._say = partial(say, secure=secure)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         journey = Journey(
@@ -32,6 +37,7 @@ class WebDoor:
             headers=self._headers(scope),
             answer_headers=rules.from_upstream,
             answer_within_s=ANSWER_WITHIN_S,
+            body_bytes=BODY_BYTES,
         )
         websocket = scope["type"] == "websocket"
         try:
@@ -39,6 +45,8 @@ class WebDoor:
                 await forward_socket(journey, scope)
             else:
                 await forward(journey, scope, receive, send)
+        except TooLarge:
+            await say_too_large(send, scope, receive, BODY_BYTES, secure=self._secure)
         except HandshakeRefused as problem:
             await self._say(
                 send, scope, problem.status, "refused", "Refused", "The portal refused this connection."
@@ -68,25 +76,3 @@ class WebDoor:
                 if name == b"x-forwarded-for":
                     return value.decode("latin-1").rpartition(",")[2].strip() or peer
         return peer
-
-    async def _say(
-        self,
-        send: Send,
-        scope: Scope,
-        status: int,
-        code: str,
-        title: str,
-        sentence: str,
-        *,
-        retry_after_s: int | None = None,
-    ) -> None:
-        reply = page(
-            status,
-            code,
-            title,
-            sentence,
-            json_wanted=wants_json(scope["headers"]) or scope["path"].startswith("/api/"),
-            retry_after_s=retry_after_s,
-            secure=self._secure,
-        )
-        await answer(send, reply, websocket=scope["type"] == "websocket")

@@ -14,3 +14,7 @@ Headers = list[tuple[bytes, bytes]]
 
 class Gone(Exception):
     """The browser went away before its request was whole."""
+
+
+class TooLarge(Exception):
+    """The request's body is longer than the journey takes; upstream did not get all of it."""

@@ -17,6 +17,7 @@ from django.shortcuts import render
 from redis.exceptions import RedisError
 
 from portal.errors import FairwayError, NotThere, SignInNeeded, Unavailable
+from portal.plain_page import POLICY, plain_page
 
 log = logging.getLogger(__name__)
 
@@ -152,12 +153,16 @@ def server_error(request: HttpRequest) -> HttpResponse:
             code=number,
         )
     except DatabaseError:
-        return HttpResponse(
-            "The server could not finish, and its database does not answer. Try again in a minute.",
-            status=503,
-            content_type="text/plain; charset=utf-8",
-            headers={"Retry-After": "5"},
-        )
+        return _database_away()
+
+
+def _database_away() -> HttpResponse:
+    """503 with a page that asks nobody anything."""
+    sentence = (
+        "The server could not finish: its database does not answer. Jobs keep running. Try again in a moment."
+    )
+    page = plain_page("The portal cannot answer at the moment", sentence, link=("", "Try again"), wait=True)
+    return HttpResponse(page, status=503, headers={"Retry-After": "5", "Content-Security-Policy": POLICY})
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agents.keys import Purpose
+from agents import carrier
+from agents.keys import PURPOSES, Purpose, public_line
 from agents.ssh import SshTarget
 from agents.tunnel import JOB_ADDRESS, LocalPlace, PortRefused, TunnelError, TunnelPool
-from tests.rig.loopback import LoopbackSshd
+from tests.rig.echo_agent import echo_agent
+from tests.rig.loopback import LoopbackSshd, loopback_sshd
+from tests.rig.needs import why_no_loopback
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
 MIB = 1024 * 1024
@@ -159,3 +164,106 @@ async def test_an_idle_connection_is_closed_and_opened_again_when_needed(
             await asyncio.sleep(1.2)
             assert log.read_text().count("Accepted publickey") == turn
     await pool.close()
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+async def test_new_keys_are_exchanged_under_running_streams(
+    whose: str, tmp_path: Path, key_pairs: dict[Purpose, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := why_no_loopback():
+        pytest.skip(reason)
+    options = "LogLevel DEBUG1\n"
+    if whose == "ours":
+        monkeypatch.setattr(carrier, "NEW_KEYS_AFTER_BYTES", 4 * MIB)
+    else:
+        options += "RekeyLimit 4M\n"
+    public = {purpose: public_line(key_pairs[purpose]) for purpose in PURPOSES}
+    sent = bytes(range(256)) * 4096 * 16
+    with loopback_sshd(tmp_path, echo_agent(), public, options=options) as sshd:
+        pool = TunnelPool(key_pairs["tunnel"])
+        target = SshTarget(sshd.host, sshd.account, sshd.host_key, sshd.port)
+
+        async def talk(port: int) -> bool:
+            reader, writer = await pool.open_stream(target, port)
+            reading = asyncio.create_task(reader.readexactly(len(sent)))
+            writer.write(sent)
+            back = await asyncio.wait_for(reading, 60)
+            writer.close()
+            return back == sent
+
+        async with job_server() as port:
+            assert all(await asyncio.gather(talk(port), talk(port), talk(port)))
+        await pool.close()
+        log = (tmp_path / "sshd.log").read_text()
+        assert log.count("rekeying") >= 8  # said for each direction
+        assert log.count("Accepted publickey") == 1
+
+
+async def test_a_port_that_takes_no_connections_leaves_the_others_alone(
+    pool: TunnelPool, target: SshTarget
+) -> None:
+    with socket.socket() as full, contextlib.ExitStack() as waiting:
+        full.bind((JOB_ADDRESS, 0))
+        full.listen(0)
+        for _ in range(2):  # the kernel's queue is full now: who comes next waits
+            knock = waiting.enter_context(socket.socket())
+            knock.setblocking(False)
+            knock.connect_ex(full.getsockname())
+        async with job_server() as port:
+            reader, writer = await pool.open_stream(target, port)
+            began_s = time.monotonic()
+            with pytest.raises(PortRefused, match="takes no connections"):
+                await pool.open_stream(target, full.getsockname()[1])
+            assert time.monotonic() - began_s < 8
+            writer.write(b"still here")
+            assert await reader.readexactly(10) == b"still here"
+            writer.close()
+
+
+async def test_trouble_of_one_protocol_stays_with_it(pool: TunnelPool, target: SshTarget) -> None:
+    class Clumsy(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.lost = asyncio.get_running_loop().create_future()
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.WriteTransport)
+            transport.write(b"hello")
+
+        def data_received(self, data: bytes) -> None:
+            raise LookupError("clumsy")
+
+        def connection_lost(self, problem: Exception | None) -> None:
+            self.lost.set_result(None)
+
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    async with job_server() as port:
+        reader, writer = await pool.open_stream(target, port)
+        _, clumsy = await pool.create_connection(Clumsy, target, port)
+        await asyncio.wait_for(clumsy.lost, 5)
+        writer.write(b"fine")
+        assert await reader.readexactly(4) == b"fine"
+        writer.close()
+    assert told == ["a protocol failed"]
+
+
+async def test_who_gives_up_while_the_way_is_made_leaves_nothing_behind(
+    pool: TunnelPool, target: SshTarget
+) -> None:
+    accepted: list[asyncio.StreamReader] = []
+
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(reader)
+        assert await reader.read() == b""
+        writer.close()
+        accepted.remove(reader)
+
+    async with job_server(count) as port:
+        for pause_s in (0.0, 0.01, 0.2, 0.0, 0.001, 0.002, 0.005):
+            opening = asyncio.create_task(pool.open_stream(target, port))
+            await asyncio.sleep(pause_s)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await opening)[1].close()
+        await asyncio.sleep(0.3)
+        assert accepted == []

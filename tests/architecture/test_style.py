@@ -15,6 +15,7 @@ OURS = [
 ]
 MODULES = [path for path in OURS if "migrations" not in path.parts]
 VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "manager", "managers", "misc"}
+NAMED_BY_DJANGO = {"portal/database/base.py"}
 LONGEST_CHAPTER_LINES = 700
 
 
@@ -33,7 +34,8 @@ def test_a_module_begins_with_its_caption(path: Path) -> None:
 
 
 def test_nothing_has_a_vague_name() -> None:
-    assert [name_of(path) for path in OURS if {path.stem, path.parent.name} & VAGUE] == []
+    vague = {name_of(path) for path in OURS if {path.stem, path.parent.name} & VAGUE}
+    assert vague - NAMED_BY_DJANGO == set()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -48,8 +48,13 @@ class LoopbackSshd:
 
 
 @contextlib.contextmanager
-def loopback_sshd(folder: Path, agent: bytes, public_keys: Mapping[str, str]) -> Iterator[LoopbackSshd]:
-    """Runs an sshd for the present account, whose keys may run the agent (control, watch) or tunnel."""
+def loopback_sshd(
+    folder: Path, agent: bytes, public_keys: Mapping[str, str], *, options: str = ""
+) -> Iterator[LoopbackSshd]:
+    """Runs an sshd for the present account, whose keys may run the agent (control, watch) or tunnel.
+
+    ``options`` are further lines of its configuration.
+    """
     program = folder / "agent.pyz"
     program.write_bytes(agent)
     settings = folder / "node.json"
@@ -70,7 +75,7 @@ def loopback_sshd(folder: Path, agent: bytes, public_keys: Mapping[str, str]) ->
     (folder / "sshd_config").write_text(
         f"ListenAddress 127.0.0.1:{port}\nHostKey {key}\nAuthorizedKeysFile {folder}/authorized_keys\n"
         f"PidFile {folder}/sshd.pid\nStrictModes no\nPasswordAuthentication no\nUsePAM no\n"
-        "PermitRootLogin prohibit-password\nMaxStartups 100\n"
+        f"PermitRootLogin prohibit-password\nMaxStartups 100\n{options}"
     )
     process = subprocess.Popen(
         [str(find_tool("sshd")), "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]

@@ -1,0 +1,1 @@
+"""PostgreSQL through Django's own backend, with an end to every wait."""

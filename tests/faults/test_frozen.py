@@ -1,0 +1,292 @@
+"""PostgreSQL or Valkey stands still with its sockets open: everybody is told within ten seconds, nothing doubles."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from portal.config import places
+from tests.engine_room import wait_for
+
+ROOT = Path(__file__).parent.parent.parent
+HANG_S = 10.0
+SCENE = """
+import json, django
+django.setup()
+from portal.services.tokens import Scope, do_create_token
+from tests import record
+from tests.gateway.stand import sign_in
+owner = record.person("ada")
+project = record.project(member=owner)
+environment = record.environment(tool=False)
+record.node(record.pool())
+_, token = do_create_token(owner, name="t", scopes=list(Scope))
+print(json.dumps({"token": token, "session": sign_in(owner), "job": {
+    "project": project.public_id, "environment": environment.public_id, "name": "one", "command": ["true"]}}))
+"""
+COUNT = """
+import django
+django.setup()
+from portal.models import Job
+print(Job.objects.count())
+"""
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
+
+
+@dataclass
+class Portal:
+    """Web and gateway as processes, on servers of their own that can be stopped in their tracks."""
+
+    folder: Path
+    port: int
+    environment: dict[str, str]
+    servers: dict[str, int]
+    scene: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, program: str) -> Any:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(
+            command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    @contextlib.contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """A server and all its children stand still."""
+        stopped: set[int] = set()
+        while more := set(_family(self.servers[name])) - stopped:
+            for pid in more:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped |= more
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):  # the server has ended this child meanwhile
+                    os.kill(pid, signal.SIGCONT)
+
+    def ask(
+        self, method: str, path: str, *, straight: bool = False, **options: Any
+    ) -> tuple[httpx.Response, float]:
+        """An answer and how long it took; ``straight`` asks web itself, past the gateway."""
+        headers = {"Host": f"localhost:{self.port}"} | options.pop("headers", {})
+        way = httpx.HTTPTransport(uds=self.environment["FAIRWAY_WEB_SOCKET"]) if straight else None
+        began_s = time.monotonic()
+        with httpx.Client(transport=way, timeout=60) as client:
+            answer = client.request(method, f"http://127.0.0.1:{self.port}{path}", headers=headers, **options)
+        return answer, time.monotonic() - began_s
+
+    def page(self) -> tuple[httpx.Response, float]:
+        crumbs = f"fairway_session={self.scene['session']}"
+        return self.ask("GET", "/jobs/", headers={"Cookie": crumbs, "Accept": "text/html"})
+
+    def listed(self) -> tuple[httpx.Response, float]:
+        return self.ask("GET", "/api/v1/jobs/", headers=self.bearer())
+
+    def submit(self, key: str, *, straight: bool = False) -> tuple[httpx.Response, float]:
+        headers = self.bearer() | {"Idempotency-Key": key}
+        return self.ask("POST", "/api/v1/jobs/", json=self.scene["job"], headers=headers, straight=straight)
+
+    def workspace(self) -> tuple[httpx.Response, float]:
+        """A stranger at a workspace; each time another, for the gateway remembers its answers a moment."""
+        headers = {
+            "Host": f"ws-jabc.localhost:{self.port}",
+            "Cookie": f"fairway_workspace={time.monotonic_ns()}",
+        }
+        return self.ask("GET", "/lab", headers=headers)
+
+    def bearer(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.scene['token']}"}
+
+    def ready(self) -> int:
+        return self.ask("GET", "/readyz")[0].status_code
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[Portal]:
+    data = Path(tempfile.mkdtemp(prefix="fairway-frozen-"))
+    data.chmod(0o711)
+    guardian = subprocess.Popen(
+        [sys.executable, "-m", "portal.standalone.temporary", str(data)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stack.callback(guardian.wait, 60)
+        stack.callback(guardian.stdin.close)  # type: ignore[union-attr]
+        told = json.loads(guardian.stdout.readline())  # type: ignore[union-attr]
+        assert "trouble" not in told, told
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = int(taken.getsockname()[1])
+        environment = {
+            **os.environ,
+            "DATABASE_URL": told["database_url"],
+            "REDIS_URL": told["redis_url"],
+            "FAIRWAY_DATA_DIR": str(data),
+            "FAIRWAY_PORTAL_URL": f"http://localhost:{port}",
+            "FAIRWAY_APPS_DOMAIN": f"localhost:{port}",
+            "FAIRWAY_WEB_SOCKET": str(places.sockets_dir(data) / "web.sock"),
+            "DJANGO_SETTINGS_MODULE": "portal.config.settings",
+        }
+        servers = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in _children(guardian.pid)}
+        named = {"postgres": "postgres", "valkey-server": "valkey", "redis-server": "valkey"}
+        made = Portal(data, port, environment, {named[name]: pid for name, pid in servers.items()})
+        subprocess.run(
+            [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+            env=environment, cwd=ROOT, check=True, timeout=120,
+        )  # fmt: skip
+        made.scene = made.run(SCENE)
+        uds = ("--uds", environment["FAIRWAY_WEB_SOCKET"], "--lifespan", "off", "--proxy-headers")
+        trusted = ("--forwarded-allow-ips", "*", "--no-access-log")
+        log = stack.enter_context((data / "processes.log").open("wb"))
+        for command in (
+            ("uvicorn", "portal.asgi:application", *uds, *trusted),
+            ("portal.gateway", "--port", str(port)),
+        ):
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command], env=environment, cwd=ROOT, stdout=log, stderr=log
+            )
+            stack.callback(process.wait, 20)
+            stack.callback(process.terminate)
+        wait_for("the portal answers", lambda: _quiet(made.ready) == 200, 40)
+        for look in (made.page, made.listed):  # each way is warm, as in a portal that has run for a while
+            assert look()[0].status_code == 200
+        assert made.workspace()[0].status_code == 403
+        yield made
+
+
+def test_a_frozen_database_is_a_clear_503_and_then_all_is_well(portal: Portal) -> None:
+    with portal.frozen("postgres"), ThreadPoolExecutor(8) as hands:
+        asked = {
+            "page": hands.submit(portal.page),
+            "list": hands.submit(portal.listed),
+            "submit": hands.submit(portal.submit, "in-the-cold"),
+            "workspace": hands.submit(portal.workspace),
+            "readyz": hands.submit(portal.ask, "GET", "/readyz"),
+        }
+        for _ in range(10):  # meanwhile the processes themselves are well
+            alive, took_s = portal.ask("GET", "/healthz")
+            assert alive.status_code == 200
+            assert took_s < 2
+            time.sleep(0.3)
+        for name, future in asked.items():
+            answer, took_s = future.result()
+            assert (name, answer.status_code) == (name, 503)
+            assert took_s < HANG_S, name
+            assert int(answer.headers["retry-after"]) > 0, name
+            kind = answer.headers["content-type"]
+            if name in ("list", "submit"):
+                assert kind == "application/problem+json"
+                assert answer.json()["code"] == "unavailable"
+            elif name in ("page", "workspace"):
+                assert kind.startswith("text/html")
+                assert "Try again" in answer.text
+        again, took_s = portal.page()
+        assert again.status_code == 503
+        assert took_s < HANG_S
+    wait_for("it is ready again", lambda: portal.ready() == 200, 15)
+    assert portal.page()[0].status_code == 200
+    assert portal.listed()[0].status_code == 200
+    first, second = portal.submit("in-the-cold")[0], portal.submit("in-the-cold")[0]
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.json()["id"] == second.json()["id"]
+
+
+def test_requests_caught_half_way_are_done_once(portal: Portal) -> None:
+    """Twenty people submit while the database freezes under them: each tries again until there is a job.
+
+    They ask web itself, because the gateway has a patience of its own.
+    """
+    before = portal.run(COUNT)
+    keys = [f"caught-{number}" for number in range(20)]
+    seen: dict[str, set[str]] = {key: set() for key in keys}
+    thawed = threading.Event()
+    slowest: list[float] = []
+
+    def insist(key: str) -> None:
+        until = time.monotonic() + 90
+        while time.monotonic() < until:
+            answer, took_s = portal.submit(key, straight=True)
+            slowest.append(took_s)
+            if answer.status_code == 201:
+                seen[key].add(answer.json()["id"])
+                if thawed.is_set():
+                    return
+                continue
+            assert answer.status_code in (409, 503), answer.text
+            time.sleep(0.5)
+
+    with ThreadPoolExecutor(len(keys)) as hands:
+        running = [hands.submit(insist, key) for key in keys]
+        time.sleep(0.4)
+        for _ in range(2):
+            with portal.frozen("postgres"):
+                time.sleep(HANG_S + 4)
+            time.sleep(2.5)
+        thawed.set()
+        for each in running:
+            each.result()
+    assert [len(ids) for ids in seen.values()] == [1] * len(keys)
+    assert portal.run(COUNT) == before + len(keys)
+    assert max(slowest) < HANG_S
+
+
+def test_a_frozen_message_store_slows_nobody_for_long(portal: Portal) -> None:
+    before = portal.run(COUNT)
+    with portal.frozen("valkey"), ThreadPoolExecutor(4) as hands:
+        asked = [hands.submit(look) for look in (portal.page, portal.listed)]
+        asked.append(hands.submit(portal.submit, "without-news"))
+        ready = hands.submit(portal.ask, "GET", "/readyz")
+        assert portal.ask("GET", "/healthz")[0].status_code == 200
+        for future in asked:
+            answer, took_s = future.result()
+            assert answer.status_code in (200, 201, 503)
+            assert took_s < HANG_S
+        told, took_s = ready.result()
+        assert told.status_code == 503
+        assert told.json()["parts"]["database"]["ok"]
+        assert not told.json()["parts"]["redis"]["ok"]
+        assert took_s < HANG_S
+    wait_for("it is ready again", lambda: portal.ready() == 200, 15)
+    answer = portal.submit("without-news")[0]
+    assert answer.status_code == 201
+    assert portal.run(COUNT) == before + 1
+
+
+def _quiet(look: Any) -> Any:
+    try:
+        return look()
+    except httpx.HTTPError:
+        return None
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        return [pid, *(found for child in _children(pid) for found in _family(child))]
+    except FileNotFoundError:
+        return []
