@@ -146,7 +146,7 @@ def _ssh_node(folder: Path) -> Iterator[tuple[Any, Path]]:
     place = folder / "sshd"
     place.mkdir()
     keys = make_keys(place / "keys", "bench")
-    public = {purpose: public_line(keys[purpose]) for purpose in PURPOSES}
+    public: dict[str, str] = {purpose: public_line(keys[purpose]) for purpose in PURPOSES}
     with loopback_sshd(place, rig_agent(), public) as sshd:
         yield sshd, keys["tunnel"]
 
