@@ -94,7 +94,7 @@ def check_key(path: Path) -> None:
         raise KeyUnusable(sentence, SshStep.LOGIN) from problem
     if found.st_uid != os.geteuid():
         raise KeyUnusable(
-            f"The tunnel key belongs to account {found.st_uid}, but the gateway runs as {os.geteuid()}.",
+            f"The tunnel key belongs to account {found.st_uid}, but this process is account {os.geteuid()}.",
             SshStep.LOGIN,
         )
     if found.st_mode & 0o077:
@@ -351,7 +351,7 @@ def explain(target: SshTarget, said: list[str]) -> SshError:
     if "Could not resolve hostname" in text:
         return NodeUnreachable(f"No address is known for {target.host}.", SshStep.RESOLVE)
     if "No user exists for uid" in text:
-        sentence = f"The portal's ssh needs an entry in /etc/passwd for its account {os.geteuid()}."
+        sentence = f"The gateway's account {os.geteuid()} has no name in /etc/passwd, and ssh wants one."
         return NoProgram(sentence, SshStep.CONNECT)
     if "Connection refused" in text:
         return NodeUnreachable(f"{place} is up, but no sshd listens there.", SshStep.CONNECT)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -20,6 +22,7 @@ from agents.ssh import STEP_LIMIT_S, SshError, SshTarget
 JOB_ADDRESS = "127.77.0.1"
 IDLE_CLOSE_S = 60.0
 RETRY_PAUSE_S = 1.0
+_PREFIX = "tunnels-"
 
 _Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
 
@@ -56,6 +59,7 @@ class TunnelPool:
         self._key_path = key_path
         self._parent = folder
         self._folder: Path | None = None
+        self._held = contextlib.ExitStack()
         self._idle_close_s = idle_close_s
         self._nodes: dict[SshTarget, _NodeTunnel] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -97,16 +101,21 @@ class TunnelPool:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+            self._held.close()
 
     def _own_folder(self) -> Path:
-        """Makes the folder, and removes those of processes that were killed."""
+        """Makes the folder, and removes those of pools that were killed: nobody holds their locks."""
         if self._folder is None:
-            if self._parent is not None:
+            if self._parent is None:
+                self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            else:
                 self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for left in self._parent.glob("[0-9]*-*"):
-                    if not Path("/proc", left.name.partition("-")[0]).exists():
-                        shutil.rmtree(left, ignore_errors=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._parent))
+                with _locked(self._parent, fcntl.LOCK_EX):
+                    for left in self._parent.glob(f"{_PREFIX}*"):
+                        with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                            shutil.rmtree(left)
+                    self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
+                    self._held.enter_context(_locked(self._folder, fcntl.LOCK_EX))
         return self._folder
 
     async def _connect_locally(
@@ -205,6 +214,16 @@ class _NodeTunnel:
             raise TunnelError(str(error)) from error
         finally:
             self._connecting = None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, how)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _heard(connecting: asyncio.Task[SshProcess]) -> None:
