@@ -9,6 +9,7 @@ Makes a database of its own beside the one that DATABASE_URL names, and drops it
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import secrets
 import statistics
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.line import percentile, say
 
@@ -30,6 +31,7 @@ TARGET = "p95 below 100 ms, as many queries as with 2,000 jobs"
 HOST = "localhost"
 """A host that settings allow. Django's test environment is not set up: it copies each template's context."""
 
+_T = TypeVar("_T")
 Look = tuple[str, str, Callable[[], Any]]
 """Who asks, for what, and the request itself."""
 
@@ -50,10 +52,24 @@ def run_looks(bench: str, arguments: list[str], *makers: Callable[[dict[str, Any
     with record_of_its_own() as scene:
         scene.add_jobs(FEW_JOBS, running=GPUS // 2)
         looks = [look for make in makers for look in make(scene.people) if wanted.only in look[1]]
-        few = [count_queries(look) for look in looks]
+        few = [_or_problem(look, count_queries) for look in looks]
         scene.add_jobs(wanted.jobs - FEW_JOBS, running=GPUS // 2)
+        gc.collect()
+        gc.freeze()  # as web does with what stays
         for look, queries in zip(looks, few, strict=True):
-            measure(look, queries, wanted.jobs, wanted.rounds)
+            problem = queries if isinstance(queries, str) else None
+            if not isinstance(queries, str):
+                problem = _or_problem(look, partial(measure, queries, wanted.jobs, wanted.rounds))
+            if problem is not None:
+                say(f"{look[1]} as {look[0]}", skipped=problem)
+
+
+def _or_problem(look: Look, act: Callable[[Look], _T]) -> _T | str:
+    """What it gives, or why it could not be had: one page that breaks must not hide the others."""
+    try:
+        return act(look)
+    except Exception as problem:
+        return f"it failed: {problem!r}"[:500]
 
 
 @contextmanager
@@ -89,7 +105,7 @@ def count_queries(look: Look) -> int:
     return len(queries)
 
 
-def measure(look: Look, queries_with_few: int, jobs: int, rounds: int) -> None:
+def measure(queries_with_few: int, jobs: int, rounds: int, look: Look) -> None:
     """Prints the line of one request."""
     from portal import throttle
 

@@ -57,7 +57,7 @@ def _measure(jobs: int, until_s: float, verbose: bool) -> None:
         token = _prepare(portal, machine, image.name)
         with _root_shell(machine) as shell, _client(portal.url, token) as client:
             _run_one(client, shell, machine, "warm")  # imports, connections and caches of the first job
-            rows = []
+            rows: list[dict[str, float]] = []
             for number in range(jobs):
                 if rows and time.monotonic() > until_s:
                     break  # on a slow machine fewer jobs are told, and how many
@@ -123,6 +123,7 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
         time.sleep(LOOK_EVERY_S)
     running = time.perf_counter()
     attempt = tries.get()
+    assert attempt.sent_at is not None and attempt.running_at is not None  # it is RUNNING
     submitted_at = JobEvent.objects.get(job__public_id=job, kind="submitted").at.timestamp()
     cycle = Cycle.objects.filter(started_at__lte=attempt.created_at).latest("started_at")
     by_hand_s, network_s = _by_hand(shell, machine, job)
@@ -284,7 +285,7 @@ def _root_shell(machine: Any) -> Iterator[_Shell]:
             look_for_keys=False,
             allow_agent=False,
         )
-        channel = ssh.get_transport().open_session()  # type: ignore[union-attr]
+        channel = ssh.get_transport().open_session()
         channel.exec_command("sudo -S -p '' sh")
         channel.sendall(f"{password}\n".encode())
         shell = _Shell(channel)

@@ -17,7 +17,7 @@ from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, AttemptState, Desired, J
 
 WAIT_WORDS = {
     VerdictCode.LIMIT: "At its limit",
-    VerdictCode.RELEASING: "Being freed",
+    VerdictCode.RELEASING: "Making room",
     VerdictCode.DELAYED_UNTIL: "Scheduled",
     VerdictCode.HELD_FOR_RESERVATION: "Reserved",
     VerdictCode.NEVER: "Cannot start",

@@ -11,6 +11,9 @@ from portal.services.projects import QuotaNumbers, do_change_quota
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+SQUEEZED = """[...document.querySelectorAll("td")].filter((cell) => cell.offsetParent && cell.innerText.trim()
+  && cell.getBoundingClientRect().width < Math.min(20, 6 * cell.innerText.length)).map((cell) => cell.innerText)"""
+"""The cells of a table that are drawn narrower than their words."""
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
@@ -36,7 +39,10 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
     page = open_as(name, dark=dark)
     node = f"/nodes/{scene.nodes['ada-1'].public_id}/"
     project = f"/projects/{scene.projects['vision'].public_id}/"
-    assert look_at(page, ["/cluster/", node, "/quotas/", "/projects/", project, "/environments/"]) == ""
+    assert (
+        look_at(page, ["/cluster/", node, "/quotas/?pool=h200", "/projects/", project, "/environments/"])
+        == ""
+    )
     page.goto("/cluster/")
     page.get_by_role("tab", name="Table").click()
     assert look_here(page) == ""
@@ -46,7 +52,9 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
 def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     with_history(scene)
     page = open_as("r-castellan", width=390, dark=dark)
-    assert look_at(page, ["/cluster/", "/quotas/", "/projects/", "/people/", "/audit/"]) == ""
+    for address in ("/cluster/", "/quotas/?pool=h200", "/projects/", "/people/", "/audit/", "/jobs/"):
+        assert look_at(page, [address]) == ""
+        assert page.evaluate(SQUEEZED) == [], f"{address}: cells that others cover"
 
 
 def with_history(scene) -> None:

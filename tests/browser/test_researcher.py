@@ -199,10 +199,10 @@ def test_a_finger_reads_the_exact_time_of_a_change(open_as, scene):
     project, pool = scene.projects["vision"], scene.pools["h200"]
     do_change_quota(scene.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
     page = open_as("r-castellan", width=390, touch=True)
-    page.goto("/quotas/")
+    page.goto(f"/quotas/?pool={pool.name}")
     time = page.locator("section[aria-labelledby=hi-h] time").first
     exact = time.get_attribute("title")
-    time.scroll_into_view_if_needed()
+    time.evaluate("element => element.scrollIntoView({ block: 'center' })")
     time.tap()
     assert page.locator(".fw-tip").inner_text() == exact
     page.get_by_role("heading", name="History").tap()

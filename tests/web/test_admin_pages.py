@@ -154,12 +154,45 @@ def test_members_do_not_edit_quotas(quota_place, client_of, kind):
     assert 'class="fw-edit"' not in client.get(reverse("quotas")).content.decode()
 
 
+def test_many_projects_come_a_page_at_a_time_and_are_found_by_name(quota_place, client_of):
+    vision, pool = quota_place
+    teams = [record.project(f"team-{number:03}", parent=vision) for number in range(60)]
+    client = client_of("admin")
+    for place in ("quotas", "projects"):
+        first = client.get(reverse(place)).content.decode()
+        assert "page 1 of 2" in first and ">team-000</a>" in first and ">team-059</a>" not in first
+        second = client.get(reverse(place), {"page": 2}).content.decode()
+        assert ">team-059</a>" in second and "below vision" in second
+        found = client.get(reverse(place), {"q": "TEAM-05"}).content.decode()
+        assert (
+            ">team-058</a>" in found
+            and ">team-001</a>" not in found
+            and "10 of 63" in found.replace("\xa0", " ")
+        )
+        assert "No project matches" in client.get(reverse(place), {"q": "nobody"}).content.decode()
+    form = edit(teams[59], pool.name, guaranteed="1") | {"page": "2"}
+    answer = client.post(reverse("save-quotas"), form)
+    assert answer["Location"].endswith(f"?pool={pool.name}&page=2")
+    assert Quota.objects.get(project=teams[59], pool=pool).guaranteed_milli == 1000
+    answer = client.post(reverse("save-quotas"), edit(teams[58], pool.name, guaranteed="x") | {"page": "2"})
+    page = answer.content.decode()
+    assert "team-058" in page and "team-001" not in page, "the lines its editor had stand there, no others"
+
+
+def test_a_form_that_is_not_ours_is_told_so(quota_place, client_of):
+    project, pool = quota_place
+    form = edit(project, pool.name, guaranteed="1") | {f"seen-{project.public_id}": "x;1"}
+    assert client_of("admin").post(reverse("save-quotas"), form).status_code == 400
+
+
 # -- projects and people ---------------------------------------------------------------------------
 
 
 def test_a_project_is_made_and_a_bad_name_is_told(scene, client_of):
     client = client_of("admin")
     assert client.post(reverse("add-project"), {"name": "Bad Name!"}).status_code == 400
+    long = client.post(reverse("add-project"), {"name": "a" * 64}).content.decode()
+    assert "At most 63 characters; this has 64." in long and "Use lower-case letters" not in long
     answer = client.post(reverse("add-project"), {"name": "fresh", "title": "Fresh"}, follow=True)
     assert Project.objects.get(name="fresh").title == "Fresh"
     assert "Now give it people" in answer.content.decode()

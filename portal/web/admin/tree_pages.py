@@ -1,4 +1,4 @@
-"""A tree of projects, a page at a time: found by name, with the way down to each row."""
+"""A tree of projects, a page at a time: found by name; a row without its parent says below which it is."""
 
 from __future__ import annotations
 
