@@ -164,7 +164,11 @@ def test_many_projects_come_a_page_at_a_time_and_are_found_by_name(quota_place, 
         second = client.get(reverse(place), {"page": 2}).content.decode()
         assert ">team-059</a>" in second and "below vision" in second
         found = client.get(reverse(place), {"q": "TEAM-05"}).content.decode()
-        assert ">team-058</a>" in found and ">team-001</a>" not in found and "10 of 63" in found.replace("\xa0", " ")
+        assert (
+            ">team-058</a>" in found
+            and ">team-001</a>" not in found
+            and "10 of 63" in found.replace("\xa0", " ")
+        )
         assert "No project matches" in client.get(reverse(place), {"q": "nobody"}).content.decode()
     form = edit(teams[59], pool.name, guaranteed="1") | {"page": "2"}
     answer = client.post(reverse("save-quotas"), form)
