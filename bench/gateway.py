@@ -1,8 +1,10 @@
-"""The gateway beside configurable-http-proxy: requests a second, MB/s, WebSocket round trip, memory with 30 tabs.
+"""The gateway beside configurable-http-proxy: requests a second, MB/s, round trips, memory with 30 tabs.
+
+The round trips are those of an echo server, which shows the way itself, and of a kernel of a real JupyterLab.
 
 For a local node, and for an SSH node, where the other proxy stands before ``ssh -L`` over the same sshd.
 
-    DATABASE_URL=... REDIS_URL=... python -m bench gateway [--seconds S] [--rounds N] [--chp PROGRAM]
+    DATABASE_URL=... REDIS_URL=... python -m bench gateway [--seconds S] [--rounds N] [--where local ssh] [--chp PROGRAM]
 
 Both stand before the same servers on this machine and are measured in turns, round by round. The other proxy
 is fetched by npm into a temporary folder unless ``--chp`` names one. Makes a database of its own and drops it.
@@ -38,8 +40,19 @@ MEMORY_TARGET_MIB = 300.0
 SOCKETS_A_TAB = 4
 
 Door = tuple[int, str, str]
-"""Port, Host header and cookie of a workspace behind a proxy."""
+"""Port, Host header and cookie of a workspace behind a proxy; or TOKEN and the tool's own secret for a cookie."""
+TOKEN = "token:"
 Figure = tuple[float, float]
+
+FIGURES = {
+    "requests": ("1/s", "http"),
+    "download": ("MB/s", "http"),
+    "upload": ("MB/s", "http"),
+    "round_trip": ("ms", "ws"),
+    "messages": ("1/s", "ws"),
+    "kernel_round_trip": ("ms", "lab"),
+}
+"""Unit, and the server behind."""
 
 UPSTREAM = """
 const http = require('http'), small = Buffer.alloc(%d, 'x'), block = Buffer.alloc(1 << 20, 'y');
@@ -72,6 +85,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--where", nargs="*", choices=["local", "ssh"], default=["local", "ssh"])
+    parser.add_argument("--figures", nargs="*", choices=sorted(FIGURES), default=list(FIGURES))
     parser.add_argument("--chp", help="configurable-http-proxy, when it is installed already")
     parser.add_argument("--part", nargs="*", help=argparse.SUPPRESS)
     wanted = parser.parse_args(arguments)
@@ -87,23 +101,29 @@ def main(arguments: list[str]) -> int:
         stack.enter_context(_process(*_self("echo", ws_port)))
         ports = {"http": http_port, "ws": ws_port}
         far = None if (reason := why_no_loopback()) else stack.enter_context(_ssh_node(Path(folder)))
-        gateway = stack.enter_context(_gateway(folder, ports, far))
+        labs = {where: _free(JOBS) for where in wanted.where if where == "local" or far is not None}
+        gateway = stack.enter_context(_gateway(folder, ports, labs, far))
         for where in wanted.where:
             if where == "ssh" and far is None:
                 say("gateway_ssh", skipped=reason)
                 continue
             others: dict[str, Door] = {}
             pids: dict[str, int] = {}
-            for name, port in ports.items():
+            for name, port in (ports | {"lab": labs[where]}).items():
                 behind = f"{JOBS}:{port}"
                 if far is not None and where == "ssh":
                     behind = f"127.0.0.1:{stack.enter_context(_forwarded(far, port))}"
                 listen, pid = stack.enter_context(_other(chp, behind))
                 others[name], pids[name] = (listen, "localhost", ""), pid
-            doors = {name: gateway["doors"][f"{where}-{name}"] for name in ports}
-            for port, *_ in [*doors.values(), *others.values(), (http_port,), (ws_port,)]:
+            doors = {name: gateway["doors"][f"{where}-{name}"] for name in (*ports, "lab")}
+            secret = gateway["secrets"][f"{where}-lab"]
+            stack.enter_context(_lab(Path(folder) / where, labs[where], secret))
+            others["lab"] = (others["lab"][0], "localhost", f"{TOKEN}{secret}")
+            for port, *_ in [*doors.values(), *others.values(), (http_port,), (ws_port,), (labs[where],)]:
                 _until_open(port)
-            _measure(where, gateway["pid"], doors, others, pids, wanted.seconds, wanted.rounds)
+            _measure(
+                where, gateway["pid"], doors, others, pids, wanted.figures, wanted.seconds, wanted.rounds
+            )
     return 0
 
 
@@ -132,6 +152,32 @@ def _ssh_node(folder: Path) -> Iterator[tuple[Any, Path]]:
 
 
 @contextlib.contextmanager
+def _lab(folder: Path, port: int, secret: str) -> Iterator[None]:
+    """A JupyterLab as a node starts it."""
+    from portal.services.environments import ensure_process_jupyterlab
+
+    cache = Path(os.environ.get("FAIRWAY_TEST_CACHE", "/var/tmp/fairway-tests"))
+    places = {"{address}": JOBS, "{port}": str(port)}
+    command = []
+    for word in ensure_process_jupyterlab(cache).tool_command:
+        for place, value in places.items():
+            word = word.replace(place, value)
+        command.append(word)
+    if os.geteuid() == 0:
+        command.append("--allow-root")
+    folder.mkdir()
+    (folder / "token").write_text(secret)
+    own = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "FAIRWAY_SECRETS": str(folder)}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=own, stdout=log, stderr=log)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@contextlib.contextmanager
 def _forwarded(far: tuple[Any, Path], port: int) -> Iterator[int]:
     """``ssh -L`` to a job port over the same sshd with the same key; the port on this side."""
     sshd, key = far
@@ -149,17 +195,13 @@ def _measure(
     ours: dict[str, Door],
     others: dict[str, Door],
     pids: dict[str, int],
+    figures: list[str],
     seconds: float,
     rounds: int,
 ) -> None:
     far, other = where == "ssh", "chp"
-    for figure, unit, server in [
-        ("requests", "1/s", "http"),
-        ("download", "MB/s", "http"),
-        ("upload", "MB/s", "http"),
-        ("round_trip", "ms", "ws"),
-        ("messages", "1/s", "ws"),
-    ]:
+    for figure in figures:
+        unit, server = FIGURES[figure]
         found: dict[str, list[float]] = {"fairway": [], other: []}
         spent: dict[str, float] = {"fairway": 0.0, other: 0.0}
         for number in range(rounds):
@@ -405,12 +447,50 @@ async def _tabs(port: int, host: str, cookie: str, seconds: float, pid: int) -> 
     return most, 1
 
 
+async def _kernel_round_trip(port: int, host: str, cookie: str, seconds: float, pid: int) -> Figure:
+    """Asks a kernel who it is, and waits for its answer."""
+    import aiohttp
+
+    token = cookie.removeprefix(TOKEN)
+    own = {"Authorization": f"token {token}"} if token != cookie else {"Cookie": cookie}
+    headers = own | {"Host": host, "Origin": f"http://{host}"}
+    address = f"http://127.0.0.1:{port}/api/kernels"
+    took_ms = []
+    async with aiohttp.ClientSession(headers=headers) as session:
+        async with session.post(address, json={"name": "python3"}) as made:
+            assert made.status == 201, await made.text()
+            kernel = (await made.json())["id"]
+        async with session.ws_connect(f"{address}/{kernel}/channels", max_msg_size=0) as joined:
+            await _asked(joined, 0)  # starts it
+            until, number = time.monotonic() + seconds, 0
+            while time.monotonic() < until:
+                number += 1
+                took_ms.append(await _asked(joined, number))
+        async with session.delete(f"{address}/{kernel}") as ended:
+            assert ended.status == 204
+    return statistics.median(took_ms), len(took_ms)
+
+
+async def _asked(joined: Any, number: int) -> float:
+    """Milliseconds until the kernel has answered."""
+    head = {"msg_id": f"ask-{number}", "msg_type": "kernel_info_request", "username": "", "session": "bench"}
+    words = {"header": head | {"version": "5.3"}, "parent_header": {}, "metadata": {}, "content": {}}
+    began = time.perf_counter()
+    await joined.send_str(json.dumps(words | {"channel": "shell"}))
+    async for message in joined:
+        told = json.loads(message.data)
+        if told["msg_type"] == "kernel_info_reply" and told["parent_header"]["msg_id"] == head["msg_id"]:
+            return (time.perf_counter() - began) * 1000
+    raise ConnectionError("the kernel's socket was closed")
+
+
 _LOADS = {
     "requests": _requests,
     "download": _download,
     "upload": _upload,
     "round_trip": _round_trip,
     "messages": _messages,
+    "kernel_round_trip": _kernel_round_trip,
     "tabs": _tabs,
 }
 
@@ -419,7 +499,10 @@ _LOADS = {
 
 
 @contextlib.contextmanager
-def _gateway(folder: str, ports: dict[str, int], far: tuple[Any, Path] | None) -> Iterator[dict[str, Any]]:
+def _gateway(
+    folder: str, ports: dict[str, int], labs: dict[str, int], far: tuple[Any, Path] | None
+) -> Iterator[dict[str, Any]]:
+    """Its process id, the doors of its workspaces, and the secrets of their tools."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
     os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
     os.environ.setdefault("FAIRWAY_LOG_LEVEL", "ERROR")
@@ -436,6 +519,8 @@ def _gateway(folder: str, ports: dict[str, int], far: tuple[Any, Path] | None) -
         entered = {f"local-{name}": _workspace(port) for name, port in ports.items()}
         if far is not None:
             entered |= {f"ssh-{name}": _workspace(port, far[0]) for name, port in ports.items()}
+        for where, port in labs.items():
+            entered[f"{where}-lab"] = _workspace(port, far[0] if far is not None and where == "ssh" else None)
         url = os.environ["DATABASE_URL"]
         made = connection.settings_dict["NAME"]
         environment = {"DATABASE_URL": url.rpartition("/")[0] + "/" + made, "FAIRWAY_DATA_DIR": folder}
@@ -445,19 +530,20 @@ def _gateway(folder: str, ports: dict[str, int], far: tuple[Any, Path] | None) -
         with _process(*command, **environment) as process:
             doors = {
                 name: (listen, f"ws-{job}.localhost:{listen}", f"fairway_workspace={cookie}")
-                for name, (job, cookie) in entered.items()
+                for name, (job, cookie, _) in entered.items()
             }
-            yield {"pid": process.pid, "doors": doors}
+            secrets_of = {name: secret for name, (_, _, secret) in entered.items()}
+            yield {"pid": process.pid, "doors": doors, "secrets": secrets_of}
     finally:
         connection.creation.destroy_test_db(old, verbosity=0)
 
 
-def _workspace(port: int, sshd: Any = None) -> tuple[str, str]:
-    """A running workspace, here or behind an sshd, and the cookie of somebody who has entered it."""
+def _workspace(port: int, sshd: Any = None) -> tuple[str, str, str]:
+    """A running workspace, here or behind an sshd, the cookie of somebody who has entered it, its tool's secret."""
     from portal.models import Node
-    from portal.services.workspaces import do_open_workspace, do_redeem_ticket
+    from portal.services.workspaces import attempt_secret, do_open_workspace, do_redeem_ticket
     from tests import record
-    from tests.gateway.stand import running_workspace, sign_in
+    from tests.gateway.stand import attempt_of, running_workspace, sign_in
 
     owner = record.person()
     node = None
@@ -470,7 +556,7 @@ def _workspace(port: int, sshd: Any = None) -> tuple[str, str]:
     _, ticket = do_open_workspace(owner, job, sign_in(owner))
     cookie = do_redeem_ticket(ticket, job.public_id)
     assert cookie is not None
-    return job.public_id, cookie
+    return job.public_id, cookie, attempt_secret(attempt_of(job))
 
 
 def _fetch_chp(folder: Path) -> str:

@@ -123,7 +123,7 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
         time.sleep(LOOK_EVERY_S)
     running = time.perf_counter()
     attempt = tries.get()
-    assert attempt.sent_at is not None and attempt.running_at is not None
+    assert attempt.sent_at is not None and attempt.running_at is not None  # it is RUNNING
     submitted_at = JobEvent.objects.get(job__public_id=job, kind="submitted").at.timestamp()
     cycle = Cycle.objects.filter(started_at__lte=attempt.created_at).latest("started_at")
     by_hand_s, network_s = _by_hand(shell, machine, job)

@@ -60,20 +60,22 @@ def give_back(rate: Rate, who: str) -> None:
 
 
 def _counted(name: str, period_s: int, step: int = 1) -> int:
+    """What all processes counted, or this one alone while Redis is away: it counts always, to know the half."""
+    here = _Local.count(name, step)
     if time.monotonic() >= _Local.avoid_until_s:
         try:
             pipe = _client().pipeline(transaction=False)
             pipe.incrby(name, step)
             pipe.expire(name, period_s + 1)
-            return int(pipe.execute()[0])
+            return max(here, int(pipe.execute()[0]))
         except (RedisError, OSError) as problem:
             log.warning("rates are counted in this process for now: %s", problem)
             _Local.avoid_until_s = time.monotonic() + AVOID_REDIS_S
-    return _Local.count(name, step)
+    return here
 
 
 class _Local:
-    """Counts of this process, for the time in which Redis does not answer."""
+    """Counts of this process, which are all there is while Redis does not answer."""
 
     avoid_until_s = 0.0
     counts: dict[str, int] = {}

@@ -450,7 +450,9 @@ class Tasks:
         }
 
     def note_full_disk(self, sentence: str) -> None:
-        """Remembers that a start was refused for want of room: an engine's own disk is not among those we see."""
+        """Remembers for a while that an engine had no room: its own disk may not be among those we look at."""
+        if self.places.short_of_room(self.settings.disk_floor_mib) is not None:
+            return
         self._full, self._full_until_s = sentence, time.monotonic() + _FULL_AGAIN_AFTER_S
 
     def full_disk(self) -> Optional[str]:

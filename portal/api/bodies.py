@@ -87,6 +87,12 @@ class Text(serializers.CharField):
 class Whole(serializers.IntegerField):
     """A JSON integer; neither "5" nor true."""
 
+    default_error_messages = {
+        "invalid": "Must be a whole number.",
+        "min_value": "Must be at least {min_value}.",
+        "max_value": "Must be at most {max_value}.",
+    }
+
     def to_internal_value(self, data: Any) -> int:
         """The number itself."""
         if isinstance(data, bool) or not isinstance(data, int):

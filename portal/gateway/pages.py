@@ -17,7 +17,7 @@ LINGER_S = 1.0
 def wants_json(scope: Scope) -> bool:
     """True for a client that asks for JSON and not for a page, and for everything below /api/."""
     accept = next((value.lower() for name, value in scope["headers"] if name == b"accept"), b"")
-    return b"text/html" not in accept and (b"json" in accept or scope["raw_path"].startswith(b"/api/"))
+    return scope["raw_path"].startswith(b"/api/") or (b"json" in accept and b"text/html" not in accept)
 
 
 def page(

@@ -175,9 +175,11 @@ def _rail(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
             if form.is_bound
             else {}
         )
-        found = StartCheck(
-            "wrong", "Not ready yet", " ".join(wrong.values()) or "Fill in what is missing.", wrong=wrong
-        )
+        said = [
+            f"{form[name].label}: {words}" if name in form.fields else words for name, words in wrong.items()
+        ]
+        sentence = " ".join(said) or "Fill in what is missing."
+        found = StartCheck("wrong", "Not ready yet", sentence, wrong=wrong)
     shares = shares_in([request.project]) if request else []
     asked = request.tasks * request.gpus_per_task * request.milli_per_gpu if request else 0
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")

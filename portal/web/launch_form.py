@@ -49,6 +49,13 @@ def _text(**attrs: Any) -> forms.TextInput:
     return forms.TextInput({"class": "form-control", "autocomplete": "off", **attrs})
 
 
+OUTSIDE = {
+    "min_value": "Must be at least %(limit_value)s.",
+    "max_value": "Must be at most %(limit_value)s.",
+    "invalid": "Must be a number.",
+}
+
+
 def _number(**attrs: Any) -> forms.NumberInput:
     return forms.NumberInput({"class": "form-control", **attrs})
 
@@ -138,6 +145,9 @@ class LaunchForm(forms.Form):
 
     def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial, label_suffix="")
+        for field in self.fields.values():
+            if isinstance(field, forms.IntegerField):  # FloatField is one too
+                field.error_messages |= OUTSIDE
         self.user = user
         self._choices("project", submit_projects(user))
         self._choices("environment", visible_environments(user).filter(enabled=True).order_by("title"))

@@ -118,6 +118,14 @@ def test_nonsense_in_every_address_is_told(scene, client_of, text):
         assert b"<script>alert(1)" not in body
 
 
+def test_the_rail_names_the_field_that_is_wrong(client_of):
+    page = (
+        client_of("member").post(reverse("launch-check"), {"memory_gib": "-3", "tasks": "x"}).content.decode()
+    )
+    assert "Memory for each task, GiB: Must be at least 0.1." in page
+    assert "Tasks: Must be a number." in page
+
+
 def test_a_form_that_is_too_large_is_told(client_of):
     answer = client_of("member").post(reverse("launch"), "name=" + "x" * 3_000_000, content_type=FORM)
     assert answer.status_code == 413
