@@ -32,6 +32,11 @@ NEW_KEYS_AFTER_BYTES = 16 * 1024**3
 """Well below the 64 GiB that RFC 4344 allows under one key of AES."""
 
 
+SMALL_BYTES = 4096
+"""sshd may hold a small packet back until the one before is acknowledged; so what is small is acknowledged at once,
+and not by TCP's own time, which is 40 ms. What is large fills its packets."""
+
+
 class Kind(IntEnum):
     """Message numbers (RFC 4250)."""
 
@@ -87,6 +92,7 @@ class Carrier(asyncio.Protocol):
         sealer, opener = keys.give_to(self)
         self._seal, self._open = sealer.seal, opener.open
         self._transport: asyncio.Transport | None = None
+        self._hand: socket.socket | None = None
         self._rest = b""
         self._waits_for_keys = False
         self._held: deque[bytes] | None = None  # while keys are exchanged only messages about keys may go out
@@ -106,7 +112,13 @@ class Carrier(asyncio.Protocol):
     async def take_over(cls, keys: HandoverPacketizer, sock: socket.socket, ahead: bytes) -> Carrier:
         """Goes on with a connection that paramiko has let go."""
         loop = asyncio.get_running_loop()
-        _, carrier = await loop.create_connection(lambda: cls(loop, keys), sock=sock)
+        hand = sock.dup()  # the loop's own view of a socket takes no options without a copy each time
+        try:
+            _, carrier = await loop.create_connection(lambda: cls(loop, keys), sock=sock)
+        except OSError:
+            hand.close()
+            raise
+        carrier._hand = hand
         if ahead:
             carrier.data_received(ahead)
         return carrier
@@ -252,6 +264,8 @@ class Carrier(asyncio.Protocol):
             log.warning("an SSH connection is cut: %s", problem or type(problem).__name__)
             self.close()
             return
+        if size < SMALL_BYTES and self._hand is not None:
+            self._hand.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         self._rest = data[position:]
         self._under_key_bytes += position
         if self._under_key_bytes > NEW_KEYS_AFTER_BYTES and self._held is None:
@@ -261,6 +275,9 @@ class Carrier(asyncio.Protocol):
     def connection_lost(self, problem: Exception | None) -> None:
         self.lost = True
         self._heartbeat.cancel()
+        if self._hand is not None:
+            self._hand.close()
+            self._hand = None
         self._keys.end()
         opening, self._opening = self._opening, {}
         for answer, _, _ in opening.values():
