@@ -26,6 +26,8 @@ from agents.watchdog import WATCHDOG
 Role = Literal["control", "watch", "bulk"]
 
 STEP_LIMIT_S = 5.0
+STATUS_WITHIN_S = 3.0
+"""From the end of a stream to the word how its program ended."""
 KEEPALIVE_S = 5
 SILENCE_LIMIT_S = 15.0
 STDERR_KEPT_BYTES = 8192
@@ -260,7 +262,7 @@ def open_ssh(
             diagnostics=stream.why_ended,
         )
     except LinkUnknown as unknown:
-        if stream.exit_status(0.5) is not None:  # it ran and ended, or never ran
+        if stream.exit_status(STATUS_WITHIN_S) is not None:  # it ran and ended, or never ran
             raise agent_missing(stream) from unknown
         raise
     finally:

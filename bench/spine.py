@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[list[str], float]] = {
     "start": (["start", "--jobs", "30", "--within", "155"], 180),
     "gateway": (["gateway", "--seconds", "1", "--rounds", "2"], 95),
     "fanout": (["fanout", "--seconds", "20"], 60),
-    "pages": (["pages", "--lists", "--rounds", "20"], 120),
+    "pages": (["pages", "--lists", "--rounds", "20"], 145),
 }
 """What to run and within how many seconds. ``pages`` measures the lists on the same record."""
 STOP_WITHIN_S = 6

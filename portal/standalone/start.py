@@ -94,7 +94,8 @@ def _end_demo(supervisor: Supervisor, lines: LineWriter) -> None:
         if not demo_tasks().exists():
             return
         supervisor.end("worker-cycle", "beat")  # what is asked to leave must not start again
-        lines.say(f"ending {stop_demo()} jobs of the demo's pretend nodes")
+        count = stop_demo()
+        lines.say(f"ending {count} {'job' if count == 1 else 'jobs'} of the demo's pretend nodes")
         deadline = time.monotonic() + DEMO_ENDS_WITHIN_S
         while demo_tasks().exists() and time.monotonic() < deadline and not supervisor.impatient:
             time.sleep(0.1)

@@ -30,8 +30,8 @@ def home(request: HttpRequest) -> HttpResponse:
 
 
 def _context(user: User) -> dict[str, Any]:
-    living = list(jobs_for(user, JobFilter(owner=user.username, live=True)).order_by("-id")[:40])
-    past = list(jobs_for(user, JobFilter(owner=user.username, live=False)).order_by("-id")[:RECENT])
+    living = list(jobs_for(user, JobFilter(live=True)).filter(owner=user).order_by("-id")[:40])
+    past = list(jobs_for(user, JobFilter(live=False)).filter(owner=user).order_by("-id")[:RECENT])
     rows = rows_of(user, living + past)
     live, ended = rows[: len(living)], rows[len(living) :]
     workspaces = [row for row in live if row.is_workspace]
