@@ -129,11 +129,11 @@ async def refusal_alone(pool: TunnelPool, target: SshTarget) -> str:
     return str(refused.value)
 
 
-async def test_an_option_for_a_host_name_is_a_host_name(
-    pool: TunnelPool, target: SshTarget, tmp_path: Path
-) -> None:
+async def test_a_host_name_is_never_a_command(pool: TunnelPool, target: SshTarget, tmp_path: Path) -> None:
     trace = tmp_path / "ran"
-    await refusal(pool, replace(target, host=f"-oProxyCommand=touch {trace}"))
+    for name in (f"-oProxyCommand=touch {trace}", f"x; touch {trace}", f"$(touch {trace})"):
+        await refusal(pool, replace(target, host=name))
+        await asyncio.sleep(1.1)
     await refusal(pool, replace(target, account=f"-oProxyCommand=touch {trace}"))
     assert not trace.exists()
 
@@ -242,3 +242,27 @@ async def test_a_stream_cut_short_is_cut_on_the_node_too(pool: TunnelPool, targe
         await asyncio.wait_for(ended.wait(), 5)
     with pytest.raises(PortRefused):
         await pool.open_stream(target, port)
+
+
+async def test_an_answer_in_small_pieces_does_not_wait_for_our_tcp(
+    pool: TunnelPool, target: SshTarget
+) -> None:
+    async def piecemeal(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(100):
+                for _ in range(4):
+                    writer.write(b"piece")
+                    await asyncio.sleep(0.001)
+        writer.close()
+
+    took_s = []
+    async with job_server(piecemeal) as port:
+        reader, writer = await pool.open_stream(target, port)
+        await asyncio.sleep(0.3)
+        for _ in range(20):
+            began_s = time.monotonic()
+            writer.write(b"?")
+            await reader.readexactly(20)
+            took_s.append(time.monotonic() - began_s)
+        writer.close()
+    assert sorted(took_s)[10] < 0.03  # sshd would hold the second piece back for 40 ms
