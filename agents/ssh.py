@@ -137,25 +137,6 @@ class HearingPacketizer(Packetizer):  # type: ignore[misc]
         return message
 
 
-class ReadAhead:
-    """A socket that reads more than it is asked for: paramiko asks twice a packet, the kernel once a burst."""
-
-    _BURST_BYTES = 256 * 1024
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._ahead = memoryview(b"")
-
-    def recv(self, size: int) -> bytes:
-        if not self._ahead:
-            self._ahead = memoryview(self._sock.recv(self._BURST_BYTES))
-        taken, self._ahead = self._ahead[:size], self._ahead[size:]
-        return bytes(taken)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-
 class SshTransport(paramiko.Transport):  # type: ignore[misc]
     """Paramiko's transport with the ciphers in the order of their speed."""
 
@@ -490,7 +471,7 @@ def _dial(host: str, port: int) -> socket.socket:
 
 def _start(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int) -> SshTransport:
     """Exchanges keys; the host key is known afterwards and not yet judged."""
-    transport = SshTransport(ReadAhead(sock), packetizer_class=HearingPacketizer)
+    transport = SshTransport(sock, packetizer_class=HearingPacketizer)
     transport.packetizer.heard_s = time.monotonic()
     transport.banner_timeout = STEP_LIMIT_S
     transport.handshake_timeout = STEP_LIMIT_S

@@ -13,7 +13,7 @@ import pytest
 
 from agents.link import Link, LinkUnknown, Refused
 from agents.ssh import NodeUnreachable, SshTarget, connect_with_key
-from agents.tunnel import TunnelPool
+from agents.tunnel import PortRefused, TunnelError, TunnelPool
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
@@ -157,6 +157,28 @@ def test_a_partition_harms_no_task_and_is_told_as_unknown(
     link.close()
     with rig_cluster.open(node) as again:
         assert states(again) == {"cutjob2345": "running"}
+
+
+async def test_a_tunnel_through_a_partition_is_refused_in_time_and_made_anew(
+    make_rig: MakeRig, rig_cluster: RigCluster
+) -> None:
+    node = enrolled(make_rig, rig_cluster)
+    pool, target = TunnelPool(rig_cluster.keys["tunnel"]), rig_cluster.target(node)
+    with pytest.raises(PortRefused):
+        await pool.open_stream(target, 9)  # the way is there; nothing listens
+    node.cut()
+    try:
+        for words in ("does not answer any more", "does not answer within 5 s"):
+            began_s = time.monotonic()
+            with pytest.raises(TunnelError, match=words):
+                await pool.open_stream(target, 9)
+            assert time.monotonic() - began_s < 10
+    finally:
+        node.heal()
+    await asyncio.sleep(1.1)
+    with pytest.raises(PortRefused):
+        await pool.open_stream(target, 9)
+    await pool.close()
 
 
 def test_after_a_reboot_nothing_runs_and_the_boot_id_tells(
