@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agents.keys import Purpose, fingerprint
 from agents.link import LinkUnknown, Refused
+from agents.openssh import check_key, check_program
 from agents.samples import Hello
 from agents.ssh import (
     HostKeyMismatch,
@@ -155,6 +156,9 @@ class _Test:
         return self._try_key("watch", "to read its state and its meters")
 
     def step_tunnel(self) -> Result:
+        check_program()
+        if "tunnel" in self._keys:
+            check_key(self._keys["tunnel"])
         return self._try_key("tunnel", "to reach the ports of jobs")
 
     def step_agent(self) -> Result:

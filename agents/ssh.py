@@ -152,11 +152,6 @@ class ReadAhead:
         taken, self._ahead = self._ahead[:size], self._ahead[size:]
         return bytes(taken)
 
-    def give_up(self) -> tuple[socket.socket, bytes]:
-        """The socket, and what was read from it and not asked for yet."""
-        ahead, self._ahead = bytes(self._ahead), memoryview(b"")
-        return self._sock, ahead
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
@@ -233,12 +228,10 @@ def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> Hos
     return HostKey(key.get_name(), key.get_base64())
 
 
-def connect_with_key(
-    target: SshTarget, key_path: Path, transport_class: type[SshTransport] = SshTransport
-) -> SshConnection:
+def connect_with_key(target: SshTarget, key_path: Path) -> SshConnection:
     """Opens a connection with a private key of ours. Raises a typed SshError."""
     key = paramiko.Ed25519Key.from_private_key_file(str(key_path))
-    connection = _connect(target, transport_class)
+    connection = _connect(target)
     _authenticate(connection, lambda: connection.transport.auth_publickey(target.account, key), "key")
     return connection
 
@@ -496,15 +489,9 @@ def _dial(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _start(
-    sock: socket.socket,
-    key_types: tuple[str, ...],
-    host: str,
-    port: int,
-    transport_class: type[SshTransport] = SshTransport,
-) -> SshTransport:
+def _start(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int) -> SshTransport:
     """Exchanges keys; the host key is known afterwards and not yet judged."""
-    transport = transport_class(ReadAhead(sock), packetizer_class=HearingPacketizer)
+    transport = SshTransport(ReadAhead(sock), packetizer_class=HearingPacketizer)
     transport.packetizer.heard_s = time.monotonic()
     transport.banner_timeout = STEP_LIMIT_S
     transport.handshake_timeout = STEP_LIMIT_S
@@ -530,21 +517,15 @@ def _start(
     return transport
 
 
-def _connect(target: SshTarget, transport_class: type[SshTransport] = SshTransport) -> SshConnection:
+def _connect(target: SshTarget) -> SshConnection:
     pinned_type, pinned_base64 = target.host_key.split()[:2]
     sock = _dial(target.host, target.port)
-    key_types = _KEY_CLASSES.get(pinned_type, (pinned_type,))
-    transport = _start(sock, key_types, target.host, target.port, transport_class)
+    transport = _start(sock, host_key_algorithms(target), target.host, target.port)
     key = transport.get_remote_server_key()
     presented = HostKey(key.get_name(), key.get_base64())
     if presented.line != f"{pinned_type} {pinned_base64}":
         transport.close()
-        raise HostKeyMismatch(
-            f"{target.place} shows the host key {presented.fingerprint}, but "
-            f"{fingerprint(target.host_key)} was confirmed for it: it is another machine, or was installed "
-            "anew. Nothing was sent to it.",
-            presented.line,
-        )
+        raise other_host_key(target, presented.fingerprint, presented.line)
     return SshConnection(transport, sock, target)
 
 
@@ -566,6 +547,21 @@ def _authenticate(connection: SshConnection, authenticate: Callable[[], object],
         sentence = f"{target.place} wants more than one proof for the account {target.account}."
         raise AuthenticationRefused(sentence, SshStep.LOGIN)
     connection.keep_alive()
+
+
+def other_host_key(target: SshTarget, shown: str, presented: str | None = None) -> HostKeyMismatch:
+    """The refusal of a machine that shows another key than the confirmed one; ``shown`` is its fingerprint."""
+    return HostKeyMismatch(
+        f"{target.place} shows the host key {shown}, but {fingerprint(target.host_key)} was confirmed for it: "
+        "it is another machine, or was installed anew. Nothing was sent to it.",
+        presented,
+    )
+
+
+def host_key_algorithms(target: SshTarget) -> tuple[str, ...]:
+    """The signature algorithms of the pinned key's type."""
+    pinned_type = target.host_key.split()[0]
+    return _KEY_CLASSES.get(pinned_type, (pinned_type,))
 
 
 def with_account(target: SshTarget, account: str) -> SshTarget:

@@ -1,31 +1,28 @@
-"""Streams to the ports of jobs: direct on this machine, through one shared SSH connection on any other node."""
+"""Streams to the ports of jobs: direct on this machine, through one `ssh` process for each other node in use."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
-from agents.carrier import PROHIBITED, Carrier, CarrierLost, ChannelRefused, NoWord
-from agents.handover import HandoverTransport
-from agents.ssh import (
-    STEP_LIMIT_S,
-    NodeUnreachable,
-    SshConnection,
-    SshError,
-    SshStep,
-    SshTarget,
-    connect_with_key,
-)
+from agents.mux import NotOpened, ProcessGone
+from agents.openssh import NotAllowed, NoWord, SshProcess
+from agents.ssh import STEP_LIMIT_S, SshError, SshTarget
 
 JOB_ADDRESS = "127.77.0.1"
 IDLE_CLOSE_S = 60.0
 RETRY_PAUSE_S = 1.0
-OPENING_THREADS = 8
+_PREFIX = "tunnels-"
 
 _Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
 
@@ -49,17 +46,22 @@ class PortRefused(ConnectionRefusedError):
 
 
 class TunnelPool:
-    """Opens streams to (place, port). Belongs to one event loop; holds one SSH connection per node in use.
+    """Opens streams to (place, port). Belongs to one event loop; holds one `ssh` process per node in use.
 
-    A connection opens with the first stream, is opened anew when it broke, and closes after a minute without
-    streams. aiohttp uses it by a connector whose `_create_connection` awaits `create_connection`.
+    A process starts with the first stream, is replaced when it ended, and is ended after a minute without streams.
+    aiohttp uses the pool by a connector whose `_create_connection` awaits `create_connection`. The processes'
+    files lie in a folder of the pool's own, below ``folder`` when one is named.
     """
 
-    def __init__(self, key_path: Path, *, idle_close_s: float = IDLE_CLOSE_S) -> None:
+    def __init__(
+        self, key_path: Path, *, folder: Path | None = None, idle_close_s: float = IDLE_CLOSE_S
+    ) -> None:
         self._key_path = key_path
+        self._parent = folder
+        self._folder: Path | None = None
+        self._held = contextlib.ExitStack()
         self._idle_close_s = idle_close_s
         self._nodes: dict[SshTarget, _NodeTunnel] = {}
-        self._threads = ThreadPoolExecutor(OPENING_THREADS, thread_name_prefix="tunnel-open")
         self._sweeper: asyncio.Task[None] | None = None
 
     async def create_connection(
@@ -72,7 +74,9 @@ class TunnelPool:
         loop = asyncio.get_running_loop()
         if isinstance(place, LocalPlace):
             return await self._connect_locally(protocol_factory, place, port)
-        tunnel = self._nodes.setdefault(place, _NodeTunnel(place, self._key_path, self._threads))
+        tunnel = self._nodes.get(place)
+        if tunnel is None:
+            tunnel = self._nodes[place] = _NodeTunnel(place, self._key_path, self._own_folder())
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = loop.create_task(self._close_idle())
         transport = await tunnel.open(port, protocol_factory)
@@ -88,13 +92,31 @@ class TunnelPool:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def close(self) -> None:
-        """Closes every connection and the streams over it."""
+        """Ends every process and the streams over it, and waits until they have ended."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for tunnel in self._nodes.values():
-            tunnel.close()
+        ending = [tunnel.close() for tunnel in self._nodes.values()]
         self._nodes.clear()
-        self._threads.shutdown(wait=False)
+        await asyncio.gather(*(process.wait_until_ended() for process in ending if process is not None))
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+            self._held.close()
+
+    def _own_folder(self) -> Path:
+        """Makes the folder, and removes those of pools that were killed: nobody holds their locks."""
+        if self._folder is None:
+            if self._parent is None:
+                self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            else:
+                self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with _locked(self._parent, fcntl.LOCK_EX):
+                    for left in self._parent.glob(f"{_PREFIX}*"):
+                        with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                            shutil.rmtree(left)
+                    self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
+                    self._held.enter_context(_locked(self._folder, fcntl.LOCK_EX))
+        return self._folder
 
     async def _connect_locally(
         self, protocol_factory: Callable[[], _Protocol], place: LocalPlace, port: int
@@ -121,56 +143,58 @@ class TunnelPool:
 class _NodeTunnel:
     """The one connection to a node, made when it is needed."""
 
-    def __init__(self, target: SshTarget, key_path: Path, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, target: SshTarget, key_path: Path, folder: Path) -> None:
         self._target = target
         self._key_path = key_path
-        self._threads = threads
-        self._connection: _TunnelConnection | None = None
-        self._connecting: asyncio.Task[_TunnelConnection] | None = None
+        self._folder = folder
+        self._process: SshProcess | None = None
+        self._connecting: asyncio.Task[SshProcess] | None = None
         self._failed: tuple[float, SshError] | None = None
         self._opening = 0
 
     async def open(self, port: int, protocol: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
         """Opens a stream to a port of a job, connecting first when there is no living connection."""
+        place = self._target.place
         self._opening += 1
         try:
             for _ in range(2):
-                connection = await self._connected()
+                process = await self._connected()
                 try:
-                    return await connection.carrier.open((JOB_ADDRESS, port), protocol, STEP_LIMIT_S)
-                except CarrierLost:
-                    continue  # it had died, or did just now; a new connection tells
-                except ChannelRefused as refused:
-                    raise self._refusal(refused, port) from refused
+                    return await process.open(JOB_ADDRESS, port, protocol, STEP_LIMIT_S)
+                except ProcessGone:
+                    process.end()  # it had ended, or did just now; a new one tells
+                except NotAllowed as refused:
+                    raise TunnelError(f"{place} does not allow tunnels to {JOB_ADDRESS}.") from refused
+                except NotOpened as refused:
+                    raise PortRefused(f"Nothing listens on port {port} of the jobs on {place}.") from refused
                 except NoWord as problem:
                     if problem.silent:
-                        connection.close()
-                        raise TunnelError(f"{self._target.place} does not answer any more.") from problem
-                    raise PortRefused(
-                        f"Port {port} of {self._target.place} takes no connections."
-                    ) from problem
-            raise TunnelError(f"{self._target.place} opens no tunnel: it hangs up.")
+                        process.end()
+                        raise TunnelError(f"{place} does not answer any more.") from problem
+                    raise PortRefused(f"Port {port} of {place} takes no connections.") from problem
+            raise TunnelError(f"{place} opens no tunnel: it hangs up.")
         finally:
             self._opening -= 1
 
     def idle_for_s(self) -> float:
         if self._opening or self._connecting is not None:
             return 0.0
-        return self._connection.idle_for_s() if self._connection is not None else float("inf")
+        if self._process is None:
+            return float("inf")
+        return 0.0 if self._process.streams else time.monotonic() - self._process.used_s
 
-    def close(self) -> None:
+    def close(self) -> SshProcess | None:
+        """Ends the connection and gives what is ending."""
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
+        return process
 
-    async def _connected(self) -> _TunnelConnection:
-        if self._connection is not None:
-            if not self._connection.carrier.lost:
-                return self._connection
-            self._connection.close()
-            self._connection = None
+    async def _connected(self) -> SshProcess:
+        if self._process is not None and self._process.alive:
+            return self._process
         if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_PAUSE_S:
             raise TunnelError(str(self._failed[1])) from self._failed[1]  # thirty tabs knock once a second
         if self._connecting is None:
@@ -178,64 +202,30 @@ class _NodeTunnel:
             self._connecting.add_done_callback(_heard)  # also where everybody who waited has left
         return await asyncio.shield(self._connecting)
 
-    async def _connect(self) -> _TunnelConnection:
-        loop = asyncio.get_running_loop()
+    async def _connect(self) -> SshProcess:
         try:
-            made = loop.run_in_executor(self._threads, _sign_in, self._target, self._key_path)
-            try:
-                ssh, transport = await asyncio.shield(made)
-            except asyncio.CancelledError:
-                made.add_done_callback(_close_unused)
-                raise
-            carrier = await Carrier.take_over(transport.packetizer, *transport.wire.let_go())
+            self._process = await SshProcess.start(
+                self._target, self._key_path, self._folder / secrets.token_hex(4)
+            )
             self._failed = None
-            self._connection = _TunnelConnection(ssh, carrier)
-            return self._connection
+            return self._process
         except SshError as error:
             self._failed = (time.monotonic(), error)
             raise TunnelError(str(error)) from error
         finally:
             self._connecting = None
 
-    def _refusal(self, refused: ChannelRefused, port: int) -> ConnectionError:
-        place = self._target.place
-        if refused.code == PROHIBITED:
-            return TunnelError(f"{place} does not allow tunnels to {JOB_ADDRESS}.")
-        return PortRefused(f"Nothing listens on port {port} of the jobs on {place}.")
+
+@contextlib.contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, how)
+        yield
+    finally:
+        os.close(handle)
 
 
-@dataclass(frozen=True)
-class _TunnelConnection:
-    """An SSH connection and what carries its streams."""
-
-    ssh: SshConnection
-    carrier: Carrier
-
-    def idle_for_s(self) -> float:
-        return 0.0 if self.carrier.streams else time.monotonic() - self.carrier.used_s
-
-    def close(self) -> None:
-        self.carrier.close()
-        self.ssh.close()
-
-
-def _sign_in(target: SshTarget, key_path: Path) -> tuple[SshConnection, HandoverTransport]:
-    """Connects with paramiko, up to where its connection can be taken over. Runs in a thread; raises SshError."""
-    ssh = connect_with_key(target, key_path, transport_class=HandoverTransport)
-    transport = cast(HandoverTransport, ssh.transport)
-    transport.packetizer.park()
-    ssh.ask_for_life()  # the answer ends the thread's wait for a packet
-    if not transport.packetizer.wait_until_parked(STEP_LIMIT_S):
-        ssh.close()
-        raise NodeUnreachable(f"{target.place} let us in and fell silent.", SshStep.CHANNEL)
-    return ssh, transport
-
-
-def _close_unused(made: asyncio.Future[tuple[SshConnection, Any]]) -> None:
-    if not made.cancelled() and made.exception() is None:
-        made.result()[0].close()
-
-
-def _heard(connecting: asyncio.Task[_TunnelConnection]) -> None:
+def _heard(connecting: asyncio.Task[SshProcess]) -> None:
     if not connecting.cancelled():
         connecting.exception()

@@ -131,7 +131,7 @@ def _measure(wanted: Any, port: int, origin: str, keys: list[str], pids: dict[st
         frame_bytes=frame_bytes,
         missed=found["missed"],
         **{f"{name}_percent_of_a_core": round(value, 1) for name, value in spent.items()},
-        **{f"{name}_rss_mib": round(_rss_mib(pid), 1) for name, pid in pids.items()},
+        **{f"{name}_rss_mib": round(_rss_mib((pid,)), 1) for name, pid in pids.items()},
     )
 
 

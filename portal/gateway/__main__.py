@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 
 import uvicorn
 
@@ -18,6 +19,8 @@ def main() -> None:
     options.add_argument("--tls-cert")
     options.add_argument("--tls-key")
     chosen = options.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a browser's socket to an SSH node takes four
     uvicorn.run(
         "portal.gateway.asgi:application",
         host=chosen.bind,

@@ -24,7 +24,7 @@ def build_gateway(web_socket: str | None = None) -> Gateway:
     key = settings.KEY_FILES["tunnel"]
     rights = Rights()
     guard = Guard(rights)
-    upstreams = Upstreams(socket, Path(key) if key else None)
+    upstreams = Upstreams(socket, Path(key) if key else None, settings.DATA_DIR / "run" / "tunnels")
     upload_mib = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0)
     places = Places(
         settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE, upload_mib * 1024**2 or None

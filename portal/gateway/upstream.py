@@ -23,9 +23,10 @@ KEPT_WAYS = 2_000
 class Upstreams:
     """A way for web and one for each job port in use. The tunnels belong to the running loop."""
 
-    def __init__(self, web_socket: str, tunnel_key: Path | None) -> None:
+    def __init__(self, web_socket: str, tunnel_key: Path | None, tunnel_folder: Path) -> None:
         self._web_socket = web_socket
         self._tunnel_key = tunnel_key
+        self._tunnel_folder = tunnel_folder
         self._pool: TunnelPool | None = None
         self._ports: dict[tuple[NodeAddress, int], Way] = {}
         self._web = Way(self._connect_web, keep_idle_s=WEB_IDLE_S)
@@ -58,7 +59,8 @@ class Upstreams:
 
     def _connector(self, node: NodeAddress, port: int) -> Any:
         if self._pool is None:
-            self._pool = TunnelPool(self._tunnel_key or Path("/nonexistent/tunnel-key"))
+            key = self._tunnel_key or Path("/nonexistent/tunnel-key")
+            self._pool = TunnelPool(key, folder=self._tunnel_folder)
         pool, place = self._pool, _place(node)
 
         async def connect(

@@ -37,6 +37,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "rig": (
         ROOT,
         _program("sshd", "openssh-server"),
+        _program("ssh", "openssh-client"),
         _program("ssh-keygen", "openssh-client"),
         _program("podman", "podman"),
         _program("runc", "runc"),

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from agents import carrier
 from agents.keys import PURPOSES, Purpose, public_line
 from agents.ssh import SshTarget
 from agents.tunnel import JOB_ADDRESS, LocalPlace, PortRefused, TunnelError, TunnelPool
@@ -166,17 +165,12 @@ async def test_an_idle_connection_is_closed_and_opened_again_when_needed(
     await pool.close()
 
 
-@pytest.mark.parametrize("whose", ["ours", "theirs"])
 async def test_new_keys_are_exchanged_under_running_streams(
-    whose: str, tmp_path: Path, key_pairs: dict[Purpose, Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, key_pairs: dict[Purpose, Path]
 ) -> None:
     if reason := why_no_loopback():
         pytest.skip(reason)
-    options = "LogLevel DEBUG1\n"
-    if whose == "ours":
-        monkeypatch.setattr(carrier, "NEW_KEYS_AFTER_BYTES", 4 * MIB)
-    else:
-        options += "RekeyLimit 4M\n"
+    options = "LogLevel DEBUG1\nRekeyLimit 4M\n"
     public = {purpose: public_line(key_pairs[purpose]) for purpose in PURPOSES}
     sent = bytes(range(256)) * 4096 * 16
     with loopback_sshd(tmp_path, echo_agent(), public, options=options) as sshd:

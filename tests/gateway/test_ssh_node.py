@@ -26,6 +26,7 @@ def far(transactional_db, tmp_path, settings, owner, session):
         pytest.skip(reason)
     keys = make_keys(tmp_path / "keys", "test")
     settings.KEY_FILES = {"tunnel": str(keys["tunnel"])}
+    settings.DATA_DIR = tmp_path
     public = {purpose: public_line(keys[purpose]) for purpose in PURPOSES}
     with loopback_sshd(tmp_path, echo_agent(), public) as sshd, Stand(tmp_path) as stand:
         node = record.node(

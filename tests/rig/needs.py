@@ -33,6 +33,6 @@ def why_no_rig() -> str | None:
 
 def why_no_loopback() -> str | None:
     """Says why an sshd of our own on the loopback address cannot run, or gives None when it can."""
-    if find_tool("sshd") and find_tool("ssh-keygen"):
+    if all(map(find_tool, ("sshd", "ssh", "ssh-keygen"))):
         return None
-    return "tests over SSH: sshd or ssh-keygen is missing; apt-get install openssh-server openssh-client"
+    return "tests over SSH: sshd, ssh or ssh-keygen is missing; apt-get install openssh-server openssh-client"

@@ -1,0 +1,130 @@
+"""Asks an OpenSSH client over its control socket for a stream to a port, as `ssh -O` and `ssh -W` do.
+
+The words are those of OpenSSH's PROTOCOL.mux, version 4. A request hands over two pipes, which that process joins
+with a channel to the port; its answer comes once the node has opened the channel or has not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+VERSION = 4
+
+
+class _Word(IntEnum):
+    HELLO = 0x00000001
+    NEW_STDIO_FORWARD = 0x10000008
+    PERMISSION_DENIED = 0x80000002
+    FAILURE = 0x80000003
+    SESSION_OPENED = 0x80000006
+
+
+class NotOpened(ConnectionRefusedError):
+    """The node did not open the stream."""
+
+
+class ProcessGone(ConnectionError):
+    """The process that holds the connection has ended, or does not answer on its control socket."""
+
+
+@dataclass
+class Pipes:
+    """Our ends of the two pipes of a stream."""
+
+    read: int
+    write: int
+
+    def close(self) -> None:
+        os.close(self.read)
+        os.close(self.write)
+
+
+class Request(asyncio.Protocol):
+    """One request, and afterwards the life of its stream: the stream ends with this connection."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_end: Callable[[], None] | None = None
+        self.ended = False
+        self._transport: asyncio.BaseTransport | None = None
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._rest += data
+        while len(self._rest) >= 8:
+            end = 4 + int.from_bytes(self._rest[:4], "big")
+            if len(self._rest) < end:
+                return
+            self._read(int.from_bytes(self._rest[4:8], "big"))
+            self._rest = self._rest[end:]
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self.ended = True
+        if not self.answer.done():
+            self.answer.set_exception(ProcessGone("the ssh process ended"))
+        if self.on_end is not None:
+            self.on_end()
+
+    def close(self) -> None:
+        """Ends the stream at once, on both sides."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _read(self, word: int) -> None:
+        if self.answer.done():
+            return
+        if word == _Word.SESSION_OPENED:
+            self.answer.set_result(None)
+        elif word in (_Word.FAILURE, _Word.PERMISSION_DENIED):
+            self.answer.set_exception(NotOpened("the node opened no stream"))
+
+
+async def ask_for_stream(control_socket: str, host: str, port: int) -> tuple[Request, Pipes]:
+    """Asks for a stream; the request's answer tells when it is there. Raises ProcessGone."""
+    wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    theirs_to_read, write = os.pipe()
+    read, theirs_to_write = os.pipe()
+    pipes = Pipes(read, write)
+    try:
+        for end in (theirs_to_read, theirs_to_write, read, write):
+            os.set_blocking(end, False)  # theirs too: one slow reader must not hold up the process
+        wire.setblocking(False)
+        wire.connect(control_socket)
+        wire.sendall(
+            _packet(_number(_Word.HELLO), _number(VERSION))
+            + _packet(_number(_Word.NEW_STDIO_FORWARD), _number(0), _text(""), _text(host), _number(port))
+        )
+        for end in (theirs_to_read, theirs_to_write):
+            socket.send_fds(wire, [b"\0"], [end])
+        _, request = await asyncio.get_running_loop().create_unix_connection(Request, sock=wire)
+    except BaseException as problem:
+        wire.close()
+        pipes.close()
+        if isinstance(problem, OSError):
+            raise ProcessGone(f"the ssh process does not answer: {problem}") from problem
+        raise
+    finally:
+        os.close(theirs_to_read)
+        os.close(theirs_to_write)
+    return request, pipes
+
+
+def _packet(*parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return _number(len(body)) + body
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(4, "big")
+
+
+def _text(value: str) -> bytes:
+    return _number(len(value.encode())) + value.encode()
