@@ -243,7 +243,7 @@ def open_ssh(
             diagnostics=stream.why_ended,
         )
     except LinkUnknown as unknown:
-        if stream.exit_status(STATUS_WITHIN_S) is not None:  # it ran and ended, or never ran
+        if stream.exit_status() is not None:  # it ran and ended, or never ran
             raise agent_missing(stream) from unknown
         raise
     finally:
@@ -298,13 +298,14 @@ class SshStream:
         """Says what is known about the end of the stream: our cut, or the last words of the other side."""
         if self.connection.cut_because:
             return self.connection.cut_because
+        self.exit_status()  # who asks closes next, and the status comes after the last line
         return self.diagnostics() or "the node closed the connection"
 
     def diagnostics(self) -> str:
         """Gives the last things the agent wrote to stderr."""
         return b"".join(self._stderr).decode(errors="replace").strip()
 
-    def exit_status(self, limit_s: float = 1.0) -> int | None:
+    def exit_status(self, limit_s: float = STATUS_WITHIN_S) -> int | None:
         """Gives the agent's exit status, or None when it did not say one within the limit."""
         self._drain.join(limit_s)  # its last words come before its status
         if self._channel.status_event.wait(limit_s) and self._channel.exit_status != -1:

@@ -15,7 +15,7 @@ from portal.services.jobs import JobRequest, do_submit_job, question_body, would
 from tests import record
 from tests.engine_room import EngineRoom, engine_room, wait_for
 
-pytestmark = [pytest.mark.alone, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

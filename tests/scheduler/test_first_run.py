@@ -14,7 +14,7 @@ from portal.words.states import JobState
 from tests import record
 from tests.engine_room import EngineRoom, containers_alive, engine_room, held_milli, wait_for
 
-pytestmark = [pytest.mark.alone, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`manage.py test`: the quick tests, then those with real nodes or a real browser, then those that need quiet."""
+"""`manage.py test`: the quick tests, then those with real nodes or a real browser, then those bound in time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from django.core.management.base import BaseCommand, CommandError
 from portal.bootstrap.frontend import FrontendError, build_frontend
 from portal.standalone.needs import NEEDS, can_install, missing, packages
 
-ON_MACHINES = "(rig or browser or gpu) and not alone"
-QUICK = "not (rig or browser or gpu or alone)"
-ALONE = "alone"
+ON_MACHINES = "(rig or browser or gpu) and not calm"
+QUICK = "not (rig or browser or gpu or calm)"
+CALM = "calm"
 NOTHING_COLLECTED = 5
 INSTALL_LIMIT_S = 600
 
@@ -43,13 +43,13 @@ class Command(BaseCommand):
             raise CommandError(str(trouble)) from trouble
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
-        # Many tests wait for something, so one more than the cores keeps them busy.
-        beside = ["-n", str(min(os.cpu_count() or 1, 8) + 1), "--dist", "loadfile"]
-        results = [_pytest("-m", QUICK, *beside, *chosen)]
+        cores = min(os.cpu_count() or 1, 8)
+        # Tests wait as much as they work: more of them than cores, but few where a second counts.
+        results = [_pytest(QUICK, cores + 1, *chosen)]
         if installing is not None:
             self._finish_install(*installing)
-        results.append(_pytest("-m", ON_MACHINES, *beside, "--no-loadscope-reorder", *chosen))
-        results.append(_pytest("-m", ALONE, *chosen))
+        results.append(_pytest(ON_MACHINES, cores + 2, "--no-loadscope-reorder", *chosen))
+        results.append(_pytest(CALM, 2, "--no-loadscope-reorder", *chosen))
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
             raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)
@@ -90,9 +90,21 @@ def _begin_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
     return process, log
 
 
-def _pytest(*arguments: str) -> int:
-    """pytest's exit code; it prints its own closing line."""
+def _pytest(marks: str, beside: int, *arguments: str) -> int:
+    """pytest's exit code for the files with these marks, so many beside each other; it prints its own last line."""
     sys.stdout.flush()
-    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        marks,
+        "-n",
+        str(beside),
+        "--dist",
+        "loadfile",
+        *arguments,
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "FAIRWAY_DATA_DIR"}
     return subprocess.run(command, cwd=Path(settings.BASE_DIR), env=environment, check=False).returncode
