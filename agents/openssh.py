@@ -143,8 +143,8 @@ def command(target: SshTarget, key_path: Path) -> list[str]:
 class SshProcess:
     """A running client that is signed in. Belongs to one event loop, and to the thread of it."""
 
-    def __init__(self, target: SshTarget, key_path: Path, folder: Path) -> None:
-        """Starts it in a new folder of its own."""
+    def __init__(self, target: SshTarget, key_path: Path, folder: Path, running: set[SshProcess]) -> None:
+        """Starts it in a new folder of its own; it stands among the running ones until it has ended."""
         self._target = target
         self._loop = asyncio.get_running_loop()
         self._folder = folder
@@ -163,7 +163,14 @@ class SshProcess:
         self.used_s = time.monotonic()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command(target, key_path)],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(Path(leash.__file__).absolute()),
+                    str(os.getpid()),
+                    *command(target, key_path),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=theirs,
@@ -174,13 +181,17 @@ class SshProcess:
         finally:
             os.close(theirs)
         self._loop.add_reader(self._errors, self._listen)
+        self._running = running
+        running.add(self)
 
     @classmethod
-    async def start(cls, target: SshTarget, key_path: Path, folder: Path) -> SshProcess:
+    async def start(
+        cls, target: SshTarget, key_path: Path, folder: Path, running: set[SshProcess]
+    ) -> SshProcess:
         """Gives a process that is signed in. Raises a typed SshError."""
         check_program()
         check_key(key_path)
-        made = cls(target, key_path, folder)
+        made = cls(target, key_path, folder, running)
         try:
             await made._signed_in()
         except BaseException:
@@ -266,6 +277,8 @@ class SshProcess:
         stream = TunnelStream(request, protocol(), f"{host}:{port}")
         self.streams.add(request)
         request.on_end = lambda: self._stream_over(request, stream)
+        if request.ended:
+            self._stream_over(request, stream)
         await stream.begin(pipes)
         return stream
 
@@ -312,6 +325,7 @@ class SshProcess:
         if self._session is not None:
             _reap(self._session)
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._running.discard(self)
         self._ended.set()
 
     def _kill(self) -> None:
@@ -345,7 +359,7 @@ def explain(target: SshTarget, said: list[str]) -> SshError:
         return NodeUnreachable(f"{place} and we have no way to encrypt in common.", SshStep.CONNECT)
     if "UNPROTECTED PRIVATE KEY" in text or "Load key" in text:
         return KeyUnusable("The portal's ssh cannot use its tunnel key.", SshStep.LOGIN)
-    if "Permission denied" in text or "Too many authentication failures" in text:
+    if "Permission denied (" in text or "Too many authentication failures" in text:
         sentence = f"{place} does not take our key for the account {target.account}."
         return AuthenticationRefused(sentence, SshStep.LOGIN)
     if "Could not resolve hostname" in text:

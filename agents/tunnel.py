@@ -62,6 +62,7 @@ class TunnelPool:
         self._held = contextlib.ExitStack()
         self._idle_close_s = idle_close_s
         self._nodes: dict[SshTarget, _NodeTunnel] = {}
+        self._running: set[SshProcess] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def create_connection(
@@ -76,7 +77,9 @@ class TunnelPool:
             return await self._connect_locally(protocol_factory, place, port)
         tunnel = self._nodes.get(place)
         if tunnel is None:
-            tunnel = self._nodes[place] = _NodeTunnel(place, self._key_path, self._own_folder())
+            tunnel = self._nodes[place] = _NodeTunnel(
+                place, self._key_path, self._own_folder(), self._running
+            )
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = loop.create_task(self._close_idle())
         transport = await tunnel.open(port, protocol_factory)
@@ -95,9 +98,12 @@ class TunnelPool:
         """Ends every process and the streams over it, and waits until they have ended."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        ending = [tunnel.close() for tunnel in self._nodes.values()]
+        for tunnel in self._nodes.values():
+            tunnel.close()
         self._nodes.clear()
-        await asyncio.gather(*(process.wait_until_ended() for process in ending if process is not None))
+        for process in list(self._running):  # also those that still begin, or end already
+            process.end()
+            await process.wait_until_ended()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -143,10 +149,11 @@ class TunnelPool:
 class _NodeTunnel:
     """The one connection to a node, made when it is needed."""
 
-    def __init__(self, target: SshTarget, key_path: Path, folder: Path) -> None:
+    def __init__(self, target: SshTarget, key_path: Path, folder: Path, running: set[SshProcess]) -> None:
         self._target = target
         self._key_path = key_path
         self._folder = folder
+        self._running = running
         self._process: SshProcess | None = None
         self._connecting: asyncio.Task[SshProcess] | None = None
         self._failed: tuple[float, SshError] | None = None
@@ -183,14 +190,13 @@ class _NodeTunnel:
             return float("inf")
         return 0.0 if self._process.streams else time.monotonic() - self._process.used_s
 
-    def close(self) -> SshProcess | None:
-        """Ends the connection and gives what is ending."""
+    def close(self) -> None:
+        """Ends the connection."""
         if self._connecting is not None:
             self._connecting.cancel()
-        process, self._process = self._process, None
-        if process is not None:
-            process.end()
-        return process
+        if self._process is not None:
+            self._process.end()
+            self._process = None
 
     async def _connected(self) -> SshProcess:
         if self._process is not None and self._process.alive:
@@ -205,7 +211,7 @@ class _NodeTunnel:
     async def _connect(self) -> SshProcess:
         try:
             self._process = await SshProcess.start(
-                self._target, self._key_path, self._folder / secrets.token_hex(4)
+                self._target, self._key_path, self._folder / secrets.token_hex(4), self._running
             )
             self._failed = None
             return self._process

@@ -196,6 +196,20 @@ async def test_the_end_of_the_pool_is_the_end_of_its_processes(
     assert list(folder.iterdir()) == []
 
 
+async def test_the_end_of_the_pool_is_also_the_end_of_what_still_begins(
+    pool: TunnelPool, target: SshTarget, sshd: LoopbackSshd
+) -> None:
+    sshd.freeze()
+    opening = asyncio.create_task(pool.open_stream(target, 9))
+    while not clients_of(os.getpid()):
+        await asyncio.sleep(0.01)
+    await asyncio.wait_for(pool.close(), 5)
+    assert clients_of(os.getpid()) == []
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    sshd.thaw()
+
+
 async def test_a_killed_holder_leaves_no_process_and_its_folder_goes_with_the_next(
     key_pairs: Keys, target: SshTarget, tmp_path: Path
 ) -> None:
