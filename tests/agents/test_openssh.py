@@ -25,7 +25,7 @@ from tests.rig.loopback import LoopbackSshd
 
 Keys = dict[Purpose, Path]
 HOLDER = """
-import asyncio, sys, time
+import asyncio, sys, uvloop
 from pathlib import Path
 from agents.ssh import SshTarget
 from agents.tunnel import TunnelPool
@@ -36,7 +36,7 @@ async def main(key, folder, host, account, host_key, port, job_port):
     print("open", flush=True)
     await asyncio.sleep(60)
 
-asyncio.run(main(*sys.argv[1:]))
+uvloop.run(main(*sys.argv[1:]))
 """
 
 
