@@ -72,10 +72,13 @@ def loopback_sshd(
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     port = _free_port()
+    # bash reads ~/.bashrc below sshd unless it takes itself for an inner shell; what people put there may take
+    # long, and a killed session leaves its lock behind (pyenv's makes the next ones wait for a minute).
+    quiet = "SetEnv SHLVL=9\n"
     (folder / "sshd_config").write_text(
         f"ListenAddress 127.0.0.1:{port}\nHostKey {key}\nAuthorizedKeysFile {folder}/authorized_keys\n"
         f"PidFile {folder}/sshd.pid\nStrictModes no\nPasswordAuthentication no\nUsePAM no\n"
-        f"PermitRootLogin prohibit-password\nMaxStartups 100\n{options}"
+        f"PermitRootLogin prohibit-password\nMaxStartups 100\n{quiet}{options}"
     )
     process = subprocess.Popen(
         [str(find_tool("sshd")), "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]
