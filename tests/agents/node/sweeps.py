@@ -1,4 +1,4 @@
-"""The agent is killed between any two steps of start and stop; a repeat heals, and at most one task ever ran."""
+"""Kills an agent between any two steps of start and stop; a repeat heals, and at most one task ever ran."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from agents.link import Link, LinkUnknown, Ok, Refused
 from tests.agents.node.conftest import GPUS, LoneNode
-
-pytestmark = pytest.mark.early
 
 CRASHING = Path(__file__).with_name("crashing_agent.py")
 MOST_STEPS = 80
@@ -166,70 +162,3 @@ def sweep_full_disk(node: LoneNode, runtime: str, stride: int) -> int:
             return refused
         assert isinstance(outcome, Refused) and outcome.code == "disk_full", (at, outcome)
     raise AssertionError("the sweep did not reach the end of a start")
-
-
-every_third = pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.long)])
-every_sixth = pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.long)])
-
-
-@pytest.mark.rig
-@every_third
-def test_steps_of_a_process_start(node: LoneNode, stride: int) -> None:
-    assert sweep_start(node, "process", stride) * stride >= 12
-
-
-@pytest.mark.rig
-@every_sixth
-def test_steps_of_an_abandoned_process_start(node: LoneNode, stride: int) -> None:
-    sweep_abandoned_start(node, "process", stride)
-
-
-@pytest.mark.rig
-@every_third
-def test_steps_of_a_process_stop(node: LoneNode, stride: int) -> None:
-    assert sweep_stop(node, "process", stride) * stride >= 6
-
-
-@pytest.mark.rig
-@every_third
-def test_a_disk_that_fills_during_a_start(node: LoneNode, stride: int) -> None:
-    assert sweep_full_disk(node, "process", stride) >= 4
-
-
-@pytest.mark.rig
-@pytest.mark.timeout(600)
-@every_sixth
-def test_a_disk_that_fills_during_a_podman_start(podman_node: LoneNode, stride: int) -> None:
-    assert sweep_full_disk(podman_node, "podman", stride) >= 2
-
-
-@pytest.mark.rig
-@pytest.mark.timeout(600)
-@every_sixth
-def test_steps_of_a_podman_start(podman_node: LoneNode, stride: int) -> None:
-    assert sweep_start(podman_node, "podman", stride) * stride >= 15
-    assert podman_node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
-
-
-@pytest.mark.rig
-@pytest.mark.timeout(600)
-@every_sixth
-def test_steps_of_a_start_on_a_network_that_stood_ready(podman_node: LoneNode, stride: int) -> None:
-    assert sweep_start(podman_node, "podman", stride, spare=True) * stride >= 12
-    assert podman_node.networks() <= set(podman_node.ledger()["spares"])
-
-
-@pytest.mark.rig
-@pytest.mark.timeout(600)
-@every_third
-def test_steps_of_making_a_network_ahead(podman_node: LoneNode, stride: int) -> None:
-    assert sweep_spare(podman_node, stride) * stride >= 12
-
-
-@pytest.mark.rig
-@pytest.mark.timeout(600)
-@every_sixth
-def test_steps_of_an_abandoned_podman_start_and_of_a_stop(podman_node: LoneNode, stride: int) -> None:
-    sweep_abandoned_start(podman_node, "podman", stride)
-    sweep_stop(podman_node, "podman", stride)
-    assert podman_node.networks() <= set(podman_node.ledger()["spares"])
