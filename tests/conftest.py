@@ -7,12 +7,17 @@ from collections import Counter
 import pytest
 
 from portal.standalone.needs import NEEDS, missing, sentence
+from tests import emptying
 
 NOT_RUN = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long campaigns too")
+
+
+def pytest_configure() -> None:
+    emptying.by_delete()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
