@@ -109,9 +109,10 @@ def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
         asyncio.run(run())
         gpus = last_samples.last_gpus([node.public_id])
         assert set(gpus) == set(uuids)
-    row = UsageMinute.objects.filter(node=node).latest("minute")
+    minutes = UsageMinute.objects.filter(node=node)
+    assert sum(row.samples for row in minutes) >= 3  # a minute may have ended in between
+    row = minutes.latest("minute")
     assert row.gpu_uuids == uuids
-    assert row.samples >= 3
     assert all(value is not None for value in row.utilisation_percent)
     assert all(joules > 0 for joules in row.energy_joules)
 
