@@ -37,10 +37,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> int:
-    """What takes long is begun first; last comes what would wait for an engine that a long one still uses."""
+    """What takes long is begun first; last comes what an engine or a network that is being made would hold up."""
     if item.get_closest_marker("early"):
         return 0
-    return 2 if "own_engine" in getattr(item, "fixturenames", ()) else 1
+    return 2 if "own_engine" in getattr(item, "fixturenames", ()) or item.get_closest_marker("browser") else 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
