@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
+from django.conf import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from portal.standalone.needs import NEEDS, missing, sentence
 from tests import emptying
@@ -18,6 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     emptying.by_delete()
+    # Each test client builds the middleware anew; with this it does not search all static files each time.
+    settings.WHITENOISE_AUTOREFRESH = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,10 +43,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> int:
-    """What takes long is begun first; last comes what an engine or a network that is being made would hold up."""
-    if item.get_closest_marker("early"):
-        return 0
-    return 2 if "own_engine" in getattr(item, "fixturenames", ()) or item.get_closest_marker("browser") else 1
+    """What takes long is begun first."""
+    return 0 if item.get_closest_marker("early") else 1
+
+
+class Lanes(LoadScopeScheduling):
+    """xdist's `loadfile`, but one lane for all files whose tests have the one engine of this machine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "podman" if Path(file).name.startswith("test_podman") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return Lanes(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -33,6 +33,16 @@ ROOT = Need("root", None, lambda: os.geteuid() == 0)
 NVIDIA = Need("an NVIDIA GPU and its driver", None, lambda: Path("/dev/nvidiactl").exists())
 PLAYWRIGHT = Need("playwright", None, lambda: importlib.util.find_spec("playwright") is not None)
 
+CHROMIUM = ("chromium-headless-shell", "chromium")
+"""The same browser without and with its windows and menus; tests take the first that is there, as it costs less."""
+
+
+def chromium() -> str | None:
+    """The path of a Chromium of this machine."""
+    found = (shutil.which(name, path=SYSTEM_PATH) for name in CHROMIUM)
+    return next((path for path in found if path), None)
+
+
 NEEDS: dict[str, tuple[Need, ...]] = {
     "rig": (
         ROOT,
@@ -48,7 +58,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         _program("sudo", "sudo"),
         _program("strace", "strace"),
     ),
-    "browser": (PLAYWRIGHT, _program("chromium", "chromium")),
+    "browser": (PLAYWRIGHT, Need("chromium", CHROMIUM[0], lambda: chromium() is not None)),
     "gpu": (NVIDIA,),
 }
 """By pytest marker. A test may carry several."""

@@ -8,7 +8,7 @@ import pytest
 
 from portal.services.projects import QuotaNumbers, do_change_quota
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 SQUEEZED = """[...document.querySelectorAll("td")].filter((cell) => cell.offsetParent && cell.innerText.trim()

@@ -17,7 +17,7 @@ from tests import record
 from tests.browser.conftest import elsewhere
 from tests.web.scene import start
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
 PAGES = ["/", "/jobs/", "/launch/", "/account/"]
 

@@ -47,7 +47,7 @@ from portal.models import Job
 print(Job.objects.count())
 """
 
-pytestmark = [pytest.mark.calm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.calm, pytest.mark.early, pytest.mark.timeout(240)]
 
 
 @dataclass

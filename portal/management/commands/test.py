@@ -1,4 +1,4 @@
-"""`manage.py test`: the quick tests, then those with real nodes or a real browser, then those bound in time."""
+"""`manage.py test`: first what runs well beside anything, then what is bound in time or needs a browser."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from django.core.management.base import BaseCommand, CommandError
 from portal.bootstrap.frontend import FrontendError, build_frontend
 from portal.standalone.needs import NEEDS, can_install, missing, packages
 
-ON_MACHINES = "(rig or gpu) and not browser and not calm"
 QUICK = "not (rig or browser or gpu or calm)"
+ON_MACHINES = "(rig or gpu) and not browser and not calm"
+MANY = "not (browser or calm)"
 CALM = "calm or browser"
+CALM_MARKS = ("mark.calm", "mark.browser")
 NOTHING_COLLECTED = 5
 INSTALL_LIMIT_S = 600
 
@@ -43,14 +45,16 @@ class Command(BaseCommand):
             raise CommandError(str(trouble)) from trouble
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
-        cores = min(os.cpu_count() or 1, 8)
-        # Tests wait as much as they work: more of them than cores, but few where a second counts.
-        results = [_pytest(QUICK, cores + 1, *chosen)]
-        if installing is not None:
+        cores = min(len(os.sched_getaffinity(0)), 8)
+        # Tests wait as much as they work: more of them than cores, but fewer where a second counts.
+        if installing is None:
+            results = [_pytest(MANY, cores + 2, *chosen)]
+        else:
+            results = [_pytest(QUICK, cores + 1, *chosen)]
             self._finish_install(*installing)
-        results.append(_pytest(ON_MACHINES, cores + 2, "--no-loadscope-reorder", *chosen))
+            results.append(_pytest(ON_MACHINES, cores + 2, *chosen))
         # Chromium drops its requests when a network of this machine comes or goes, as engines' networks do above.
-        results.append(_pytest(CALM, cores + 1, "--no-loadscope-reorder", *chosen))
+        results.append(_pytest(CALM, cores + 2, *chosen, *([] if options["paths"] else _calm_files())))
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
             raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)
@@ -69,6 +73,12 @@ class Command(BaseCommand):
             log.seek(0)
             self.stderr.write(log.read()[-3000:].decode(errors="replace"))
             self.stderr.write("apt-get did not install everything; the tests below say what they lack.")
+
+
+def _calm_files() -> list[str]:
+    """The files that speak of such a mark, so that no lane of the last part reads all the others again."""
+    files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
+    return [str(path) for path in files if any(mark in path.read_text() for mark in CALM_MARKS)]
 
 
 def _begin_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
@@ -105,6 +115,7 @@ def _pytest(marks: str, beside: int, *arguments: str) -> int:
         str(beside),
         "--dist",
         "loadfile",
+        "--no-loadscope-reorder",
         *arguments,
     ]
     environment = {name: value for name, value in os.environ.items() if name != "FAIRWAY_DATA_DIR"}

@@ -195,7 +195,12 @@ def test_a_log_takes_no_more_than_twice_its_size(podman_node: LoneNode) -> None:
     node = podman_node
     node.configure(log_mib=1)
     link = node.open()
-    noise = "for n in range(40000):\n print(f'{n:0127}', flush=True)\nimport time; time.sleep(600)"
+    # a pause after the first 1.4 MiB: who writes twice the limit between two looks loses its beginning
+    noise = """import time
+for n in range(40000):
+    print(f"{n:0127}", flush=True)
+    time.sleep(2 * (n == 8192))
+time.sleep(600)"""
     name = start(link, node, "jloud", "python3", "-c", noise)["container"]
     folder = node.folder / "state" / "tasks" / name
     where = {"job": "jloud", "attempt": 1, "task": 0}
