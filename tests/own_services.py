@@ -34,6 +34,8 @@ def _begin() -> None:
     if os.environ.get("DATABASE_URL") and os.environ.get("REDIS_URL"):
         return
     if not STARTS_NOTHING & set(sys.argv):
+        if not os.environ.get("DATABASE_URL"):
+            os.environ["FAIRWAY_TESTS_OWN_SERVER"] = "1"
         _guardian = subprocess.Popen(
             [sys.executable, "-m", "portal.standalone.temporary", str(_root)],
             stdin=subprocess.PIPE,
@@ -47,6 +49,12 @@ def _begin() -> None:
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _begin()
+
+
+@pytest.fixture(scope="session")
+def django_db_keepdb() -> bool:
+    """Databases on a server of this run's own end with it; dropping them would wait for their last connections."""
+    return "FAIRWAY_TESTS_OWN_SERVER" in os.environ
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,7 +14,9 @@ AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 SQUEEZED = """[...document.querySelectorAll("td")].filter((cell) => cell.offsetParent && cell.innerText.trim()
   && cell.getBoundingClientRect().width < Math.min(20, 6 * cell.innerText.length)).map((cell) => cell.innerText)"""
 """The cells of a table that are drawn narrower than their words."""
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+EVERYTHING = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+"""All that another theme changes."""
 
 
 def test_pages_pass_axe(open_as, scene):
@@ -81,7 +83,8 @@ def look_here(page) -> str:
     """What axe finds on the page as it stands."""
     page.wait_for_load_state("networkidle")
     page.evaluate(AXE.read_text())
-    answer = page.evaluate("(tags) => axe.run({ runOnly: { type: 'tag', values: tags } })", RULES)
+    dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    answer = page.evaluate("(rules) => axe.run({ runOnly: rules })", COLOURS if dark else EVERYTHING)
     return "\n".join(
         f"{rule['id']}: {node['html'][:160]} {' '.join(node['failureSummary'].split())[:200]}"
         for rule in answer["violations"]
