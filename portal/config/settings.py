@@ -119,6 +119,7 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 
 _prefix = "__Host-" if SECURE else ""  # browsers drop the prefix over plain http
+SESSION_ENGINE = "portal.services.session_store"
 SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
 SESSION_COOKIE_SECURE = SECURE
 SESSION_COOKIE_HTTPONLY = True

@@ -191,3 +191,9 @@ def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
         sessions.keep_session_of_workspace(key)
         end = Session.objects.get(session_key=key).expire_date
         assert abs((end - now).total_seconds() - left) < 2
+
+
+@pytest.mark.parametrize("key", ['"\\000aaaaaaaaaaaaaaaa"', "x" * 5000, "../../etc/passwd", "\xff" * 32])
+def test_a_cookie_that_is_no_session_is_nobody(client, key):
+    answer = client.get("/", headers={"cookie": f"fairway_session={key}"})
+    assert answer.status_code == 302 and answer["Location"].startswith("/sign-in/")
