@@ -58,6 +58,14 @@ def test_pages_are_complete_and_lead_back(scene, client_of, monkeypatch):
     assert names(back) == trail[-2]
 
 
+def test_a_cursor_tells_nothing_of_jobs_one_may_not_see(scene, client_of):
+    member = client_of("member")
+    theirs = Job.objects.exclude(project=scene.projects["vision"]).order_by("id")[2]
+    for word in ("after", "before"):
+        missing = names(member.get(reverse("jobs"), {word: "nosuchjob2"}))
+        assert names(member.get(reverse("jobs"), {word: theirs.public_id})) == missing
+
+
 def test_every_state_has_its_shape_its_word_and_its_line(scene):
     user = scene.people["r-castellan"]
     rows = {row.job.name: row for row in rows_of(user, Job.objects.all())}
