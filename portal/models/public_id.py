@@ -45,6 +45,8 @@ class _NameValidator(RegexValidator):
         if length > LONGEST_NAME:
             raise ValidationError(f"At most {LONGEST_NAME} characters; this has {length}.", code="too_long")
         super().__call__(value)
+        if not self.regex.fullmatch(str(value)):  # the expression alone lets a line break stand at the end
+            raise ValidationError(self.message, code=self.code)
 
 
 slug_validator = _NameValidator(
