@@ -53,7 +53,7 @@ MIDDLEWARE = [
     "portal.api.middleware.ProblemsBelowApi",
     "django.middleware.security.SecurityMiddleware",
     "portal.web.headers.SecurityHeaders",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "portal.web.static_files.StaticFiles",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -155,6 +155,7 @@ STATIC_ROOT = Path(env.str("FAIRWAY_STATIC_ROOT", str(BASE_DIR / "static" / "roo
 STATICFILES_DIRS = [path for path in [BASE_DIR / "static" / "dist"] if path.is_dir()]
 WHITENOISE_USE_FINDERS = env.bool("FAIRWAY_STATIC_FINDERS", True)
 WHITENOISE_AUTOREFRESH = False
+WHITENOISE_ALLOW_ALL_ORIGINS = False
 
 REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
