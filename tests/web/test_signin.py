@@ -93,6 +93,26 @@ def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_l
     assert own.post("/sign-in/", right).status_code == 302
 
 
+def test_guessing_from_behind_the_same_address_locks_out_no_browser_that_was_let_in(caplog):
+    record.person("ada-love", password=record.PASSWORD)
+    right = {"username": "ada-love", "password": record.PASSWORD}
+    own = Client()
+    assert own.post("/sign-in/", right).status_code == 302
+    own.post("/sign-out/")
+    for _ in range(throttle.SIGN_IN.limit + 1):
+        guess = Client().post("/sign-in/", right | {"password": "a guess of mine"})
+    assert guess.status_code == 429
+    assert own.post("/sign-in/", right).status_code == 302
+    assert "sign-in refused for ada-love from 127.0.0.1" in caplog.text
+    assert "a guess of mine" not in caplog.text
+    Client().post("/sign-in/", {"username": "my secret Phrase\r\n", "password": "x"})
+    assert "Phrase" not in caplog.text
+    own.post("/sign-out/")
+    for _ in range(throttle.SIGN_IN.limit):  # and it is no way around the pause
+        own.post("/sign-in/", right | {"password": "guess"})
+    assert own.post("/sign-in/", right).status_code == 429
+
+
 def test_signing_in_rightly_many_times_is_not_guessing():
     record.person("ada-love", password=record.PASSWORD)
     right = {"username": "ada-love", "password": record.PASSWORD}
