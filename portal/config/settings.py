@@ -50,9 +50,9 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "portal.api.middleware.ProblemsBelowApi",
-    "django.middleware.security.SecurityMiddleware",
     "portal.web.headers.SecurityHeaders",
+    "django.middleware.security.SecurityMiddleware",
+    "portal.api.middleware.ProblemsBelowApi",
     "portal.web.static_files.StaticFiles",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
