@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import zoneinfo
 from urllib.parse import urlencode
 
@@ -103,7 +104,7 @@ def _try(request: HttpRequest, username: str, password: str) -> tuple[User | Non
 
 def _loggable(name: str) -> str:
     """A name that can be one; what else people type there may be their password."""
-    return name if slug_validator.regex.fullmatch(name) else "what is no name"
+    return name if re.fullmatch(slug_validator.regex, name) else "what is no name"
 
 
 def _is_known(request: HttpRequest, name: str) -> bool:
