@@ -145,6 +145,8 @@ if SECURE:  # web listens on a unix socket only; the gateway sets this header an
 X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
+MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no cookie more than the two
+
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_TZ = True

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import os
 import secrets
+import subprocess
+import sys
 import time
 
 import pytest
@@ -217,3 +221,28 @@ def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
 def test_a_cookie_that_is_no_session_is_nobody(client, key):
     answer = client.get("/", headers={"cookie": f"fairway_session={key}"})
     assert answer.status_code == 302 and answer["Location"].startswith("/sign-in/")
+
+
+def test_over_https_every_cookie_belongs_to_this_host_alone():
+    told = (
+        "import json, django; django.setup(); from django.conf import settings as s; from portal.web import signin\n"
+        "print(json.dumps([s.SESSION_COOKIE_NAME, s.CSRF_COOKIE_NAME, signin.KNOWN_COOKIE, s.SESSION_COOKIE_SECURE,"
+        " s.CSRF_COOKIE_SECURE, s.SECURE_HSTS_SECONDS >= 31536000, s.SECURE_HSTS_INCLUDE_SUBDOMAINS]))"
+    )
+    environment = {**os.environ, "FAIRWAY_PORTAL_URL": "https://portal.example.org"}
+    done = subprocess.run(
+        [sys.executable, "-c", told], env=environment, capture_output=True, text=True, check=True
+    )
+    *names, session_secure, csrf_secure, year, below = json.loads(done.stdout.splitlines()[-1])
+    assert all(name.startswith("__Host-fairway_") for name in names)
+    assert session_secure and csrf_secure and year and below
+
+
+def test_what_a_page_has_to_say_is_no_cookie_of_its_own(client):
+    user = record.person("ada-love", password=record.PASSWORD)
+    client.force_login(user)
+    answer = client.post("/account/name/", {"full_name": "Ada", "email": "", "timezone": "UTC"})
+    assert answer.status_code == 302
+    assert not [name for name in answer.cookies if not name.startswith("fairway_")]
+    assert "Saved." in client.get("/account/").content.decode()
+    assert "Saved." not in client.get("/account/").content.decode()
