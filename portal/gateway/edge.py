@@ -32,7 +32,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._in_head = False
-        self._head_bytes = self._waiting_bytes = 0  # read by llhttp; come in pieces before the head's end
+        self._waiting_bytes = 0  # of a head that comes in pieces
         self._refusal = (400, "The request is malformed.")
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -71,16 +71,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
-        self._head_bytes = self._waiting_bytes = 0
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
+        self._in_head, self._waiting_bytes = True, 0
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -90,24 +81,26 @@ class EdgeProtocol(HttpToolsProtocol):
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(*TOO_LONG)
-
     def _check(self) -> None:
+        size, chunked, body = len(self.url), False, False
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            if name == b"transfer-encoding":
+                chunked = body = True
+            elif name == b"content-length" and value != b"0":
+                body = True
+        if size > MAX_HEAD_BYTES:
+            self._refuse(*TOO_LONG)
         version = self.parser.get_http_version()
         if version not in VERSIONS:
             self._refuse(505, "HTTP/1.1 is spoken here.")
-        names = {name for name, _ in self.headers}
-        chunked = b"transfer-encoding" in names
         if chunked and version == "1.0":
             self._refuse(400, "HTTP/1.0 knows no transfer encoding.")
         if not self.url.startswith((b"/", b"*")) and not self._names_its_host():
             self._refuse(400, "The address names another host than the Host header.")
         if self.parser.should_upgrade():
             # llhttp takes what follows for another protocol, others would take it for this request's body
-            if chunked or any(name == b"content-length" and value != b"0" for name, value in self.headers):
+            if body:
                 self._refuse(400, "A request to change the protocol has no body.")
             if self.cycle is not None and not self.cycle.response_complete:
                 self._refuse(400, "The protocol cannot change before the last answer has come.")
