@@ -100,6 +100,7 @@ class Link:
         self._number = 0
         self._broken: str | None = None
         self._greeted: queue.SimpleQueue[Wire | LinkUnknown] = queue.SimpleQueue()
+        self._has_greeted = False
         self._reader = threading.Thread(target=self._read, name=f"link-{role}", daemon=True)
         self._reader.start()
         try:
@@ -207,7 +208,7 @@ class Link:
                     why = "The node sent something that is not an object."
                     break
                 self._deliver(message)
-        except (OSError, EOFError, ValueError) as error:
+        except Exception as error:  # whatever a node says, a link that nobody reads must not look open
             why = f"The link broke: {error}."
         said = self._diagnostics() if self._diagnostics is not None and self._broken is None else ""
         self._break(f"{why} {said}".strip())
@@ -220,10 +221,11 @@ class Link:
                 self._keep(message)
         elif "id" in message:
             with self._lock:
-                waiting = self._waiting.get(message["id"])
+                waiting = self._waiting.pop(message["id"], None)  # one answer to each question
             if waiting is not None:  # else it came after its deadline: the question will be asked again
                 waiting.put(message)
-        else:
+        elif not self._has_greeted:
+            self._has_greeted = True
             self._greeted.put(message)
 
     def _keep(self, event: Wire) -> None:

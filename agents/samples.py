@@ -143,6 +143,18 @@ class ContainerState:
         )
 
 
+LARGEST = 1e15
+
+
+def measured(value: Any) -> Any:
+    """A number that was measured, or None. ValueError for anything else: frames of all nodes are made of these."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:
+        raise ValueError(f"{str(value)[:40]!r} is no measurement")
+    return value
+
+
 @dataclass(frozen=True)
 class GpuUser:
     """A process on a GPU; ``foreign`` when it belongs to no job of ours."""
@@ -170,13 +182,19 @@ class GpuSample:
     def from_wire(cls, row: Wire) -> GpuSample:
         return cls(
             uuid=str(row["uuid"]),
-            utilisation_percent=row.get("utilisation_percent"),
-            memory_used_mib=row.get("memory_used_mib"),
-            power_watts=row.get("power_watts"),
-            temperature_c=row.get("temperature_c"),
+            utilisation_percent=measured(row.get("utilisation_percent")),
+            memory_used_mib=measured(row.get("memory_used_mib")),
+            power_watts=measured(row.get("power_watts")),
+            temperature_c=measured(row.get("temperature_c")),
             health=str(row["health"]),
             processes=tuple(
-                GpuUser(each["pid"], each["memory_mib"], each["job"], each["attempt"], each["foreign"])
+                GpuUser(
+                    int(each["pid"]),
+                    measured(each["memory_mib"]),
+                    None if each["job"] is None else str(each["job"]),
+                    None if each["attempt"] is None else int(each["attempt"]),
+                    bool(each["foreign"]),
+                )
                 for each in row["processes"]
             ),
         )
@@ -194,7 +212,13 @@ class TaskSample:
 
     @classmethod
     def from_wire(cls, row: Wire) -> TaskSample:
-        return cls(row["job"], row["attempt"], row["task"], row["cpu_percent"], row["memory_mib"])
+        return cls(
+            str(row["job"]),
+            int(row["attempt"]),
+            int(row["task"]),
+            measured(row["cpu_percent"]),
+            measured(row["memory_mib"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -211,10 +235,10 @@ class NodeSample:
     @classmethod
     def from_wire(cls, row: Wire) -> NodeSample:
         return cls(
-            at_s=float(row["at_s"]),
-            cpu_percent=row.get("cpu_percent"),
-            memory_used_mib=row.get("memory_used_mib"),
-            disk_free_mib=row.get("disk_free_mib"),
+            at_s=float(measured(row["at_s"]) or 0.0),
+            cpu_percent=measured(row.get("cpu_percent")),
+            memory_used_mib=measured(row.get("memory_used_mib")),
+            disk_free_mib=measured(row.get("disk_free_mib")),
             gpus=tuple(GpuSample.from_wire(each) for each in row["gpus"]),
             tasks=tuple(TaskSample.from_wire(each) for each in row["tasks"]),
         )

@@ -1,4 +1,4 @@
-"""The door of every HTTP route: a route without a declared policy is closed, whoever asks.
+"""The door of every HTTP route: a route without a declared policy is closed, whoever asks. Refusals are logged.
 
 Pages are checked here, before their view runs. REST views read bearer tokens first, so they set
 ``checks_policy_itself`` and ask ``portal.access.demand`` once they know the person; the declaration is still
@@ -7,7 +7,9 @@ demanded here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,6 +21,8 @@ from portal.access import Policy, demand
 from portal.errors import NotAllowed, SignInNeeded
 from portal.services.audit import request_address
 from portal.services.sessions import keep_session
+
+log = logging.getLogger(__name__)
 
 View = Callable[..., Any]
 
@@ -47,7 +51,13 @@ class DoorMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         token = request_address.set(request.META.get("REMOTE_ADDR") or None)
         try:
-            return self.get_response(request)
+            answer = self.get_response(request)
+            if answer.status_code == HTTPStatus.FORBIDDEN:
+                who = getattr(request.user, "username", "") or "nobody"
+                log.warning(
+                    "refused %s %r to %s from %s", request.method, request.path, who, request_address.get()
+                )
+            return answer
         finally:
             request_address.reset(token)
 

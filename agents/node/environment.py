@@ -12,6 +12,10 @@ OURS = (
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DISABLE_REQUIRE",
     "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_GDRCOPY",
+    "NVIDIA_GDS",
+    "NVIDIA_MOFED",
+    "NVIDIA_NVSWITCH",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "CUDA_MPS_PIPE_DIRECTORY",
@@ -21,9 +25,13 @@ OURS = (
 )
 
 
+_OURS_BEGIN = ("CUDA_MPS_", "NVIDIA_REQUIRE_", "NVIDIA_MIG_", "NVIDIA_IMEX_", "FAIRWAY_")
+"""With those above: by them the toolkit gives a container device nodes that nobody allocated."""
+
+
 def is_ours(name: str) -> bool:
     """True for a variable that neither a person nor an image may set."""
-    return name in OURS or name.startswith(("CUDA_MPS_", "NVIDIA_REQUIRE_", "FAIRWAY_"))
+    return name in OURS or name.startswith(_OURS_BEGIN)
 
 
 def task_environment(

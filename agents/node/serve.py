@@ -202,7 +202,7 @@ class Session:
             return None
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Refusal(refusals.BAD_SPEC, "A line is not JSON.") from error
         if not isinstance(value, dict):
             raise Refusal(refusals.BAD_SPEC, "A line is not a JSON object.")

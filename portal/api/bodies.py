@@ -151,13 +151,22 @@ def _valid(allowed: type[Closed], values: Mapping[str, Any], *, partial: bool = 
     return dict(form.validated_data)
 
 
+_MARKS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
+
+
 def _depth(text: str) -> int:
+    """The deepest nesting, in one pass: a pattern for whole texts would try again at each quote of a broken one."""
     deepest = depth = 0
-    for piece in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text):
-        if piece[0] in "[{":
+    inside = False
+    for mark in _MARKS.findall(text):
+        if mark == '"':
+            inside = not inside
+        elif inside:
+            continue
+        elif mark in "[{":
             depth += 1
             deepest = max(deepest, depth)
-        elif piece[0] in "]}":
+        elif mark in "]}":
             depth -= 1
     return deepest
 

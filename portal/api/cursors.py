@@ -1,25 +1,26 @@
-"""Pages by cursor: an opaque signed mark of the last row seen, so that inserts never shift a page."""
+"""Pages by cursor: a sealed mark of the last row seen, so that inserts never shift a page.
+
+Sealed and not only signed: it holds a row number, which would tell how much there is of what one may not see.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from django.core import signing
 from django.db.models import Model, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 from rest_framework.request import Request
 
 from portal.errors import Invalid
+from portal.services.sealing import CannotOpen, Place, seal, unseal
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200
-SALT = "fairway.cursor"
 
 _Row = TypeVar("_Row", bound=Model)
 
@@ -82,28 +83,27 @@ def _mark(last: Model, order: Order, request: Request) -> str:
         value = getattr(value, name)
     if isinstance(value, dt.datetime):
         value = {"at": value.isoformat()}
-    return signing.dumps([value, last.pk, _same_list(request)], salt=SALT)
+    return seal(json.dumps([value, last.pk]), _place(request))
 
 
 def _read(cursor: str, request: Request) -> tuple[Any, int] | None:
     if not cursor:
         return None
     try:
-        value, row, same = signing.loads(cursor, salt=SALT)
-    except (signing.BadSignature, ValueError, TypeError) as wrong:
-        raise Invalid(fields={"cursor": "This cursor is not one of ours."}, code="bad_cursor") from wrong
-    if same != _same_list(request):
-        raise Invalid(fields={"cursor": "This cursor belongs to another list."}, code="bad_cursor")
+        value, row = json.loads(unseal(cursor, _place(request)))
+    except CannotOpen as wrong:
+        sentence = "This cursor is not one of ours, or belongs to another list."
+        raise Invalid(fields={"cursor": sentence}, code="bad_cursor") from wrong
     if isinstance(value, dict):
         value = parse_datetime(value["at"])
     return value, row
 
 
-def _same_list(request: Request) -> str:
-    """A fingerprint of the route and of its filters: a cursor works for the list it came from."""
+def _place(request: Request) -> Place:
+    """The route with its filters: a cursor works for the list it came from."""
     kept = sorted((name, given) for name, given in request.query_params.lists() if name not in _MOVING)
     text = json.dumps([request.path, kept])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Place("cursor", text, "")
 
 
 _MOVING = {"cursor", "limit"}

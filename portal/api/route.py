@@ -245,7 +245,7 @@ class Route(APIView):
         """Every failure as a problem; what nobody foresaw goes to the log, and no trace of it out."""
         answer = problems.answer_for(exc)
         if answer is None:
-            log.exception("unforeseen while serving %s %s", self.request.method, self.request.path)
+            log.exception("unforeseen while serving %s %r", self.request.method, self.request.path)
             answer = problems.bare(500)
         return answer
 

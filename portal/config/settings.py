@@ -50,10 +50,10 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "portal.api.middleware.ProblemsBelowApi",
-    "django.middleware.security.SecurityMiddleware",
     "portal.web.headers.SecurityHeaders",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "portal.api.middleware.ProblemsBelowApi",
+    "portal.web.static_files.StaticFiles",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -119,6 +119,7 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 
 _prefix = "__Host-" if SECURE else ""  # browsers drop the prefix over plain http
+SESSION_ENGINE = "portal.services.session_store"
 SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
 SESSION_COOKIE_SECURE = SECURE
 SESSION_COOKIE_HTTPONLY = True
@@ -144,6 +145,8 @@ if SECURE:  # web listens on a unix socket only; the gateway sets this header an
 X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
+MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no cookie more than the two
+
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_TZ = True
@@ -154,6 +157,7 @@ STATIC_ROOT = Path(env.str("FAIRWAY_STATIC_ROOT", str(BASE_DIR / "static" / "roo
 STATICFILES_DIRS = [path for path in [BASE_DIR / "static" / "dist"] if path.is_dir()]
 WHITENOISE_USE_FINDERS = env.bool("FAIRWAY_STATIC_FINDERS", True)
 WHITENOISE_AUTOREFRESH = False
+WHITENOISE_ALLOW_ALL_ORIGINS = False
 
 REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],

@@ -7,6 +7,7 @@ import resource
 
 import uvicorn
 
+from portal.gateway.edge import EdgeProtocol
 from portal.gateway.pipe import PipeProtocol
 
 
@@ -29,7 +30,7 @@ def main() -> None:
         ssl_certfile=chosen.tls_cert,
         ssl_keyfile=chosen.tls_key,
         loop="uvloop",
-        http="httptools",
+        http=EdgeProtocol,
         ws=PipeProtocol,
         lifespan="on",
         proxy_headers=False,  # what a client says about itself is dropped; see web.py for trusted peers

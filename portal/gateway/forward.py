@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from portal.gateway.client import BrokenOff, Connection, NoAnswer, Way
 from portal.gateway.guard import Guard, Hold
-from portal.gateway.wire import Gone, Headers, Receive, Scope, Send, TooLarge
+from portal.gateway.wire import Gone, Headers, Receive, Scope, Send, Silent, TooLarge
 
 LONG_AFTER_S = 1.0
 """From here on a request is watched: for a browser that left, and for a right that ended."""
 LOOK_EVERY_S = 0.25
+BODY_SILENT_S = 30.0
+"""Where an answer has its time, the body has this between two pieces: each one that waits holds a connection."""
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -47,7 +49,7 @@ def request_head(scope: Scope, headers: Headers, *, more: Headers | None = None)
 
 
 async def forward(journey: Journey, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers the request from upstream. Raises NoAnswer or TooLarge while the browser can still be told so.
+    """Answers the request from upstream. Raises NoAnswer, TooLarge or Silent while the browser can still be told so.
 
     An answer that breaks off upstream breaks off here too: it never looks whole.
     """
@@ -75,6 +77,8 @@ async def forward(journey: Journey, scope: Scope, receive: Receive, send: Send) 
         task = asyncio.current_task()
         if task is not None:
             task.uncancel()
+        if not watch.answered and watch.why == "silent":
+            raise Silent from None
         if not watch.answered and watch.why != "gone":
             raise NoAnswer(watch.why) from None
     except (Gone, BrokenOff):
@@ -214,6 +218,9 @@ class Watch:
                     return
                 await asyncio.sleep(min(left_s, LOOK_EVERY_S))
             else:
+                if limit_s is not None and self._loop.time() - (body.last_s or self._began) > BODY_SILENT_S:
+                    self._end("silent")
+                    return
                 await asyncio.sleep(LOOK_EVERY_S)
         await body.until_gone()
         self._end("gone")

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from portal.gateway.headers import HSTS
 from portal.gateway.wire import Headers, Receive, Scope, Send
-from portal.plain_page import MEDIA_TYPE, POLICY, plain_page
+from portal.plain_page import MEDIA_TYPE, PERMISSIONS, POLICY, plain_page
 
 LINGER_S = 1.0
 
@@ -53,6 +53,9 @@ def page(
         (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"),
         (b"x-frame-options", b"DENY"),
+        (b"cross-origin-opener-policy", b"same-origin"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+        (b"permissions-policy", PERMISSIONS.encode()),
     ]
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))

@@ -12,7 +12,7 @@ from portal.gateway.forward import Journey, forward
 from portal.gateway.pages import say, say_too_large
 from portal.gateway.sockets import HandshakeRefused, forward_socket
 from portal.gateway.upstream import Upstreams
-from portal.gateway.wire import Headers, Receive, Scope, Send, TooLarge
+from portal.gateway.wire import Headers, Receive, Scope, Send, Silent, TooLarge
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ class WebDoor:
                 await forward(journey, scope, receive, send)
         except TooLarge:
             await say_too_large(send, scope, receive, BODY_BYTES, secure=self._secure)
+        except Silent:
+            sentence = "The rest of it did not come in time. Nothing of it was kept."
+            await self._say(send, scope, 408, "too_slow", "This came too slowly", sentence, close=True)
         except HandshakeRefused as problem:
             await self._say(
                 send, scope, problem.status, "refused", "Refused", "The portal refused this connection."

@@ -16,5 +16,9 @@ class Gone(Exception):
     """The browser went away before its request was whole."""
 
 
+class Silent(Exception):
+    """The browser stopped sending in the midst of its request, and nothing was answered yet."""
+
+
 class TooLarge(Exception):
     """The request's body is longer than the journey takes; upstream did not get all of it."""

@@ -114,6 +114,8 @@ class Collector:
                 await work()
             except (DatabaseError, RedisError, OSError, TimeoutError) as problem:
                 log.warning("%s: %s", getattr(work, "__name__", "a pass"), problem)
+            except Exception:  # one pass that fails must not be the last one for every node
+                log.exception("%s broke", getattr(work, "__name__", "a pass"))
             now_s = time.time()
             await asyncio.sleep(max(0.05, period_s - now_s % period_s))
 

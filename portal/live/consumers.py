@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 8 * 1024
 MAX_TOPICS = 64
 MAX_MESSAGES = 30
+MAX_NAMES = 256
+"""Topics named within the same time: each is a question to the record, also where it is refused."""
 MESSAGES_WITHIN_S = 10.0
 MAX_SOCKETS_A_PERSON = 40
 SIGNED_OUT, FOREIGN, TOO_MUCH, LATER = 4401, 4403, 4429, 1013
@@ -108,17 +110,20 @@ class LiveConsumer:
     # -- from the browser --------------------------------------------------------------------------
 
     async def _listen(self) -> int | None:
-        heard: list[float] = []
+        heard: list[tuple[float, int]] = []
         while True:
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 return None
             now = time.monotonic()
-            heard = [moment for moment in heard if now - moment < MESSAGES_WITHIN_S] + [now]
             words = message.get("text") or ""
-            if len(heard) > MAX_MESSAGES or len(words) > MAX_MESSAGE_BYTES:
+            if len(words) > MAX_MESSAGE_BYTES:
                 return TOO_MUCH
             wanted = _read(words)
+            names = sum(map(len, wanted.values())) if wanted else 0
+            heard = [each for each in heard if now - each[0] < MESSAGES_WITHIN_S] + [(now, names)]
+            if len(heard) > MAX_MESSAGES or sum(count for _, count in heard) > MAX_NAMES:
+                return TOO_MUCH
             if wanted is None:
                 self._say_error("", "bad_message", "This message is not understood.")
                 continue
@@ -226,7 +231,7 @@ def _read(words: str) -> dict[str, list[str]] | None:
     """The message as lists of topics, or None for anything else."""
     try:
         message = json.loads(words)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(message, dict) or set(message) - {"subscribe", "unsubscribe"}:
         return None

@@ -27,16 +27,20 @@ WITHOUT_RECORD_S = 60.0
 
 _T = TypeVar("_T")
 _threads = ThreadPoolExecutor(4, thread_name_prefix="live-record")
+_rechecking = ThreadPoolExecutor(1, thread_name_prefix="live-recheck")
+"""A thread of its own: whoever floods the others with questions does not delay the end of anybody's right."""
 
 
-async def in_record(question: Callable[..., _T], *arguments: Any) -> _T:
+async def in_record(
+    question: Callable[..., _T], *arguments: Any, threads: ThreadPoolExecutor = _threads
+) -> _T:
     """Asks the record from a thread, with a time limit. Raises DatabaseError, TimeoutError, OSError."""
 
     def asked() -> _T:
         close_old_connections()
         return question(*arguments)
 
-    work = asyncio.get_running_loop().run_in_executor(_threads, asked)
+    work = asyncio.get_running_loop().run_in_executor(threads, asked)
     return await asyncio.wait_for(work, ANSWER_WITHIN_S)
 
 
@@ -82,7 +86,10 @@ class Rechecker:
             sockets = list(self._sockets)
             try:
                 live, people = await in_record(
-                    _standing, {each.session_key for each in sockets}, {each.user.pk for each in sockets}
+                    _standing,
+                    {each.session_key for each in sockets},
+                    {each.user.pk for each in sockets},
+                    threads=_rechecking,
                 )
             except (DatabaseError, TimeoutError, OSError) as problem:
                 log.warning("rights of open sockets cannot be checked: %s", problem)
@@ -91,12 +98,14 @@ class Rechecker:
                         socket.without_record()
                 continue
             self._known_at = time.monotonic()
+            changed = []
             for socket in sockets:
                 now = people.get(socket.user.pk)
                 if socket.session_key not in live or now is None or now[1] != socket.user.password:
                     socket.signed_out()
                 elif now[0] != socket.user.rights_version:
-                    await socket.rights_changed()
+                    changed.append(socket)
+            await asyncio.gather(*(socket.rights_changed() for socket in changed))
 
 
 def _standing(keys: Iterable[str], people: Iterable[int]) -> tuple[set[str], dict[int, tuple[int, str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,9 @@ class _NameValidator(RegexValidator):
         if length > LONGEST_NAME:
             raise ValidationError(f"At most {LONGEST_NAME} characters; this has {length}.", code="too_long")
         super().__call__(value)
+        # the expression alone lets a line break stand at the end
+        if not re.fullmatch(self.regex, str(value)):
+            raise ValidationError(self.message, code=self.code)
 
 
 slug_validator = _NameValidator(

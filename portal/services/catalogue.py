@@ -16,7 +16,7 @@ from portal.services.audit import record_act
 from portal.wake import hint_node
 from portal.words.states import NodeState, RuntimeKind
 
-IMAGE = re.compile(r"^[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?$")
+IMAGE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?")
 
 JUPYTERLAB = "jupyterlab"
 JUPYTERLAB_PORT = 8888
@@ -86,7 +86,7 @@ def _check(words: EnvironmentWords) -> None:
     if words.runtime is RuntimeKind.PROCESS:
         if not words.prefix.startswith("/"):
             wrong["prefix"] = "Give the folder of a virtual environment on the node."
-    elif not IMAGE.match(words.image):
+    elif not IMAGE.fullmatch(words.image):
         wrong["image"] = "Give an image such as registry.example/name:tag or name@sha256:…"
     if words.archive and not words.archive.startswith("/"):
         wrong["archive"] = "Give the full path of a tar file on the portal's machine."

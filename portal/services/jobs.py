@@ -20,13 +20,18 @@ from portal.words.amounts import memory
 from portal.words.reasons import EndReason
 from portal.words.states import JOB_ENDS, JobKind, JobState, NodeState, RuntimeKind
 
-NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?$")
-ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?")
+ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 OURS = re.compile(r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_)")
 
 MAX_TASKS = 1024
 MAX_GPUS_PER_TASK = 64
 MAX_COMMAND_BYTES = 64 * 1024
+MAX_COMMAND_WORDS = 1000
+MAX_VARIABLES = 500
+MAX_VARIABLE_BYTES = 32 * 1024
+MAX_ENVIRON_BYTES = 128 * 1024
+"""What a node takes (``agents/node/spec.py``) stands behind these: what is accepted here can start there."""
 MAX_TIME_LIMIT_S = 30 * 24 * 3600
 PRIORITIES = range(-100, 101)
 
@@ -208,7 +213,7 @@ def _check_process_is_open(user: User) -> None:
 
 def _wrong_words(request: JobRequest) -> list[tuple[str, str]]:
     wrong: list[tuple[str, str]] = []
-    if not NAME.match(request.name):
+    if not NAME.fullmatch(request.name):
         wrong.append(
             (
                 "name",
@@ -230,9 +235,22 @@ def _wrong_words(request: JobRequest) -> list[tuple[str, str]]:
         wrong.append(("command", "The command is a list of texts."))
     elif sum(len(word.encode()) for word in request.command) > MAX_COMMAND_BYTES:
         wrong.append(("command", "The command is longer than 64 KiB; put it into a script."))
+    elif len(request.command) > MAX_COMMAND_WORDS:
+        wrong.append(("command", f"The command has more than {MAX_COMMAND_WORDS} words."))
+    elif request.command and (not request.command[0] or request.command[0].startswith(("-", "["))):
+        wrong.append(("command", "The first word is the program to run; it begins with neither - nor [."))
+    texts = [(name, value) for name, value in request.environ.items() if isinstance(value, str)]
+    if len(request.environ) > MAX_VARIABLES:
+        wrong.append(("environ", f"There are more than {MAX_VARIABLES} variables."))
+    elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENVIRON_BYTES:
+        wrong.append(
+            ("environ", "The variables are longer than 128 KiB together; put long texts into a file.")
+        )
     for name, value in request.environ.items():
-        if not ENVIRONMENT_NAME.match(str(name)) or not isinstance(value, str) or "\0" in value:
+        if not ENVIRONMENT_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
             wrong.append(("environ", f"{name!r} is not a name with a text value."))
+        elif len(value.encode()) > MAX_VARIABLE_BYTES:
+            wrong.append(("environ", f"{name} is longer than 32 KiB; put long texts into a file."))
         elif OURS.match(name):
             wrong.append(("environ", f"{name} is set by Fairway and cannot be changed."))
     return wrong

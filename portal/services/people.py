@@ -14,7 +14,7 @@ from django.core.validators import validate_email
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from portal.access import Verb, require
+from portal.access import Verb, can, require
 from portal.errors import Conflict, Invalid, NotAllowed, NotThere
 from portal.events import announce
 from portal.models import Invitation, Membership, Project, SignInLink, User
@@ -211,6 +211,7 @@ def do_set_password(user: User, password: str, *, old: str | None) -> None:
         user.set_password(password)
         user.rights_version += 1
         user.save(update_fields=["password", "rights_version"])
+        SignInLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
         record_act(user, "person.password", user)
         announce(f"user.{user.public_id}", {"kind": "rights"})
 
@@ -248,7 +249,16 @@ def _is_open(invitation: Invitation) -> bool:
         invitation.used_at is None
         and invitation.revoked_at is None
         and invitation.expires_at > timezone.now()
+        and _maker_still_may(invitation)
     )
+
+
+def _maker_still_may(invitation: Invitation) -> bool:
+    """Whether its maker could make it today: else a manager who has to go would come back by a link of their own."""
+    maker, project = invitation.created_by, invitation.project
+    if not maker.is_active or maker.is_admin:
+        return maker.is_active
+    return project is not None and not invitation.makes_admin and can(maker, Verb.MANAGE, project)
 
 
 def _new_user(

@@ -69,6 +69,8 @@ def do_change_project(actor: User, project: Project, **changes: Any) -> Project:
                 _check_no_circle(row, changes["parent"], tree)
             if changes.get("archived_at") and row.jobs.filter(state__in=JOB_LIVE).exists():
                 raise Conflict("It still has jobs that wait or run.", code="project_busy")
+            if "parent" in changes:
+                _lose_rights_from_above(row, tree)
             for key, value in changes.items():
                 setattr(row, key, value)
             row.save()
@@ -250,6 +252,17 @@ def _lose_rights(user: User) -> None:
     user.rights_version += 1
     user.save(update_fields=["rights_version"])
     announce(f"user.{user.public_id}", {"kind": "rights"})
+
+
+def _lose_rights_from_above(project: Project, tree: dict[int, Project]) -> None:
+    """Before a project moves: whoever saw it by a role in one of its ancestors may see it no more."""
+    line: list[int] = []
+    above = project.parent_id
+    while above is not None:
+        line.append(above)
+        above = tree[above].parent_id
+    for person in User.objects.filter(memberships__project__in=line).distinct().order_by("pk"):
+        _lose_rights(person)
 
 
 def _shown(project: Project) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import secrets
 
 from django.conf import settings
 from django.contrib.auth import get_user
-from django.contrib.sessions.backends.db import SessionStore
 from django.db import transaction
 from django.http import HttpRequest
 from django.utils import timezone
@@ -17,6 +16,7 @@ from portal.access import Verb, can, require
 from portal.errors import Conflict
 from portal.models import Attempt, Job, User, WorkspaceSession, WorkspaceTicket
 from portal.services.sealing import Place, seal, unseal
+from portal.services.session_store import SessionStore
 from portal.services.sessions import longest_end
 from portal.words.states import AttemptState, Desired, JobKind
 

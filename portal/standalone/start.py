@@ -131,7 +131,6 @@ def _start(
     if _start_servers(folder, supervisor):
         environment["FAIRWAY_TRIAL_SERVERS"] = "true"
     build_frontend(checkout)
-    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
     bring_tables_in_step()
     if wishes.local_node and not any(folder.root.glob("environments/*")):
         lines.say("preparing this machine's first environment, JupyterLab (once: a minute or two) ...")

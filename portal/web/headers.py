@@ -8,27 +8,23 @@ from collections.abc import Callable
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
-PERMISSIONS = ", ".join(
-    f"{name}=()"
-    for name in (
-        "accelerometer",
-        "camera",
-        "display-capture",
-        "geolocation",
-        "gyroscope",
-        "hid",
-        "magnetometer",
-        "microphone",
-        "midi",
-        "payment",
-        "serial",
-        "usb",
-    )
-)
+from portal.plain_page import PERMISSIONS
+
+SAME_EVERYWHERE = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": PERMISSIONS,
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
 
 
 class SecurityHeaders:
-    """Middleware. A view may set its own ``Content-Security-Policy``; everything else is the same everywhere."""
+    """The outermost middleware: also what others answer by themselves, such as a wrong host, passes here.
+
+    A view may set its own ``Content-Security-Policy`` or ``Referrer-Policy``.
+    """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -37,9 +33,9 @@ class SecurityHeaders:
         request.csp_nonce = secrets.token_urlsafe(18)  # type: ignore[attr-defined]
         response = self.get_response(request)
         response.headers.setdefault("Content-Security-Policy", content_policy(request))
-        response.headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
-        response.headers.setdefault("Permissions-Policy", PERMISSIONS)
-        if not request.path.startswith(settings.STATIC_URL):
+        for name, value in SAME_EVERYWHERE.items():
+            response.headers.setdefault(name, value)
+        if response.status_code >= 400 or not request.path.startswith(settings.STATIC_URL):
             response.headers.setdefault("Cache-Control", "no-store")
         return response
 
@@ -48,7 +44,7 @@ def content_policy(request: HttpRequest) -> str:
     """The policy of a page: our own files only, scripts by nonce, forms to us and to workspace origins."""
     nonce = f"'nonce-{request.csp_nonce}'"  # type: ignore[attr-defined]
     scheme = "https" if settings.SECURE else "http"
-    socket = f"{'wss' if settings.SECURE else 'ws'}://{request.get_host()}"
+    socket = "ws" + settings.PORTAL_URL.rstrip("/").removeprefix("http")  # the one origin that /live/ lets in
     rules = {
         "default-src": "'none'",
         "script-src": f"'self' {nonce}",

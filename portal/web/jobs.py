@@ -10,9 +10,9 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, policy, signed_in, visible_projects
+from portal.access import Policy, policy, signed_in, visible_jobs, visible_projects
 from portal.errors import FairwayError
-from portal.models import Job
+from portal.models import Job, User
 from portal.selectors.jobs import JobFilter, job_for, jobs_for
 from portal.services.jobs import do_cancel_job
 from portal.web.job_row import rows_of
@@ -85,7 +85,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
     """The page, or its table for htmx."""
     user = signed_in(request.user)
     filters = Filters.read(request.GET)
-    page, older, newer = _page(jobs_for(user, filters.narrow()), request.GET)
+    page, older, newer = _page(jobs_for(user, filters.narrow()), user, request.GET)
     context: dict[str, Any] = {
         "rows": rows_of(user, page),
         "filters": filters,
@@ -98,11 +98,14 @@ def jobs(request: HttpRequest) -> HttpResponse:
     return render(request, "jobs/list.html" if request.htmx else "jobs/page.html", context)  # type: ignore[attr-defined]
 
 
-def _page(rows: Any, query: QueryDict) -> tuple[list[Job], str, str]:
-    """One page by cursor, newest first, with the queries that lead to the older and the newer page."""
+def _page(rows: Any, user: User, query: QueryDict) -> tuple[list[Job], str, str]:
+    """One page by cursor, newest first, with the queries that lead to the older and the newer page.
+
+    A cursor is a job that the person may see: any other means nothing, as if it were not there.
+    """
     after, before = query.get("after", ""), query.get("before", "")
     edge = (
-        Job.objects.filter(public_id=after or before).values_list("pk", flat=True).first()
+        visible_jobs(user).filter(public_id=after or before).values_list("pk", flat=True).first()
         if after or before
         else None
     )

@@ -21,7 +21,8 @@ from portal.web.words import whole_number
 
 FIRST_LINES = 1000
 SHOWN_CHARACTERS = 4000
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+"""Escapes of terminals. None reaches past the next escape, so a line full of broken ones costs one pass."""
 
 
 @policy(Policy.SIGNED_IN)

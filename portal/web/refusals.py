@@ -144,7 +144,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 def server_error(request: HttpRequest) -> HttpResponse:
     """500, with a number that the log carries too."""
     number = f"err {secrets.token_hex(2)}-{secrets.token_hex(2)}"
-    log.error("%s answers %s", number, request.path)
+    log.error("%s answers %r", number, request.path)
     try:
         return error_page(
             request,
@@ -167,7 +167,7 @@ def _database_away() -> HttpResponse:
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     """403 for a form from another page or an old one."""
-    log.warning("cross-site check failed on %s: %s", request.path, reason)
+    log.warning("cross-site check failed on %r: %s", request.path, reason)
     return error_page(
         request,
         403,

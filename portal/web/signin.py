@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 import zoneinfo
 from urllib.parse import urlencode
 
@@ -18,10 +20,13 @@ from django.views.decorators.http import require_http_methods, require_POST
 from portal.access import Policy, policy
 from portal.errors import FairwayError, Invalid, NotThere
 from portal.models import User
+from portal.models.public_id import slug_validator
 from portal.services import people
 from portal.services.sessions import begin_session
-from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, Rate, give_back, take
+from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, give_back, take
 from portal.web.words import duration
+
+log = logging.getLogger(__name__)
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 KNOWN_COOKIE = settings.SESSION_COOKIE_NAME.replace("session", "known")
@@ -76,22 +81,30 @@ def _try(request: HttpRequest, username: str, password: str) -> tuple[User | Non
     """The person; or nobody, and the seconds to wait where there were too many wrong tries.
 
     Tries are counted before the password is looked at, so that many at once gain nothing, and a good one
-    is given back. The count over all addresses passes by a browser that was let in under this name before:
-    guessing from elsewhere never locks a person out of their own.
+    is given back. A browser that was let in under this name before has a count of its own: nobody else's
+    guessing, from elsewhere or from behind the same address, locks a person out of their own.
     """
     name, address = username[:63].lower(), request.META.get("REMOTE_ADDR", "")
-    counts: list[tuple[Rate, str]] = [(SIGN_IN, f"{address}:{name}"), (SIGN_IN_ADDRESS, address)]
-    if not _is_known(request, name):
-        counts.append((SIGN_IN_NAME, name))
+    if _is_known(request, name):
+        counts = [(SIGN_IN, f"known:{name}")]
+    else:
+        counts = [(SIGN_IN, f"{address}:{name}"), (SIGN_IN_ADDRESS, address), (SIGN_IN_NAME, name)]
     wait_s = max(take(rate, who) for rate, who in counts)
     if wait_s:
+        log.warning("sign-in paused for %s from %s", _loggable(name), address)
         return None, wait_s
     user = authenticate(request, username=username, password=password)
     if not isinstance(user, User):
+        log.warning("sign-in refused for %s from %s", _loggable(name), address)
         return None, 0.0
     for rate, who in counts:
         give_back(rate, who)
     return user, 0.0
+
+
+def _loggable(name: str) -> str:
+    """A name that can be one; what else people type there may be their password."""
+    return name if re.fullmatch(slug_validator.regex, name) else "what is no name"
 
 
 def _is_known(request: HttpRequest, name: str) -> bool:

@@ -151,6 +151,8 @@ def dying(last_words: bytes) -> Agent:
         (b"", "closed the link"),
         (b'{"id": 1, "ok": tr', "cut off"),
         (b"not json\n", "broke"),
+        (b"[" * 100_000 + b"\n", "broke"),
+        (b'{"id": [1]}\n', "broke"),
         (b"[1]\n", "not an object"),
         (b"x" * (MAX_ANSWER_BYTES + 2), "too long"),
     ],
@@ -172,6 +174,23 @@ def test_a_line_that_is_too_long_is_our_mistake() -> None:
     with pytest.raises(ValueError, match="longer than"):
         link.ask("echo", timeout_s=1, say="x" * 2_000_000)
     assert link.ask("echo", timeout_s=2, say=1)["said"] == 1
+    link.close()
+
+
+def repeating(read: Any, write: Any, hang_up: Any) -> None:
+    read()
+    write(HELLO)
+    while (asked := read()) is not None:
+        for _ in range(100):
+            write(HELLO)
+            write({"id": asked["id"], "ok": True})
+
+
+def test_what_a_node_says_too_often_is_kept_nowhere() -> None:
+    link = talk_to(repeating)
+    for _ in range(3):
+        assert link.ask("list", timeout_s=2)["ok"]
+    assert link._greeted.empty() and not link._waiting
     link.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from django.db import OperationalError
@@ -99,6 +100,19 @@ def test_broken_json_is_400(client, raw):
     answer = post(client, raw)
     assert answer.status_code == 400
     assert answer["Content-Type"] == "application/problem+json"
+
+
+def test_a_broken_text_full_of_quotes_costs_no_more_than_another(client):
+    began = time.process_time()
+    assert post(client, b'"' + b'\\"' * (MAX_BODY_BYTES // 2 - 1)).status_code == 400
+    assert time.process_time() - began < 2
+
+
+def test_a_number_beyond_all_numbers_is_told(world):
+    quota = f"/api/v1/quotas/{world.rows['quota'].public_id}/"
+    body = b'{"guaranteed_milli": 0, "limit_milli": null, "priority": 0, "weight": ' + b"9" * 400 + b"}"
+    answer = world.client("admin").put(quota, body, content_type="application/json")
+    assert is_problem(answer, 400, "invalid")["errors"][0]["field"] == "weight"
 
 
 def test_too_large_is_413(client):

@@ -21,6 +21,7 @@ from django.contrib.sessions.backends.db import SessionStore
 from django.db import transaction
 
 from portal.gateway.build import build_gateway
+from portal.gateway.edge import EdgeProtocol
 from portal.gateway.pipe import PipeProtocol
 from portal.models import Attempt, Gpu, Job, Task, User
 from portal.services import lifecycle
@@ -197,7 +198,12 @@ class Stand:
         self.tool.port = self._runner.addresses[0][1]
         await self.serve(echo_web, uds=self.web_socket)
         server = await self.serve(
-            build_gateway(self.web_socket), host="127.0.0.1", port=0, ws=PipeProtocol, lifespan="on"
+            build_gateway(self.web_socket),
+            host="127.0.0.1",
+            port=0,
+            http=EdgeProtocol,
+            ws=PipeProtocol,
+            lifespan="on",
         )
         self.port = server.servers[0].sockets[0].getsockname()[1]
 
@@ -205,7 +211,6 @@ class Stand:
         """Serves an application as the real processes do."""
         config = uvicorn.Config(
             app,
-            http="httptools",
             ws_per_message_deflate=False,
             proxy_headers=False,
             server_header=False,
@@ -213,7 +218,7 @@ class Stand:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
-            **{"lifespan": "off", "ws": "websockets-sansio"} | options,
+            **{"lifespan": "off", "http": "httptools", "ws": "websockets-sansio"} | options,
         )
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None

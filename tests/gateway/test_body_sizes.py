@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from portal.gateway import forward
 from portal.gateway.web import BODY_BYTES
 from portal.services.workspaces import do_open_workspace
 from tests.gateway.stand import Stand, running_workspace
@@ -126,3 +127,11 @@ def test_a_limit_for_uploads_to_workspaces_can_be_set(
         assert b"at most 4 MiB" in body
         with stand.browser(job) as browser:  # the next one is none the worse
             assert browser.get("/lab", headers={"Cookie": cookie}).status_code == 200
+
+
+def test_a_body_that_stops_coming_is_let_go(stand, monkeypatch):
+    monkeypatch.setattr(forward, "BODY_SILENT_S", 0.2)
+    monkeypatch.setattr(forward, "LONG_AFTER_S", 0.2)
+    head = "POST /echo HTTP/1.1\r\nHost: localhost:8000\r\nContent-Length: 100\r\n"
+    status, headers, _, _ = _talk(stand, head, b"only this")
+    assert (status, headers["connection"]) == (408, "close")

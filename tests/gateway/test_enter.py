@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import hashlib
+import re
 import threading
 
 import pytest
@@ -131,6 +134,17 @@ def test_names_that_cannot_be_ids_never_reach_web(stand):
         assert answer.status_code in (403, 200)
         if answer.status_code == 200:
             assert name == "a.b", name
+
+
+def test_its_own_pages_carry_every_header_and_nothing_unsafe(stand):
+    with stand.browser("nosuch") as browser:
+        answer = browser.get("/")
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    style = re.search(r"<style>(.*?)</style>", answer.text, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
+    for name in ("cross-origin-opener-policy", "cross-origin-resource-policy", "permissions-policy"):
+        assert answer.headers[name]
 
 
 def test_json_is_answered_where_json_is_asked(stand, workspace):

@@ -38,15 +38,21 @@ SMUGGLES = {
     "folded": b"Transfer-Encoding:\r\n chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
     "bad chunk size": b"Transfer-Encoding: chunked\r\n\r\n5;\r\nhelloGET /secret HTTP/1.1\r\n\r\n0\r\n\r\n",
     "null in value": b"X-A: a\x00b\r\nContent-Length: 0\r\n\r\n",
+    "chunks in 1.0": b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "body of another protocol": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 23\r\n\r\n"
+    b"GET /secret HTTP/1.1\r\n\r\n",
+    "body of a handshake": b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nContent-Length: 23\r\n\r\nGET /secret HTTP/1.1\r\n\r\n",
     "two hosts": b"Host: localhost:8000\r\nContent-Length: 0\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("what", SMUGGLES)
 def test_ambiguous_framing_is_refused(stand, workspace, cookie, what):
-    head = f"POST /upload HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+    version = "1.0" if what == "chunks in 1.0" else "1.1"
+    head = f"POST /upload HTTP/{version}\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
     answer = _send(stand, head.encode() + SMUGGLES[what])
-    assert not answer or answer.split()[1].startswith(b"4"), answer[:200]
+    assert answer.split()[1].startswith(b"4"), answer[:200]
     assert answer.count(b"HTTP/1.1 2") == 0
     assert all(entry.get("path") != "/secret" for entry in stand.tool.seen)
 
@@ -87,13 +93,36 @@ def test_a_missing_host_is_refused(stand):
     assert b" 400 " in _send(stand, b"GET / HTTP/1.0\r\n\r\n")
 
 
-def test_an_absolute_target_does_not_choose_the_upstream(stand, workspace, cookie):
-    raw = (
-        f"GET http://127.77.0.1:22/x HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
-        "Connection: close\r\n\r\n"
+def test_an_absolute_target_names_its_host_and_no_other(stand, workspace, cookie):
+    rest = f"Host: {stand.host(workspace)}\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n"
+    other = _send(stand, f"GET http://127.77.0.1:22/x HTTP/1.1\r\n{rest}".encode())
+    assert b"HTTP/1.1 400" in other
+    assert not stand.tool.seen
+    assert b"tool at /x" in _send(
+        stand, f"GET http://{stand.host(workspace).upper()}/x HTTP/1.1\r\n{rest}".encode()
     )
-    assert b"tool at /x" in _send(stand, raw.encode())
     assert stand.tool.headers()["host"] == stand.host(workspace)
+
+
+def test_a_head_has_an_end(stand, workspace, cookie, monkeypatch):
+    monkeypatch.setattr("portal.gateway.edge.HEAD_WITHIN_S", 0.3)
+    start = f"GET /x HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+    long = f"{start}X-A: {'a' * 70_000}\r\n\r\n".encode()
+    assert b"HTTP/1.1 431" in _send(stand, long)
+    with socket.create_connection(("127.0.0.1", stand.port), timeout=5) as wire:
+        wire.sendall(start.encode())
+        assert wire.recv(1000) == b""  # whoever does not go on is let go
+    with socket.create_connection(("127.0.0.1", stand.port), timeout=5) as wire:
+        assert wire.recv(1000) == b""
+    assert not stand.tool.seen
+
+
+def test_no_answer_falls_into_another(stand, workspace, cookie):
+    host = f"Host: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    key = f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nOrigin: http://{stand.host(workspace)}\r\n"
+    two = f"GET /one HTTP/1.1\r\n{host}\r\nGET /socket HTTP/1.1\r\n{host}{upgrade}{key}\r\n"
+    assert b"101" not in _send(stand, two.encode())
 
 
 def test_bytes_that_no_address_holds_are_refused(stand, workspace, cookie):

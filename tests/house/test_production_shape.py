@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -117,9 +117,17 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
+class Front(NamedTuple):
+    """The port of the front server with TLS, what came through it, and its port without TLS."""
+
+    port: int
+    seen: list[bytes]
+    plain: int
+
+
 @pytest.fixture
-def front(tmp_path: Path) -> Iterator[tuple[int, list[bytes]]]:
-    """nginx with our configuration before a listener that keeps what it gets; gives its port and that list."""
+def front(tmp_path: Path) -> Iterator[Front]:
+    """nginx with our configuration before a listener that keeps what it gets."""
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if nginx is None or shutil.which("openssl") is None:
         pytest.skip("nginx or openssl is missing (apt-get install nginx-light openssl)")
@@ -165,7 +173,7 @@ def front(tmp_path: Path) -> Iterator[tuple[int, list[bytes]]]:
                 break
             except OSError:
                 threading.Event().wait(0.05)
-        yield secure, seen
+        yield Front(secure, seen, plain)
     finally:
         process.terminate()
         process.wait(10)
@@ -202,16 +210,14 @@ HOST = b"Host: portal.example.org\r\n"
     ],
     ids=["two framings", "two lengths", "two encodings", "two hosts", "trace", "too large"],
 )
-def test_the_front_refuses_what_is_ambiguous(
-    front: tuple[int, list[bytes]], raw: bytes, status: bytes
-) -> None:
-    port, seen = front
+def test_the_front_refuses_what_is_ambiguous(front: Front, raw: bytes, status: bytes) -> None:
+    port, seen, _ = front
     assert ask(port, raw).split(b" ")[1] == status
     assert seen == []
 
 
-def test_the_front_says_itself_who_came(front: tuple[int, list[bytes]]) -> None:
-    port, seen = front
+def test_the_front_says_itself_who_came(front: Front) -> None:
+    port, seen, _ = front
     forged = b"X-Forwarded-For: 6.6.6.6\r\nX_Forwarded_For: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\n"
     answer = ask(port, b"GET /jobs HTTP/1.1\r\n" + HOST + forged + b"\r\n")
     assert b" 200 " in answer
@@ -220,6 +226,27 @@ def test_the_front_says_itself_who_came(front: tuple[int, list[bytes]]) -> None:
     assert b"X-Forwarded-For: 127.0.0.1" in seen[0]
 
 
-def test_the_front_knows_no_other_host(front: tuple[int, list[bytes]]) -> None:
+def test_the_front_knows_no_other_host(front: Front) -> None:
     with pytest.raises(ssl.SSLError):
         ask(front[0], b"GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n", host="other.example.org")
+
+
+def test_the_front_passes_on_no_other_protocol(front: Front) -> None:
+    h2c = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    ask(front.port, b"GET /jobs HTTP/1.1\r\n" + HOST + h2c + b"\r\n")
+    ask(front.port, b"GET /live/ HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n")
+    plain, socketed = front.seen
+    assert b"pgrade" not in plain
+    assert b"Upgrade: websocket\r\n" in socketed and b"Connection: upgrade\r\n" in socketed
+
+
+def test_the_front_means_one_host(front: Front) -> None:
+    ask(front.port, b"GET https://portal.example.org/ HTTP/1.1\r\nHost: ws-abc.apps.example.net\r\n\r\n")
+    assert b"Host: portal.example.org\r\n" in front.seen[0]
+
+
+def test_the_front_sends_nobody_elsewhere(front: Front) -> None:
+    for host, status in ((b"evil.example", b"421"), (b"portal.example.org", b"308")):
+        with socket.create_connection(("127.0.0.1", front.plain), 5) as wire:
+            wire.sendall(b"GET /x HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
+            assert wire.recv(4096).split(b" ")[1] == status

@@ -82,6 +82,7 @@ class LiveStand(Stand):
         together = threading.Barrier(4)
         for _ in range(4):
             rechecks._threads.submit(_leave, together)
+        rechecks._rechecking.submit(connections.close_all)
 
 
 class Browser:

@@ -179,8 +179,21 @@ def test_too_many_messages_end_the_socket(stand):
     assert asyncio.run(run()) == 4429
 
 
+def test_too_many_questions_end_the_socket(stand):
+    """Each name is a question to the record, whether it is answered or refused."""
+    person = record.person()
+
+    async def run() -> int | None:
+        async with browser_of(stand, person) as browser:
+            for part in range(10):
+                await browser.say(subscribe=[f"job.a{part}{number}" for number in range(100)])
+            return await browser.closed()
+
+    assert asyncio.run(run()) == 4429
+
+
 @pytest.mark.parametrize(
-    "words", ["[]", "nonsense", '{"subscribe": "x"}', '{"subscribe": [1]}', '{"do": []}']
+    "words", ["[]", "nonsense", '{"subscribe": "x"}', '{"subscribe": [1]}', '{"do": []}', "[" * 8000]
 )
 def test_odd_words_are_refused_and_harmless(stand, words):
     person = record.person()

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from portal.errors import Conflict, Invalid, NotAllowed, NotThere
 from portal.models import Invitation, SignInLink
-from portal.services import people
+from portal.services import people, projects
 from portal.words.states import Role
 from tests import record
 
@@ -120,3 +120,38 @@ def test_a_password_change_needs_the_old_one():
         people.do_set_password(person, "another long phrase", old="wrong")
     people.do_set_password(person, "another long phrase", old=record.PASSWORD)
     assert person.check_password("another long phrase")
+
+
+def test_an_invitation_is_worth_what_its_maker_still_may():
+    admin, manager, project = record.person(admin=True), record.person(), record.project()
+    projects.do_set_member(admin, project, manager, Role.MANAGER)
+    _, code = people.do_invite(manager, project=project, role=Role.MANAGER)
+    projects.do_set_member(admin, project, manager, Role.MEMBER)
+    for refused in (lambda: people.get_invitation(code), lambda: people.do_accept_invitation(code, **GOOD)):
+        with pytest.raises(NotThere):
+            refused()
+    projects.do_set_member(admin, project, manager, Role.MANAGER)
+    assert people.get_invitation(code).project == project
+    other = record.person(admin=True)
+    _, code = people.do_invite(other, makes_admin=True)
+    people.do_change_person(admin, other, is_admin=False)
+    with pytest.raises(NotThere):
+        people.do_accept_invitation(code, **GOOD)
+    people.do_change_person(admin, other, is_admin=True, is_active=False)
+    with pytest.raises(NotThere):
+        people.do_accept_invitation(code, **GOOD)
+
+
+def test_a_new_password_closes_links_that_wait():
+    person = record.person(password="the old phrase of mine")
+    code = people.do_make_sign_in_link(None, person)
+    people.do_set_password(person, "another long phrase", old="the old phrase of mine")
+    with pytest.raises(NotThere):
+        people.do_use_sign_in_link(code)
+
+
+def test_a_line_break_is_no_part_of_a_name():
+    _, code = people.do_invite(record.person(admin=True))
+    with pytest.raises(Invalid) as refusal:
+        people.do_accept_invitation(code, **GOOD | {"username": "root\n"})
+    assert "username" in refusal.value.fields

@@ -31,6 +31,8 @@ def test_admins_make_projects_and_managers_make_children():
         projects.do_create_project(admin, name="vision")
     with pytest.raises(Invalid):
         projects.do_create_project(admin, name="Vision!")
+    with pytest.raises(Invalid):
+        projects.do_create_project(admin, name="vision\n")
     with pytest.raises(NotThere):
         projects.do_create_project(record.person(), name="x", parent=vision)
 
@@ -128,3 +130,16 @@ def test_the_audit_trail_only_grows():
         AuditEntry.objects.update(reason="changed")
     with pytest.raises(ProgrammingError, match="append-only"), transaction.atomic():
         AuditEntry.objects.all().delete()
+
+
+def test_a_move_takes_the_rights_that_came_from_above():
+    admin, above, own = record.person(admin=True), record.person(), record.person()
+    parent = record.project(viewer=above)
+    child = record.project(parent=parent, viewer=own)
+    projects.do_change_project(admin, child, title="Moved nowhere yet")
+    above.refresh_from_db()
+    before = above.rights_version, own.rights_version
+    projects.do_change_project(admin, child, parent=None)
+    for person in (above, own):
+        person.refresh_from_db()
+    assert (above.rights_version, own.rights_version) == (before[0] + 1, before[1])

@@ -219,6 +219,14 @@ def test_members_are_added_and_taken_out(scene, client_of):
     assert answer.status_code == 400 and "nobody called ghost" in answer.content.decode()
 
 
+def test_a_link_that_lets_in_leads_to_the_portals_own_address(scene, client_of):
+    page = client_of("admin").post(
+        reverse("invite"), {"email": "", "project": ""}, headers={"host": "127.0.0.1:6666"}
+    )
+    assert "http://localhost:8000/invitation/#" in page.content.decode()
+    assert "6666" not in page.content.decode()
+
+
 def test_an_invitation_is_shown_once_and_can_be_taken_back(scene, client_of):
     client = client_of("admin")
     page = client.post(reverse("invite"), {"full_name": "Ann"}).content.decode()

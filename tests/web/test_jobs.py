@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -9,9 +11,11 @@ from django.urls import reverse
 
 from portal.access import Verb, allowed, can
 from portal.models import Attempt, Job
+from portal.selectors.logs import LogLine
 from portal.web import jobs as job_list
 from portal.web.failure import exit_name
 from portal.web.job_row import rows_of
+from portal.web.logs import shown
 from tests import record
 
 
@@ -56,6 +60,14 @@ def test_pages_are_complete_and_lead_back(scene, client_of, monkeypatch):
     assert len(seen) == len(set(seen)) == Job.objects.filter(project=scene.projects["vision"]).count()
     back = client.get(reverse("jobs") + newer)
     assert names(back) == trail[-2]
+
+
+def test_a_cursor_tells_nothing_of_jobs_one_may_not_see(scene, client_of):
+    member = client_of("member")
+    theirs = Job.objects.exclude(project=scene.projects["vision"]).order_by("id")[2]
+    for word in ("after", "before"):
+        missing = names(member.get(reverse("jobs"), {word: "nosuchjob2"}))
+        assert names(member.get(reverse("jobs"), {word: theirs.public_id})) == missing
 
 
 def test_every_state_has_its_shape_its_word_and_its_line(scene):
@@ -275,3 +287,16 @@ def test_the_rights_to_many_jobs_are_those_to_each(scene):
                 found = allowed(user, verb, jobs)
             assert len(seen) <= 2
             assert found == {job.pk for job in jobs if can(user, verb, job)}, (user, verb)
+
+
+def test_escapes_are_taken_out_of_a_line_in_one_pass():
+    def line(text: str) -> LogLine:
+        return LogLine(at=None, stream="stdout", text=text, cursor=0)
+
+    coloured = "\x1b[31mred\x1b[0m \x1b]0;title\x07and \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ <b>"
+    assert shown(line(coloured)) == "red and link <b>"
+    assert shown(line("50 %\r100 %\r")) == "100 %"
+    began = time.process_time()
+    for _ in range(20):
+        shown(line("\x1b]" * 32_000))
+    assert time.process_time() - began < 1

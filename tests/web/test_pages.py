@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from django.db import OperationalError, connection
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import Job
 from portal.web import refusals
+from portal.web.headers import SAME_EVERYWHERE
 from tests import record
 
 COUNTS = Path(__file__).parent.parent / "query_counts.json"
@@ -100,6 +102,34 @@ def test_pages_carry_nothing_inline_and_a_strict_policy(scene, client_of):
         assert answer["Referrer-Policy"] == "same-origin"
         assert answer["Cross-Origin-Opener-Policy"] == "same-origin"
         assert answer["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "status"),
+    [
+        ("/", "evil.example", 400),
+        ("/api/v1/me/", "evil.example", 400),
+        ("/nowhere/", "localhost", 404),
+        ("/static/nowhere.js", "localhost", 404),
+        ("/audit/", "localhost", 403),
+        ("/jobs", "localhost", 301),
+        ("/healthz", "localhost", 200),
+    ],
+)
+def test_every_answer_carries_the_headers_also_a_refusal(client_of, caplog, address, host, status):
+    answer = client_of("member").get(address, headers={"host": host})
+    assert answer.status_code == status
+    assert "frame-ancestors 'none'" in answer["Content-Security-Policy"]
+    for name, value in SAME_EVERYWHERE.items():
+        assert answer[name] == value
+    assert answer["Cache-Control"] == "no-store"
+    assert (status == 403) == ("refused GET '/audit/' to m-okafor from 127.0.0.1" in caplog.text)
+
+
+def test_no_address_writes_a_line_into_the_log(client_of, caplog):
+    client = Client(enforce_csrf_checks=True)
+    assert client.post("/jobs/%0d%0a2026 CRITICAL all is lost/", {}).status_code in (403, 404)
+    assert "\n2026 CRITICAL" not in caplog.text
 
 
 def test_every_field_and_button_has_a_name(scene, client_of):

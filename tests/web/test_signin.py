@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import os
 import secrets
+import subprocess
+import sys
 import time
 
 import pytest
@@ -91,6 +95,26 @@ def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_l
         Client(REMOTE_ADDR=f"10.1.1.{number}").post("/sign-in/", right | {"password": "guess"})
     assert Client(REMOTE_ADDR="10.9.9.9").post("/sign-in/", right).status_code == 429
     assert own.post("/sign-in/", right).status_code == 302
+
+
+def test_guessing_from_behind_the_same_address_locks_out_no_browser_that_was_let_in(caplog):
+    record.person("ada-love", password=record.PASSWORD)
+    right = {"username": "ada-love", "password": record.PASSWORD}
+    own = Client()
+    assert own.post("/sign-in/", right).status_code == 302
+    own.post("/sign-out/")
+    for _ in range(throttle.SIGN_IN.limit + 1):
+        guess = Client().post("/sign-in/", right | {"password": "a guess of mine"})
+    assert guess.status_code == 429
+    assert own.post("/sign-in/", right).status_code == 302
+    assert "sign-in refused for ada-love from 127.0.0.1" in caplog.text
+    assert "a guess of mine" not in caplog.text
+    Client().post("/sign-in/", {"username": "my secret Phrase\r\n", "password": "x"})
+    assert "Phrase" not in caplog.text
+    own.post("/sign-out/")
+    for _ in range(throttle.SIGN_IN.limit):  # and it is no way around the pause
+        own.post("/sign-in/", right | {"password": "guess"})
+    assert own.post("/sign-in/", right).status_code == 429
 
 
 def test_signing_in_rightly_many_times_is_not_guessing():
@@ -191,3 +215,34 @@ def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
         sessions.keep_session_of_workspace(key)
         end = Session.objects.get(session_key=key).expire_date
         assert abs((end - now).total_seconds() - left) < 2
+
+
+@pytest.mark.parametrize("key", ['"\\000aaaaaaaaaaaaaaaa"', "x" * 5000, "../../etc/passwd", "\xff" * 32])
+def test_a_cookie_that_is_no_session_is_nobody(client, key):
+    answer = client.get("/", headers={"cookie": f"fairway_session={key}"})
+    assert answer.status_code == 302 and answer["Location"].startswith("/sign-in/")
+
+
+def test_over_https_every_cookie_belongs_to_this_host_alone():
+    told = (
+        "import json, django; django.setup(); from django.conf import settings as s; from portal.web import signin\n"
+        "print(json.dumps([s.SESSION_COOKIE_NAME, s.CSRF_COOKIE_NAME, signin.KNOWN_COOKIE, s.SESSION_COOKIE_SECURE,"
+        " s.CSRF_COOKIE_SECURE, s.SECURE_HSTS_SECONDS >= 31536000, s.SECURE_HSTS_INCLUDE_SUBDOMAINS]))"
+    )
+    environment = {**os.environ, "FAIRWAY_PORTAL_URL": "https://portal.example.org"}
+    done = subprocess.run(
+        [sys.executable, "-c", told], env=environment, capture_output=True, text=True, check=True
+    )
+    *names, session_secure, csrf_secure, year, below = json.loads(done.stdout.splitlines()[-1])
+    assert all(name.startswith("__Host-fairway_") for name in names)
+    assert session_secure and csrf_secure and year and below
+
+
+def test_what_a_page_has_to_say_is_no_cookie_of_its_own(client):
+    user = record.person("ada-love", password=record.PASSWORD)
+    client.force_login(user)
+    answer = client.post("/account/name/", {"full_name": "Ada", "email": "", "timezone": "UTC"})
+    assert answer.status_code == 302
+    assert not [name for name in answer.cookies if not name.startswith("fairway_")]
+    assert "Saved." in client.get("/account/").content.decode()
+    assert "Saved." not in client.get("/account/").content.decode()

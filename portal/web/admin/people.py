@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.db.models import Q
@@ -42,7 +43,7 @@ def invite(request: HttpRequest) -> HttpResponse:
         )
     except Invalid as refusal:
         return _page(request, status=400, problems=refusal.fields, values=values)
-    link = request.build_absolute_uri(reverse("invitation")) + f"#{code}"
+    link = address_with_code("invitation", code)
     return _page(request, link=link, invitation=invitation)
 
 
@@ -72,7 +73,7 @@ def change_person(request: HttpRequest, public_id: str) -> HttpResponse:
     try:
         if act == "link":
             code = people.do_make_sign_in_link(admin, person)
-            link = request.build_absolute_uri(reverse("sign-in-link")) + f"#{code}"
+            link = address_with_code("sign-in-link", code)
             return _page(request, link=link, link_for=person)
         changes = {
             "close": {"is_active": False},
@@ -87,6 +88,11 @@ def change_person(request: HttpRequest, public_id: str) -> HttpResponse:
     except FairwayError as refusal:
         messages.error(request, refusal.sentence)
     return HttpResponseRedirect(reverse("people"))
+
+
+def address_with_code(view: str, code: str) -> str:
+    """A link that lets somebody in, at the portal's own address, whatever Host the request named."""
+    return f"{settings.PORTAL_URL.rstrip('/')}{reverse(view)}#{code}"
 
 
 def role_named(text: str) -> Role:

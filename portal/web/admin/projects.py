@@ -14,7 +14,7 @@ from portal.errors import FairwayError, Invalid, NotThere
 from portal.models import Invitation, Project, Quota, User
 from portal.selectors.projects import in_tree_order, live_jobs_of, people_of
 from portal.services import people, projects
-from portal.web.admin.people import role_named
+from portal.web.admin.people import address_with_code, role_named
 from portal.web.admin.tree_pages import SEARCH_FROM, page_of
 from portal.words.states import Role
 
@@ -88,7 +88,7 @@ def invite_into(request: HttpRequest, public_id: str) -> HttpResponse:
         )
     except Invalid as refusal:
         return _page(request, project, status=400, problems=refusal.fields)
-    link = request.build_absolute_uri(reverse("invitation")) + f"#{code}"
+    link = address_with_code("invitation", code)
     return _page(request, project, link=link, invitation=invitation)
 
 

@@ -132,6 +132,17 @@ def test_pretend_gpus_are_only_in_the_environment() -> None:
     assert "NVIDIA_VISIBLE_DEVICES=GPU-1" in words
 
 
+@pytest.mark.parametrize(
+    "name", ["NVIDIA_MOFED", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS"]
+)
+def test_no_variable_of_an_image_or_a_person_brings_devices(name):
+    words = arguments.create(PODMAN, order(SPEC | {"env": {name: "all"}}), "I", [name])
+    assert words[words.index("--unsetenv") + 1] == name
+    assert f"{name}=all" not in words
+    kept = arguments.create(PODMAN, order(SPEC), "I", ["NVIDIA_BUILD_ID"])
+    assert "NVIDIA_BUILD_ID" not in kept
+
+
 def test_without_gpus_none_is_visible() -> None:
     words = arguments.create(PODMAN, order(SPEC | {"gpus": []}), "I", ["NVIDIA_REQUIRE_CUDA"])
     assert "NVIDIA_VISIBLE_DEVICES=void" in words

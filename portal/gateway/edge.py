@@ -1,0 +1,141 @@
+"""The browser's side of HTTP: what a request may be before anybody reads it, on top of uvicorn's own protocol.
+
+Framing itself is read by llhttp, which refuses what is ambiguous. Here stands what it lets pass although two
+programs could read it in two ways, and an end to heads that are too long or never come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from portal.gateway.pages import page
+from portal.gateway.wire import Headers
+
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_WITHIN_S = 15.0
+"""From the connection, or from a request's first byte, to the end of its head."""
+TOO_LONG = (431, f"Address and headers may hold {MAX_HEAD_BYTES // 1024} KiB together.")
+VERSIONS = frozenset({"1.0", "1.1"})
+
+
+class Refused(Exception):
+    """This head is not taken; llhttp ends the request with it."""
+
+
+class EdgeProtocol(HttpToolsProtocol):
+    """What uvicorn serves the public port with (its ``http`` option)."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._in_head = False
+        self._waiting_bytes = 0  # of a head that comes in pieces
+        self._refusal = (400, "The request is malformed.")
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # -- the connection ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._waiting_bytes += len(data)
+        super().data_received(data)
+        if not self._in_head or self.transport.is_closing():
+            return
+        if self._waiting_bytes > MAX_HEAD_BYTES:
+            self._refusal = TOO_LONG
+            self.send_400_response("")
+        elif self._deadline is None:
+            self._expect_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Says why and closes; only closes where the answer to an earlier request is still on its way."""
+        self._head_came()
+        if not self._answers_earlier():
+            status, sentence = self._refusal
+            _, headers, body = page(status, "bad_request", "Bad request", sentence)
+            self.transport.write(_head(status, [*headers, (b"connection", b"close")]) + body)
+        self.transport.close()
+
+    # -- llhttp ------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._waiting_bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_came()
+        self._check()
+        super().on_headers_complete()
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        size, chunked, body = len(self.url), False, False
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            if name == b"transfer-encoding":
+                chunked = body = True
+            elif name == b"content-length" and value != b"0":
+                body = True
+        if size > MAX_HEAD_BYTES:
+            self._refuse(*TOO_LONG)
+        version = self.parser.get_http_version()
+        if version not in VERSIONS:
+            self._refuse(505, "HTTP/1.1 is spoken here.")
+        if chunked and version == "1.0":
+            self._refuse(400, "HTTP/1.0 knows no transfer encoding.")
+        if not self.url.startswith((b"/", b"*")) and not self._names_its_host():
+            self._refuse(400, "The address names another host than the Host header.")
+        if self.parser.should_upgrade():
+            # llhttp takes what follows for another protocol, others would take it for this request's body
+            if body:
+                self._refuse(400, "A request to change the protocol has no body.")
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._refuse(400, "The protocol cannot change before the last answer has come.")
+
+    def _names_its_host(self) -> bool:
+        """True for an absolute address (RFC 9112, 3.2.2) whose host is the one of the Host header."""
+        scheme, _, rest = self.url.partition(b"://")
+        authority = rest.partition(b"/")[0].partition(b"?")[0].lower()
+        hosts = [value.strip().lower() for name, value in self.headers if name == b"host"]
+        return scheme.lower() in (b"http", b"https") and hosts == [authority]
+
+    def _answers_earlier(self) -> bool:
+        """True while bytes of ours would fall into the answer to a request before this one."""
+        cycle = self.cycle
+        begun = cycle is not None and cycle.response_started and not cycle.response_complete
+        return begun or bool(self.pipeline)
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        self._refusal = (status, sentence)
+        raise Refused(sentence)
+
+    def _expect_head(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_WITHIN_S, self._head_is_late)
+
+    def _head_came(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _head_is_late(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def _head(status: int, headers: Headers) -> bytes:
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+    return first + b"".join(b"%b: %b\r\n" % pair for pair in headers) + b"\r\n"
