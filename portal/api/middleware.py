@@ -11,7 +11,7 @@ from portal.api import problems
 
 
 class ProblemsBelowApi:
-    """The outermost middleware: an error page below /api/ (bad host, crash, 404) goes out as problem+json."""
+    """Outside of all that answers: an error page below /api/ (bad host, crash, 404) goes out as problem+json."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
