@@ -1,4 +1,4 @@
-"""The rows of the spine: submit to RUNNING, gateway, fan-out, pages and lists, one after the other.
+"""The rows of the spine: submit to RUNNING, gateway, fan-out, web, pages and lists, one after the other.
 
     DATABASE_URL=... REDIS_URL=... python -m bench spine [PART ...]
 
@@ -22,7 +22,8 @@ PARTS: dict[str, tuple[list[str], float]] = {
     "start": (["start", "--jobs", "30", "--within", "155"], 180),
     "gateway": (["gateway", "--seconds", "1", "--rounds", "2"], 95),
     "fanout": (["fanout", "--seconds", "20"], 60),
-    "pages": (["pages", "--lists", "--rounds", "20"], 145),
+    "web": (["web"], 30),
+    "pages": (["pages", "--lists", "--rounds", "20"], 115),
 }
 """What to run and within how many seconds. ``pages`` measures the lists on the same record."""
 STOP_WITHIN_S = 6

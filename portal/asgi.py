@@ -12,9 +12,11 @@ from django.urls import get_resolver
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
 _django = get_asgi_application()
 
+from portal.database.turns import share_connections  # noqa: E402
 from portal.deadline import Deadline  # noqa: E402
 from portal.live.routes import sockets  # noqa: E402
 
+share_connections()
 _pages = Deadline(_django)
 
 # What is loaded now stays for good; looking through it again and again took 0.1 s each time, in the midst of a tick.

@@ -50,6 +50,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "portal.database.turns.GiveBack",
     "portal.web.headers.SecurityHeaders",
     "django.middleware.security.SecurityMiddleware",
     "portal.api.middleware.ProblemsBelowApi",
@@ -96,6 +97,10 @@ DATABASES["default"]["OPTIONS"].update(
 )
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
+DATABASE_POOL = env.int("FAIRWAY_DATABASE_POOL", 20)
+"""Connections that all requests of the web process share; with 0 each opens its own."""
+if DATABASE_POOL < 0:
+    raise ImproperlyConfigured("FAIRWAY_DATABASE_POOL is a number of connections, or 0.")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 TRIAL_SERVERS = env.bool("FAIRWAY_TRIAL_SERVERS", False)

@@ -1,1 +1,1 @@
-"""PostgreSQL through Django's own backend, with an end to every wait."""
+"""PostgreSQL through Django's own backend: an end to every wait, and connections that requests share."""

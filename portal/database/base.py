@@ -1,9 +1,4 @@
-"""Connections that give up on a database which is there and says nothing (Django asks for a module of this name).
-
-A process that is stopped, or a host that is gone behind an open connection, answers neither yes nor no; libpq
-waits for ever on a unix socket, and for the kernel's minutes on TCP. PostgreSQL itself ends a statement after
-`statement_timeout`, so whoever hears nothing for longer than that hears nothing at all.
-"""
+"""Django's PostgreSQL backend on impatient connections, shared where the process shares (Django names the module)."""
 
 from __future__ import annotations
 
@@ -11,47 +6,54 @@ import time
 from typing import Any
 
 import psycopg
+from django.db import DEFAULT_DB_ALIAS
 from django.db.backends.postgresql import base as postgresql
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-SILENCE_S = 12.0
-"""Longer than `statement_timeout` in the settings."""
-AVOID_S = 2.0
-"""So long nobody knocks again at a database that was silent: one request waits, the others are told at once."""
-_WAIT_INTERVAL_S = 0.1
-
-
-class ImpatientConnection(psycopg.Connection[Any]):
-    """A connection that closes itself when nothing was heard for ``SILENCE_S``; what it asked may have been done."""
-
-    def wait(self, gen: Any, interval: float = _WAIT_INTERVAL_S, timeout: float | None = None) -> Any:
-        """What the server answers. Raises OperationalError when it does not."""
-        if timeout is not None:
-            return super().wait(gen, interval, timeout)
-        try:
-            return super().wait(gen, interval, SILENCE_S)
-        except psycopg.errors._WaitTimeout as silence:
-            self.pgconn.finish()  # what it had not committed ends with the connection
-            _Silence.until_s = time.monotonic() + AVOID_S
-            raise psycopg.OperationalError(
-                f"the database has said nothing for {SILENCE_S:.0f} s"
-            ) from silence
-
-
-class _Silence:
-    until_s = 0.0
+from portal.database.impatient import ImpatientConnection, avoid, refuse_if_silent
+from portal.database.shared import SharedConnections
 
 
 class DatabaseWrapper(postgresql.DatabaseWrapper):
-    """Django's backend with such connections."""
+    """One thread's connection; a lent one goes back when Django would close it, which is after each request."""
 
-    def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
-        """A connection, or OperationalError within `connect_timeout`."""
-        if time.monotonic() < _Silence.until_s:
-            raise psycopg.OperationalError("the database did not answer a moment ago")
+    shared: SharedConnections | None = None
+    """Of the whole process."""
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> ImpatientConnection:
+        """A connection, or OperationalError after a few seconds."""
+        refuse_if_silent()
         self.isolation_level = IsolationLevel.READ_COMMITTED
-        try:
-            return ImpatientConnection.connect(**conn_params)
-        except psycopg.errors.ConnectionTimeout:
-            _Silence.until_s = time.monotonic() + AVOID_S
-            raise
+        if self.shared is None or self.alias != DEFAULT_DB_ALIAS:
+            return _connect(conn_params)
+        self.close_at = time.monotonic()  # a thread keeps none from one piece of work to the next
+        return self.shared.take(conn_params.get("dbname", ""), lambda: _connect(conn_params))
+
+    def give_back(self) -> None:
+        """Gives a lent connection back before the end of its request; a transaction keeps it."""
+        if _is_lent(self.connection) and not self.in_atomic_block:
+            self.close()
+
+    def _close(self) -> None:
+        if self.shared is not None and _is_lent(self.connection):
+            connection, self.connection = self.connection, None
+            self.shared.give_back(connection)
+        else:
+            super()._close()  # type: ignore[misc]  # the stubs do not know it
+
+    def close_pool(self) -> None:
+        """Leaves nobody connected, as Django's tests ask before they drop a database."""
+        if self.shared is not None:
+            self.shared.close_idle()
+
+
+def _is_lent(connection: Any) -> bool:
+    return connection is not None and connection.lent is not None
+
+
+def _connect(conn_params: dict[str, Any]) -> ImpatientConnection:
+    try:
+        return ImpatientConnection.connect(**conn_params)
+    except psycopg.errors.ConnectionTimeout:
+        avoid()
+        raise

@@ -15,6 +15,7 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections
 from django.utils import timezone
 
+from portal.database.turns import give_back
 from portal.models import User
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,10 @@ async def in_record(
 
     def asked() -> _T:
         close_old_connections()
-        return question(*arguments)
+        try:
+            return question(*arguments)
+        finally:
+            give_back()
 
     work = asyncio.get_running_loop().run_in_executor(threads, asked)
     return await asyncio.wait_for(work, ANSWER_WITHIN_S)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
+from zoneinfo import ZoneInfo
 
 import pytest
+from django.db.models.functions import Now
 from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from portal.models import Allocation, UsageLedger
-from tests.api.world import World
+from portal.models import Allocation, UsageLedger, User
+from portal.selectors.usage import UsageBy, usage_for
+from tests import record
+from tests.api.world import World, running
 
 USAGE = "/api/v1/usage/"
 MIDNIGHT = dt.datetime(2026, 5, 2, tzinfo=dt.UTC)
+HOUR = dt.timedelta(hours=1)
 
 
 @pytest.fixture
@@ -85,3 +93,79 @@ def test_everybody_sees_their_own_and_managers_their_projects(spans):
 )
 def test_wrong_spans_are_refused(world, query):
     assert world.client("member").get(USAGE, query).status_code == 400
+
+
+# What the ledger may hold: spans that begin or end at midnight or a microsecond beside it, that last days or no
+# time at all, that are open, and several of one job on one day; asked for by people of several time zones.
+DAY = dt.timedelta(days=1)
+NEAR_MIDNIGHT = st.sampled_from([dt.timedelta(microseconds=n) for n in (-1, 0, 1)])
+WITHIN_A_DAY = st.timedeltas(dt.timedelta(0), DAY)
+INSTANTS = st.builds(
+    lambda day, off: MIDNIGHT + day * DAY + off, st.integers(-3, 3), NEAR_MIDNIGHT | WITHIN_A_DAY
+)
+LENGTHS = st.sampled_from([dt.timedelta(0), DAY]) | WITHIN_A_DAY | st.timedeltas(dt.timedelta(0), 6 * DAY)
+SPANS = st.tuples(INSTANTS, st.none() | LENGTHS, st.sampled_from([1000, 1000, 250, 1]))
+ZONES = st.sampled_from(
+    [dt.UTC, ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), ZoneInfo("Pacific/Auckland")]
+)
+
+
+@pytest.fixture
+def ledger(world: World) -> list[UsageLedger]:
+    """Ten rows: one job of the world and four more of two people, each on two GPUs."""
+    people = [world.people["member"], world.people["colleague"]]
+    pools = [world.rows["pool"], record.pool("other")]
+    for number in range(4):
+        job = record.job(people[number % 2], world.rows["project"], world.rows["batch"], tasks=2)
+        running(job, record.node(pools[number // 2], gpus=2))
+    return list(UsageLedger.objects.order_by("id"))
+
+
+@settings(
+    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+@given(data=st.data())
+def test_every_sum_is_the_sum_of_its_spans(ledger: list[UsageLedger], data: st.DataObject) -> None:
+    now = User.objects.values_list(Now(), flat=True)[0]
+    admin = User.objects.get(username="admin-x")
+    for row in ledger:
+        row.started_at, length, row.milli = data.draw(SPANS)
+        row.ended_at = None if length is None else row.started_at + length
+    UsageLedger.objects.bulk_update(ledger, ["started_at", "ended_at", "milli"])
+    zone = data.draw(ZONES)
+    start, end = sorted(moment.astimezone(zone) for moment in (data.draw(INSTANTS), data.draw(INSTANTS)))
+    end += dt.timedelta(microseconds=1)
+
+    hours: dict[str, float] = defaultdict(float)
+    jobs: dict[str, set[int]] = defaultdict(set)
+    for row in ledger:
+        began, ended = max(row.started_at, start), min(row.ended_at or now, end)
+        if ended < began or row.started_at >= end or (row.ended_at is not None and row.ended_at <= start):
+            continue
+        keys = [row.project.public_id, row.user.public_id, row.pool.public_id]
+        day = began.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        for key in keys:
+            hours[key] += row.milli / 1000 * ((ended - began) / HOUR)
+            jobs[key].add(row.job_id)
+        while day < ended or day <= began:
+            piece = min(ended, day + DAY) - max(began, day)
+            hours[f"{day:%Y-%m-%d}"] += row.milli / 1000 * (piece / HOUR)
+            jobs[f"{day:%Y-%m-%d}"].add(row.job_id)
+            day += DAY
+
+    totals = []
+    for by in UsageBy:
+        found = usage_for(admin, start, end, by)
+        totals.append(sum(item.gpu_hours for item in found))
+        for item in found:
+            assert item.gpu_hours == pytest.approx(hours.get(item.key, 0), abs=2e-6), (by, item)
+            assert item.jobs == len(jobs.get(item.key, ())), (by, item)
+        if by is UsageBy.DAY:
+            asked = [item.key for item in found]
+            assert asked == sorted(asked)
+            assert {key for key in jobs if key[:2] == "20"} <= set(asked)
+            assert (asked[0], asked[-1]) == (
+                f"{start.astimezone(dt.UTC):%Y-%m-%d}",
+                f"{end.astimezone(dt.UTC) - dt.timedelta(microseconds=1):%Y-%m-%d}",
+            )
+    assert totals == pytest.approx([totals[0]] * len(totals), abs=1e-4)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
-from portal.database import base
+from portal.database import impatient
 from portal.deadline import Deadline
 
 WITHIN_S = 0.3
@@ -136,8 +136,8 @@ async def test_a_failure_is_the_servers_to_tell() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_silent_database_is_given_up_and_left_alone_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "SILENCE_S", 0.3)
-    monkeypatch.setattr(base, "AVOID_S", 0.5)
+    monkeypatch.setattr(impatient, "SILENCE_S", 0.3)
+    monkeypatch.setattr(impatient, "AVOID_S", 0.5)
     began_s = time.monotonic()
     with pytest.raises(OperationalError, match="has said nothing"), connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(5)")

@@ -1,4 +1,4 @@
-"""PostgreSQL or Valkey stands still with its sockets open: everybody is told within ten seconds, nothing doubles."""
+"""PostgreSQL or Valkey stands still, is full or starts anew: all are told within ten seconds, nothing doubles."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
+import psycopg
 import pytest
 
 from portal.config import places
@@ -26,18 +28,24 @@ from tests.engine_room import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 HANG_S = 10.0
+CONNECTIONS = 6
+"""What all requests of web share here: few, so that they do not suffice for everybody."""
 SCENE = """
 import json, django
 django.setup()
 from portal.services.tokens import Scope, do_create_token
 from tests import record
 from tests.gateway.stand import sign_in
+from portal.services.logs import write_log_bytes
+from tests.api.world import running
 owner = record.person("ada")
 project = record.project(member=owner)
 environment = record.environment(tool=False)
-record.node(record.pool())
+node = record.node(record.pool())
+talker = running(record.job(owner, project, environment), node)
+write_log_bytes(talker.public_id, 1, 0, "k8s", 0, b"2026-11-21T07:00:00.000001Z stdout F 0123456789\\n" * 100_000)
 _, token = do_create_token(owner, name="t", scopes=list(Scope))
-print(json.dumps({"token": token, "session": sign_in(owner), "job": {
+print(json.dumps({"token": token, "session": sign_in(owner), "talker": talker.public_id, "job": {
     "project": project.public_id, "environment": environment.public_id, "name": "one", "command": ["true"]}}))
 """
 COUNT = """
@@ -58,6 +66,7 @@ class Portal:
     port: int
     environment: dict[str, str]
     servers: dict[str, int]
+    ending: contextlib.ExitStack
     scene: dict[str, Any] = field(default_factory=dict)
 
     def run(self, program: str) -> Any:
@@ -83,6 +92,21 @@ class Portal:
             for pid in stopped:
                 with contextlib.suppress(ProcessLookupError):  # the server has ended this child meanwhile
                     os.kill(pid, signal.SIGCONT)
+
+    def start_anew(self, away_s: float) -> None:
+        """PostgreSQL loses its power, and comes back after a while: ``pg_ctl restart -m immediate``."""
+        pid = self.servers["postgres"]
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+        owner = Path(f"/proc/{pid}").stat()
+        as_owner = {} if os.geteuid() else {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+        os.kill(pid, signal.SIGQUIT)
+        wait_for("it is down", lambda: not _alive(pid), 10)
+        time.sleep(away_s)
+        with (self.folder / "postgres.log").open("ab") as log:
+            again = subprocess.Popen(words, stdout=log, stderr=log, cwd="/", **as_owner)
+        self.servers["postgres"] = again.pid
+        self.ending.callback(again.wait, 20)
+        self.ending.callback(again.send_signal, signal.SIGINT)
 
     def ask(
         self, method: str, path: str, *, straight: bool = False, **options: Any
@@ -114,6 +138,12 @@ class Portal:
         }
         return self.ask("GET", "/lab", headers=headers)
 
+    def database(self) -> psycopg.Connection[Any]:
+        """A connection of our own."""
+        where, _, name = self.environment["DATABASE_URL"].partition("@/")[2].rpartition("/")
+        host = unquote(where).lstrip("/")
+        return psycopg.connect(host=f"/{host}", user="fairway", dbname=name, autocommit=True)
+
     def bearer(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.scene['token']}"}
 
@@ -143,12 +173,13 @@ def portal() -> Iterator[Portal]:
             "FAIRWAY_DATA_DIR": str(data),
             "FAIRWAY_PORTAL_URL": f"http://localhost:{port}",
             "FAIRWAY_APPS_DOMAIN": f"localhost:{port}",
+            "FAIRWAY_DATABASE_POOL": str(CONNECTIONS),
             "FAIRWAY_WEB_SOCKET": str(places.sockets_dir(data) / "web.sock"),
             "DJANGO_SETTINGS_MODULE": "portal.config.settings",
         }
         servers = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in _children(guardian.pid)}
         named = {"postgres": "postgres", "valkey-server": "valkey", "redis-server": "valkey"}
-        made = Portal(data, port, environment, {named[name]: pid for name, pid in servers.items()})
+        made = Portal(data, port, environment, {named[name]: pid for name, pid in servers.items()}, stack)
         subprocess.run(
             [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
             env=environment, cwd=ROOT, check=True, timeout=120,
@@ -269,6 +300,72 @@ def test_a_frozen_message_store_slows_nobody_for_long(portal: Portal) -> None:
     answer = portal.submit("without-news")[0]
     assert answer.status_code == 201
     assert portal.run(COUNT) == before + 1
+
+
+def test_a_database_that_starts_anew_is_missed_for_seconds_only(portal: Portal) -> None:
+    with ThreadPoolExecutor(CONNECTIONS) as hands:  # every connection is warm, and none survives
+        assert {each[0].status_code for each in hands.map(lambda _: portal.listed(), range(12))} == {200}
+        restart = hands.submit(portal.start_anew, 1.5)
+        seen = []
+        while not restart.done():
+            seen += [portal.listed(), portal.page()]
+    told = {answer.status_code for answer, _ in seen}
+    assert 503 in told
+    assert told <= {200, 503}
+    assert all(int(answer.headers["retry-after"]) > 0 for answer, _ in seen if answer.status_code == 503)
+    assert max(took_s for _, took_s in seen) < HANG_S
+    recovered = time.monotonic() + 5
+    while (answer := portal.listed()[0]).status_code != 200:
+        assert answer.status_code == 503, answer.text
+        assert time.monotonic() < recovered, "it has not found the database again"
+        time.sleep(0.1)
+    with ThreadPoolExecutor(CONNECTIONS) as hands:
+        assert {each[0].status_code for each in hands.map(lambda _: portal.listed(), range(12))} == {200}
+
+
+def test_when_all_connections_are_in_use_the_others_are_told(portal: Portal) -> None:
+    with ThreadPoolExecutor(3 * CONNECTIONS) as hands, portal.database() as blocker:
+        blocker.execute("BEGIN; LOCK TABLE portal_job IN ACCESS EXCLUSIVE MODE")
+        asked = [hands.submit(portal.listed) for _ in range(3 * CONNECTIONS)]
+        time.sleep(1)
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        assert blocker.execute(waiting).fetchone() == (CONNECTIONS,)
+        assert portal.ask("GET", "/healthz")[0].status_code == 200
+        for future in asked:
+            answer, took_s = future.result()
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) > 0
+            assert took_s < HANG_S
+        blocker.execute("ROLLBACK")
+        assert {each[0].status_code for each in hands.map(lambda _: portal.listed(), range(12))} == {200}
+
+
+def test_slow_readers_and_readers_who_leave_hold_no_connection(portal: Portal) -> None:
+    """A download that nobody reads, and requests whose sender hangs up at once."""
+    path = f"/api/v1/jobs/{portal.scene['talker']}/logs/download/"
+    head = f"Host: localhost:{portal.port}\r\nAuthorization: Bearer {portal.scene['token']}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * CONNECTIONS):
+            reader = stack.enter_context(socket.socket(socket.AF_UNIX))
+            reader.connect(portal.environment["FAIRWAY_WEB_SOCKET"])
+            reader.sendall(f"GET {path} HTTP/1.1\r\n{head}".encode())
+            assert b" 200 " in reader.recv(64)
+        for number in range(10 * CONNECTIONS):
+            with socket.socket(socket.AF_UNIX) as leaver:
+                leaver.connect(portal.environment["FAIRWAY_WEB_SOCKET"])
+                leaver.sendall(f"GET /api/v1/jobs/ HTTP/1.1\r\n{head}".encode())
+                time.sleep(number % 6 * 0.005)
+        with ThreadPoolExecutor(CONNECTIONS) as hands:
+            for answer, took_s in hands.map(lambda _: portal.listed(), range(12)):
+                assert answer.status_code == 200
+                assert took_s < 3
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def _quiet(look: Any) -> Any:

@@ -1,0 +1,68 @@
+"""Connections that give up on a database which is there and says nothing.
+
+A process that is stopped, or a host that is gone behind an open connection, answers neither yes nor no; libpq
+waits for ever on a unix socket, and for the kernel's minutes on TCP. PostgreSQL itself ends a statement after
+`statement_timeout`, so whoever hears nothing for longer than that hears nothing at all.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+import psycopg
+
+SILENCE_S = 12.0
+"""Longer than `statement_timeout` in the settings."""
+AVOID_S = 2.0
+"""So long nobody knocks again at a database that was silent: one request waits, the others are told at once."""
+_WAIT_INTERVAL_S = 0.1
+
+
+class ImpatientConnection(psycopg.Connection[Any]):
+    """A connection that closes itself when nothing was heard for ``SILENCE_S``; what it asked may have been done."""
+
+    lent: weakref.finalize[Any, Any] | None = None
+    """Set while it is given out by ``portal.database.shared``, in the process ``lent_by``."""
+    lent_by = 0
+    was_silent = False
+    _patience_s: float | None = None
+
+    def wait(self, gen: Any, interval: float = _WAIT_INTERVAL_S, timeout: float | None = None) -> Any:
+        """What the server answers. Raises OperationalError when it does not."""
+        if timeout is not None:
+            return super().wait(gen, interval, timeout)
+        patience_s = self._patience_s or SILENCE_S
+        try:
+            return super().wait(gen, interval, patience_s)
+        except psycopg.errors._WaitTimeout as silence:
+            self.pgconn.finish()  # what it had not committed ends with the connection
+            self.was_silent = True
+            avoid()
+            raise psycopg.OperationalError(
+                f"the database has said nothing for {patience_s:.0f} s"
+            ) from silence
+
+    def ping(self, within_s: float) -> None:
+        """Returns when the server has answered. Raises OperationalError when it has gone, or is silent."""
+        self._patience_s = within_s
+        try:
+            self.execute("")
+        finally:
+            self._patience_s = None
+
+
+class _Silence:
+    until_s = 0.0
+
+
+def avoid() -> None:
+    """The database was silent just now."""
+    _Silence.until_s = time.monotonic() + AVOID_S
+
+
+def refuse_if_silent() -> None:
+    """Raises OperationalError when the database was silent a moment ago."""
+    if time.monotonic() < _Silence.until_s:
+        raise psycopg.OperationalError("the database did not answer a moment ago")

@@ -1,0 +1,118 @@
+"""A bounded set of connections that the requests of one process take in turns, instead of opening one each.
+
+Under ASGI every request has a thread of its own, so Django's own way to keep a connection, which is to leave it with
+the thread, keeps none. ``portal.asgi`` begins to share; every other process opens its connections as before. See
+docs/decisions/connection-pool.md.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from portal.database.impatient import ImpatientConnection
+
+WAIT_S = 3.0
+"""For a turn, when all connections are in use."""
+PING_WITHIN_S = 3.0
+"""So long a server may take to say that it is there: with the wait before it less than a request's eight seconds."""
+IDLE_S = 300.0
+"""A connection that nobody has taken for so long is closed when another comes back."""
+
+
+class SharedConnections:
+    """At most ``size`` connections; the one that came back last is given out first."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        # A child of a fork lets go of its parent's connections without a word: the sockets are the parent's, and
+        # psycopg ends none of them in a process that did not open it.
+        self._idle: deque[tuple[float, ImpatientConnection]] = deque()
+        self._lock = threading.Lock()
+        # A queue that may be filled from a finalizer, which can come in the midst of anything.
+        self._turns: SimpleQueue[None] = SimpleQueue()
+        for _ in range(self.size):
+            self._turns.put(None)
+
+    def take(self, name: str, connect: Callable[[], ImpatientConnection]) -> ImpatientConnection:
+        """A connection to the database of this name that has just answered.
+
+        Raises OperationalError when there is no turn within ``WAIT_S``, no answer, or no new connection.
+        """
+        try:
+            self._turns.get(timeout=WAIT_S)
+        except Empty:
+            raise psycopg.OperationalError(
+                f"all {self.size} connections to the database were in use for {WAIT_S:.0f} s"
+            ) from None
+        try:
+            connection = self._standing(name) or connect()
+        except BaseException:
+            self._turns.put(None)
+            raise
+        # Who forgets to give it back, such as a thread that was left behind, loses it, but not the turn.
+        connection.lent = weakref.finalize(connection, self._turns.put, None)
+        connection.lent_by = os.getpid()
+        return connection
+
+    def give_back(self, connection: ImpatientConnection) -> None:
+        """Keeps it for the next; one that is in the midst of anything is closed instead."""
+        lent, connection.lent = connection.lent, None
+        if lent is None or lent.detach() is None or connection.lent_by != os.getpid():
+            return
+        if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+            now_s = time.monotonic()
+            with self._lock:
+                self._idle.append((now_s, connection))
+                old = [self._idle.popleft() for since_s, _ in list(self._idle) if now_s - since_s > IDLE_S]
+        else:
+            old = [(0.0, connection)]
+        self._turns.put(None)
+        for _, each in old:
+            each.close()
+
+    def close_idle(self) -> None:
+        """Closes what nobody uses."""
+        with self._lock:
+            idle = list(self._idle)
+            self._idle.clear()
+        for _, each in idle:
+            each.close()
+
+    def in_use(self) -> int:
+        """Connections that are given out at the moment."""
+        return self.size - self._turns.qsize()
+
+    def standing(self) -> int:
+        """Connections that wait for a request."""
+        return len(self._idle)
+
+    def _standing(self, name: str) -> ImpatientConnection | None:
+        """The one that came back last, if it answers."""
+        with self._lock:
+            if not self._idle:
+                return None
+            _, connection = self._idle.pop()
+        try:
+            if connection.info.dbname == name:
+                connection.ping(PING_WITHIN_S)
+                return connection
+            connection.close()
+        except psycopg.Error:
+            connection.close()
+            self.close_idle()  # they heard from the server before this one did
+            if connection.was_silent:
+                raise
+        return None

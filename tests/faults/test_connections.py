@@ -1,0 +1,189 @@
+"""Shared connections: a turn or a clear word for everybody, and never one that is dead, silent or half used."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from portal.database import impatient, shared
+from portal.database.base import DatabaseWrapper
+from portal.database.shared import SharedConnections
+from portal.database.turns import give_back
+from portal.models import User
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedConnections]:
+    """Two connections for this process, and little patience."""
+    monkeypatch.setattr(shared, "WAIT_S", 0.3)
+    monkeypatch.setattr(shared, "PING_WITHIN_S", 0.3)
+    monkeypatch.setattr(impatient, "AVOID_S", 0.3)
+    connection.close()
+    made = SharedConnections(2)
+    monkeypatch.setattr(DatabaseWrapper, "shared", made)
+    yield made
+    connection.close()
+    made.close_idle()
+
+
+def backend() -> int:
+    """The process of PostgreSQL that serves this thread."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
+
+
+def elsewhere(act: Callable[[], object]) -> object:
+    """What a thread of its own gives, which ends without a word to its connection unless ``act`` gives it back."""
+    told: list[object] = []
+
+    def run() -> None:
+        try:
+            told.append(act())
+        except Exception as problem:
+            told.append(problem)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(10)
+    return told[0]
+
+
+def test_threads_take_turns_with_one(pool):
+    def work() -> int:
+        try:
+            return backend()
+        finally:
+            give_back()
+
+    assert len({elsewhere(work) for _ in range(5)}) == 1
+    assert (pool.in_use(), pool.standing()) == (0, 1)
+
+
+def test_who_finds_no_turn_is_told_and_the_next_is_served(pool):
+    enter, leave = threading.Barrier(3), threading.Event()
+
+    def hold() -> None:
+        backend()
+        enter.wait(5)
+        leave.wait(5)
+        give_back()
+
+    holders = [threading.Thread(target=hold) for _ in range(2)]
+    for holder in holders:
+        holder.start()
+    enter.wait(5)
+    began_s = time.monotonic()
+    with pytest.raises(OperationalError, match="all 2 connections"):
+        backend()
+    assert time.monotonic() - began_s < 2
+    leave.set()
+    for holder in holders:
+        holder.join(5)
+    assert backend()
+
+
+def test_a_transaction_keeps_its_connection(pool):
+    with transaction.atomic():
+        record.person("ada")
+        give_back()
+        assert User.objects.filter(username="ada").exists()
+    give_back()
+    assert pool.in_use() == 0
+
+
+def test_what_was_forgotten_costs_no_turn(pool):
+    for _ in range(3):
+        assert isinstance(elsewhere(backend), int)
+        gc.collect()
+    assert pool.in_use() == 0
+
+
+def test_half_a_transaction_reaches_nobody(pool):
+    first = backend()
+    connection.connection.execute("BEGIN")
+    give_back()
+    assert pool.standing() == 0
+    assert backend() != first
+
+
+def test_the_dead_are_replaced_unnoticed(pool):
+    def both() -> set[object]:
+        with transaction.atomic():  # so that a second is opened
+            mine = backend()
+            return {mine, elsewhere(lambda: (backend(), give_back())[0])}
+
+    dead = both()
+    give_back()
+    assert pool.standing() == 2
+    with psycopg.connect(**plain_parameters()) as killer:
+        for pid in dead:
+            killer.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+    assert backend() not in dead
+    assert pool.standing() == 0
+
+
+def test_the_silent_are_given_up_and_all_is_well_when_they_speak(pool):
+    silent = backend()
+    give_back()
+    os.kill(silent, signal.SIGSTOP)
+    try:
+        began_s = time.monotonic()
+        with pytest.raises(OperationalError, match="has said nothing"):
+            backend()
+        with pytest.raises(OperationalError, match="a moment ago"):
+            backend()
+        assert time.monotonic() - began_s < 2
+    finally:
+        os.kill(silent, signal.SIGCONT)
+    time.sleep(0.4)
+    assert backend() != silent
+    give_back()
+    assert (pool.in_use(), pool.standing()) == (0, 1)
+
+
+def test_a_child_leaves_its_parents_connections_alone(pool):
+    with transaction.atomic():
+        elsewhere(lambda: (backend(), give_back()))
+        parents = backend()
+        child = os.fork()
+        if child == 0:
+            try:
+                fine = pool.standing() == 0 and pool.in_use() == 0
+                connection.in_atomic_block = False
+                connection.close()
+                fine = fine and backend() != parents
+                os._exit(0 if fine else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert backend() == parents
+    give_back()
+    assert pool.standing() == 2
+    assert elsewhere(backend) == parents
+
+
+def test_another_database_gets_no_connection_of_this_one(pool):
+    assert backend()
+    give_back()
+    other = pool.take("other", lambda: impatient.ImpatientConnection.connect(**plain_parameters("postgres")))
+    assert other.info.dbname == "postgres"
+    assert pool.standing() == 0
+    pool.give_back(other)
+
+
+def plain_parameters(name: str = "") -> dict[str, object]:
+    parameters = connection.get_connection_params()
+    wanted = {key: parameters[key] for key in ("host", "user", "password", "port") if key in parameters}
+    return wanted | {"dbname": name or parameters["dbname"], "autocommit": True}
