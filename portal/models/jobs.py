@@ -126,6 +126,19 @@ class Attempt(models.Model):
     stop_wanted_at = models.DateTimeField(null=True, blank=True)
     stop_reason = models.CharField(max_length=40, blank=True)
     stop_actor = models.CharField(max_length=200, blank=True)
+    stop_for = models.ForeignKey(
+        Job,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="room_made",
+        help_text="The waiting job for which it was asked to leave.",
+    )
+    stop_for_after = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        help_text="Attempts that job had made then: with its next one the promise is kept.",
+    )
     ended_at = models.DateTimeField(null=True, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
 

@@ -199,18 +199,26 @@ def attempt_ready(attempt_id: int) -> None:
 # -- stop ------------------------------------------------------------------------------------------
 
 
-def want_stop(attempt_id: int, reason: EndReason, *, actor: str = "", sentence: str = "") -> None:
+def want_stop(
+    attempt_id: int,
+    reason: EndReason,
+    *,
+    actor: str = "",
+    sentence: str = "",
+    for_job: Job | None = None,
+) -> None:
     """Asks that an attempt end for ``reason``; the first reason stays. Repeatable.
 
     Where no start command ever went out it ends at once; otherwise it is COMPLETING until each node has
-    said that its container is gone.
+    said that its container is gone. ``for_job`` is the waiting job that gets its place: the promise stands
+    until that job's next attempt, and as long as it waits.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts=attempt_id)
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
         if attempt.state not in ATTEMPT_LIVE:
             return
-        _want_stop(attempt, reason, actor, sentence)
+        _want_stop(attempt, reason, actor, sentence, for_job)
         if attempt.sent_at is None:
             for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
                 _release(task, "never_started")
@@ -327,13 +335,26 @@ def _locked(task_id: int) -> tuple[Attempt, list[Task]]:
     )
 
 
-def _want_stop(attempt: Attempt, reason: EndReason, actor: str, sentence: str) -> None:
+def _want_stop(
+    attempt: Attempt, reason: EndReason, actor: str, sentence: str, for_job: Job | None = None
+) -> None:
     if attempt.stop_wanted_at is None:
         attempt.stop_wanted_at = timezone.now()
         attempt.stop_reason = reason.value
         attempt.stop_actor = actor
         attempt.sentence = (sentence or end_sentence(reason, actor=actor))[:1000]
-        attempt.save(update_fields=["stop_wanted_at", "stop_reason", "stop_actor", "sentence"])
+        attempt.stop_for = for_job
+        attempt.stop_for_after = for_job.attempts_made if for_job else None
+        attempt.save(
+            update_fields=[
+                "stop_wanted_at",
+                "stop_reason",
+                "stop_actor",
+                "sentence",
+                "stop_for",
+                "stop_for_after",
+            ]
+        )
         if attempt.sent_at is not None:
             _move_attempt(attempt, AttemptState.COMPLETING, reason.value, attempt.sentence, actor)
     for node in attempt.task_rows.filter(gone=False).values_list("node__public_id", flat=True).distinct():
