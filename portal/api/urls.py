@@ -19,6 +19,7 @@ from portal.api import (
     problems,
     projects,
     quotas,
+    restored,
     usage,
     workspaces,
 )
@@ -63,6 +64,10 @@ V1: list[URLPattern | URLResolver] = [
     path("nodes/<slug:node>/fence/", node_acts.NodeFenceRoute.as_view()),
     path("nodes/<slug:node>/test/", node_acts.NodeTestRoute.as_view()),
     path("nodes/<slug:node>/checks/<slug:check>/", node_acts.NodeCheckRoute.as_view()),
+    path("restored/", restored.RestoredRoute.as_view()),
+    path("restored/containers/", restored.UnknownContainersRoute.as_view()),
+    path("restored/containers/<slug:container>/keep/", restored.KeepContainerRoute.as_view()),
+    path("restored/containers/<slug:container>/stop/", restored.StopContainerRoute.as_view()),
     path("gpus/", cluster.GpusRoute.as_view()),
     path("gpus/<slug:uuid>/", cluster.GpuRoute.as_view()),
     path("gpus/<slug:uuid>/give-back/", node_acts.GpuGiveBackRoute.as_view()),

@@ -71,6 +71,9 @@ class Job(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
     attempts_made = models.PositiveIntegerField(default=0)
     exit_code = models.IntegerField(null=True, blank=True)
+    stub = models.BooleanField(
+        default=False, help_text="Known only by its container, found after a restore: it cannot start again."
+    )
     avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
         "Node", blank=True, related_name="+"
     )

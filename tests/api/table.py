@@ -106,6 +106,11 @@ ROWS = [
     Row("nodes_test", "post", "nodes/{node}/test/", ADMIN, {}, 201, hidden=403),
     Row("nodes_check", "get", "nodes/{node}/checks/{check}/", ADMIN, hidden=403),
     Row("gpus_give_back", "post", "gpus/{gpu}/give-back/", ADMIN, {}, hidden=403),
+    Row("restored_get", "get", "restored/", ADMIN, hidden=403),
+    Row("restored_containers", "get", "restored/containers/", ADMIN, hidden=403),
+    # nothing was restored in this world
+    Row("restored_keep", "post", "restored/containers/{container}/keep/", ADMIN, {}, 409, hidden=403),
+    Row("restored_stop", "post", "restored/containers/{container}/stop/", ADMIN, {}, 409, hidden=403),
     Row("gpus_list", "get", "gpus/", EVERYBODY),
     Row("gpus_get", "get", "gpus/{gpu}/", EVERYBODY),
     Row("environments_list", "get", "environments/", EVERYBODY),

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from portal.models import AuditEntry, Gpu, Job, Node
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, UnknownContainer
+from portal.selectors.restored import restored
 from portal.services.tokens import Scope
 
 ROOT = "/api/v1/"
@@ -87,3 +91,45 @@ def test_a_connection_test_can_be_followed(world, post) -> None:
     assert (made["kind"], made["ok"], made["steps"]) == ("test", None, [])
     path = ROOT + f"nodes/{world.names['node']}/checks/{made['id']}/"
     assert world.client("admin").get(path).json() == made
+
+
+def test_after_a_restore(world, post) -> None:
+    ClusterSettings.objects.update(adopt_only=True)
+    uuid = world.rows["node"].gpus.order_by("-index").first().uuid
+    UnknownContainer.objects.update(gpus=[{"uuid": uuid, "milli": 1000}], project=world.names["project"])
+    admin = world.client("admin")
+    told = admin.get(ROOT + "restored/").json()
+    assert told["adopting"] and [(one["name"], one["undecided"]) for one in told["nodes"]] == [
+        ("node-one", 1)
+    ]
+    (row,) = admin.get(ROOT + "restored/containers/").json()["items"]
+    assert (row["id"], row["job"], row["project"]["name"]) == (world.names["container"], None, "vision")
+    first, again = (post("restored/containers/{container}/keep/", key="k") for _ in range(2))
+    assert first.content == again.content and first.json()["wanted"] == "keep"
+    job = Job.objects.get(public_id="newer22")
+    assert first.json()["job"] == {"id": "newer22", "name": job.name} and job.owner == world.people["admin"]
+    stopped = post("restored/containers/{container}/stop/")
+    assert (stopped.status_code, stopped.json()["code"]) == (409, "decided_otherwise")
+    assert admin.get(ROOT + "restored/containers/").json()["items"] == []
+
+
+def test_a_container_is_stopped(world, post) -> None:
+    ClusterSettings.objects.update(adopt_only=True)
+    answer = post("restored/containers/{container}/stop/").json()
+    assert (answer["wanted"], answer["gone_at"]) == ("stop", None)
+
+
+def test_queries_do_not_grow_with_what_is_missing(world) -> None:
+    ClusterSettings.objects.update(adopt_only=True)
+    counts = []
+    for _ in range(2):
+        for rank in range(5):
+            UnknownContainer.objects.create(
+                node=world.rows["node"], name=f"c{len(counts)}-{rank}", job=f"j{rank}", attempt=1, rank=rank
+            )
+        with CaptureQueriesContext(
+            connection,
+        ) as seen:
+            restored()
+        counts.append(len(seen))
+    assert counts[0] == counts[1] <= 8

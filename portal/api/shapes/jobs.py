@@ -162,6 +162,9 @@ class JobWhole(Job):
         help_text="null for those who may not control the job: values may be secret.",
     )
     version = serializers.IntegerField()
+    stub = serializers.BooleanField(
+        help_text="Known only by its container, which was kept after a restore: its request is not known."
+    )
     attempts = Attempt(many=True)
     room_made = RoomMade(many=True, help_text="Who was asked to leave for it, newest first, at most 20.")
     timeline = Event(many=True, help_text="The newest 100 events, oldest first; all of them under events/.")
@@ -284,6 +287,7 @@ def job_whole(
         "command": row.command,
         "environ": row.environ if with_environ else None,
         "version": row.version,
+        "stub": row.stub,
         "attempts": [attempt(one, seen) for one in attempts],
         "room_made": [
             {
