@@ -197,7 +197,11 @@ def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
     for _ in range(LOG_PIECES_A_TURN):
         try:
             piece = door.engine.logs(key, offset)
-        except Refused:  # the node has no such task any more: what is here is all there will be
+        except Refused as refusal:
+            if refusal.code != "no_such_container":
+                log.warning("%s does not give the log of %s: %s", door.node.name, key, refusal.message)
+                return False
+            # the node has no such task any more: what is here is all there will be
             note_log_progress(task.pk, offset, complete=True)
             return True
         end = piece.offset + len(piece.data)

@@ -189,6 +189,14 @@ class Opening(serializers.Serializer[Any]):
     page = serializers.CharField(help_text="The portal's page that hands a signed-in browser over.")
 
 
+class LogLost(serializers.Serializer[Any]):
+    """The connection to a log's node, while it is lost."""
+
+    node = serializers.CharField()
+    since = serializers.DateTimeField(allow_null=True)
+    sentence = serializers.CharField()
+
+
 class LogPage(serializers.Serializer[Any]):
     """A piece of a task's log, by byte offsets."""
 
@@ -197,6 +205,10 @@ class LogPage(serializers.Serializer[Any]):
     next_offset = serializers.IntegerField()
     size = serializers.IntegerField(help_text="Bytes mirrored so far.")
     complete = serializers.BooleanField(help_text="The task has ended and all of its log is here.")
+    lost = LogLost(
+        allow_null=True,
+        help_text="The node does not answer, so the log may have grown there: go on asking at `next_offset`.",
+    )
     attempt = serializers.IntegerField()
     rank = serializers.IntegerField()
 
