@@ -18,9 +18,11 @@ VERSION = 4
 
 class _Word(IntEnum):
     HELLO = 0x00000001
+    ALIVE_CHECK = 0x10000004
     NEW_STDIO_FORWARD = 0x10000008
     PERMISSION_DENIED = 0x80000002
     FAILURE = 0x80000003
+    ALIVE = 0x80000005
     SESSION_OPENED = 0x80000006
 
 
@@ -115,6 +117,26 @@ async def ask_for_stream(control_socket: str, host: str, port: int) -> tuple[Req
         os.close(theirs_to_read)
         os.close(theirs_to_write)
     return request, pipes
+
+
+async def is_alive(control_socket: str, limit_s: float) -> bool:
+    """Whether the process still answers on its control socket; one that is ending does not."""
+    try:
+        async with asyncio.timeout(limit_s):
+            reader, writer = await asyncio.open_unix_connection(control_socket)
+            try:
+                hello = _packet(_number(_Word.HELLO), _number(VERSION))
+                writer.write(hello + _packet(_number(_Word.ALIVE_CHECK), _number(0)))
+                while True:
+                    length = int.from_bytes(await reader.readexactly(4), "big")
+                    if (await reader.readexactly(length))[:4] == _number(_Word.ALIVE):
+                        return True
+            finally:
+                writer.close()
+    except BlockingIOError:
+        return True  # its queue is full, so somebody holds it
+    except (OSError, EOFError, TimeoutError):
+        return False
 
 
 def _packet(*parts: bytes) -> bytes:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents import leash
-from agents.mux import NotOpened, ProcessGone, Request, ask_for_stream
+from agents.mux import NotOpened, ProcessGone, Request, ask_for_stream, is_alive
 from agents.ssh import (
     KEEPALIVE_S,
     SILENCE_LIMIT_S,
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 PROGRAM = "ssh"
 CONNECT_LIMIT_S = 8.0
 END_WITHIN_S = 2.0
+ALIVE_WITHIN_S = 2.0
 LOOK_EVERY_S = 0.01
 OPENING_AT_ONCE = 32
 LIFE_PORT = 1
@@ -274,7 +275,7 @@ class SshProcess:
                 if isinstance(problem, NotOpened) and self._not_allowed():
                     raise NotAllowed(str(problem)) from problem
                 raise
-        stream = TunnelStream(request, protocol(), f"{host}:{port}")
+        stream = TunnelStream(request, protocol(), f"{host}:{port}", self._is_there)
         self.streams.add(request)
         request.on_end = lambda: self._stream_over(request, stream)
         if request.ended:
@@ -286,6 +287,12 @@ class SshProcess:
         self.streams.discard(request)
         self.used_s = time.monotonic()
         stream.connection_over()
+
+    async def _is_there(self) -> bool:
+        """Whether the process, and with it the connection, outlived a stream that has just ended."""
+        if not self.alive:
+            return False
+        return await is_alive(f"/proc/self/fd/{self._folder_fd}/{_CONTROL}", ALIVE_WITHIN_S) and self.alive
 
     async def _lives(self, host: str, limit_s: float) -> bool:
         try:

@@ -75,6 +75,7 @@ class Hello:
     images: tuple[ImageState, ...]
     highest_epoch: int
     separates_people: bool  # whether the runtime ``process`` gives each task an account of its own
+    takes: tuple[str, ...]  # keys of a spec beyond those of the first agents
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -97,6 +98,7 @@ class Hello:
             images=tuple(ImageState.from_wire(each) for each in row["images"]),
             highest_epoch=int(row["highest_epoch"]),
             separates_people=bool(row.get("separates_people", True)),
+            takes=tuple(map(str, row.get("takes", ()))),
         )
 
 
@@ -120,6 +122,8 @@ class ContainerState:
     ports: dict[int, int]
     gpus: tuple[tuple[str, int], ...]
     rebooted: bool
+    owner: str
+    project: str
 
     @classmethod
     def from_wire(cls, row: Wire) -> ContainerState:
@@ -140,6 +144,8 @@ class ContainerState:
             ports={int(port): int(number) for port, number in row["ports"].items()},
             gpus=tuple((str(each["uuid"]), int(each["milli"])) for each in row["gpus"]),
             rebooted=bool(row.get("rebooted")),
+            owner=str(row.get("owner") or ""),
+            project=str(row.get("project") or ""),
         )
 
 

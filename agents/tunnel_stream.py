@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from agents.mux import Pipes, Request
 
 HIGH_WATER_BYTES = 256 * 1024
+LOST = "the connection to the node was lost"
 LINGER_S = 5.0
 """How long a node's program may go on after we have closed, before its stream is cut."""
 
@@ -16,15 +18,23 @@ LINGER_S = 5.0
 class TunnelStream(asyncio.Transport):
     """The stream. It ends for its protocol when both pipes have ended."""
 
-    def __init__(self, request: Request, protocol: asyncio.Protocol, peer: str) -> None:
+    def __init__(
+        self,
+        request: Request,
+        protocol: asyncio.Protocol,
+        peer: str,
+        node_is_there: Callable[[], Awaitable[bool]],
+    ) -> None:
         super().__init__(extra={"peername": peer})
+        self._node_is_there = node_is_there
+        self._telling: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._request = request
         self._protocol = protocol
         self._inward: asyncio.ReadTransport | None = None
         self._outward: asyncio.WriteTransport | None = None
         self._read_all = self._written_all = False
-        self._half_open = self._closing = self._told = False
+        self._half_open = self._closing = self._told = self._far_ended = False
         self._problem: Exception | None = None
 
     async def begin(self, pipes: Pipes) -> None:
@@ -60,6 +70,7 @@ class TunnelStream(asyncio.Transport):
             self.abort()
 
     def ended(self) -> None:
+        self._far_ended = not self._closing
         self._half_open = bool(self._protocol.eof_received()) if not self._closing else False
 
     def inward_lost(self, problem: Exception | None) -> None:
@@ -91,7 +102,15 @@ class TunnelStream(asyncio.Transport):
             self._told = self._closing = True
             if not self._request.ended:
                 self._loop.call_later(LINGER_S, self._request.close)
-            self._protocol.connection_lost(self._problem)
+            if self._far_ended and self._problem is None:
+                self._telling = self._loop.create_task(self._tell_how_it_ended())
+            else:
+                self._protocol.connection_lost(self._problem)
+
+    async def _tell_how_it_ended(self) -> None:
+        """The end of the connection to the node reads like the end of the stream, and is none."""
+        there = await self._node_is_there()
+        self._protocol.connection_lost(None if there else ConnectionResetError(LOST))
 
     # ---- asyncio.Transport ----
 

@@ -26,6 +26,7 @@ from portal.models import (
     Project,
     Quota,
     Template,
+    UnknownContainer,
     UsageLedger,
     User,
 )
@@ -154,6 +155,8 @@ def can(person: Person, verb: Verb, thing: Any) -> bool:
             return _can_project(person, verb, thing)
         case Quota():
             return person.is_admin if verb is Verb.CHANGE else can(person, Verb.SEE, thing.project)
+        case UnknownContainer():
+            return person.is_admin
         case Node() | NodePool() | Gpu() | Environment() | Template():
             return person.is_admin or verb is Verb.SEE
         case User():

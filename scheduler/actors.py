@@ -29,6 +29,7 @@ from agents.engines.contract import (
 )
 from portal.models import Gpu, Node, Task
 from portal.services import nodes
+from portal.services.restored import COMPARE
 from portal.words.states import GpuHealth
 from scheduler import dispatch
 from scheduler.dispatch import Door
@@ -169,6 +170,8 @@ class NodeActor:
                 if isinstance(item, str):
                     looked = True
                     self._images_asked |= item == IMAGES
+                    if item == COMPARE:
+                        self._compare_soon()
                 else:
                     self._on_event(item)
                 item = self._inbox.get_nowait()
@@ -256,6 +259,7 @@ class NodeActor:
             rank=key.task,
         ).first()
         if task is None:
+            self._compare_soon()  # a container that the record does not know has ended: that is settled there
             return
         dispatch.record_end(task.pk, event.container)
         if self._door is not None:

@@ -16,7 +16,7 @@ from portal.models import Gpu, Job, Node, NodePool, Volume
 from portal.services import lifecycle
 from portal.services.lifecycle import Seat
 from portal.services.workspaces import new_attempt_secret
-from portal.words.reasons import EndReason, end_sentence
+from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState, NodeState
 from scheduler import leases
 from scheduler.core.plan import Eviction, Start
@@ -68,10 +68,9 @@ def commit_eviction(leader: Held, eviction: Eviction) -> Refusal | None:
             attempt = job.attempts.filter(state__in=ATTEMPT_LIVE, stop_wanted_at__isnull=True).first()
             if attempt is None:
                 return Refusal(eviction.job, "job_moved_on", "It holds nothing any more.")
-            winner = Job.objects.select_related("project").get(public_id=eviction.for_job)
+            winner = Job.objects.get(public_id=eviction.for_job)
             reason = EndReason(eviction.reason.value)
-            sentence = end_sentence(reason, project=winner.project.name)
-            lifecycle.want_stop(attempt.pk, reason, actor="the scheduler", sentence=sentence)
+            lifecycle.want_stop(attempt.pk, reason, actor="the scheduler", for_job=winner)
     except OperationalError as trouble:
         return Refusal(eviction.job, "database", f"The database refused for now: {_first_line(trouble)}")
     return None

@@ -64,7 +64,7 @@ _ENDS = {
 def start_task(door: Door, task: Task, *, tries_left: int) -> After:
     """Starts one task on its node. Raises Unknown when no answer came, Deposed when the node is not ours."""
     attempt, job = task.attempt, task.attempt.job
-    spec = _spec(task)
+    spec = _spec(door, task)
     killpoint("start.before_mark")
     if not lifecycle.task_sent(task):
         return After.NOTHING
@@ -87,14 +87,17 @@ def start_task(door: Door, task: Task, *, tries_left: int) -> After:
     return After.NOTHING
 
 
-def _spec(task: Task) -> dict[str, object]:
+def _spec(door: Door, task: Task) -> dict[str, object]:
     attempt, job = task.attempt, task.attempt.job
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
     home = Volume.objects.filter(owner_id=job.owner_id, kind="home").first()
     secret = attempt_secret(attempt) if attempt.secret else ""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
     part = Part(attempt.number, task.rank, tuple(gpus))
-    return start_spec(cluster, job, part, task.node, home, secret)
+    spec = start_spec(cluster, job, part, task.node, home, secret)
+    whose = {"owner": job.owner.public_id, "project": job.project.public_id}
+    # labels only, so no part of the digest: what was begun before an agent learned them is still the same
+    return spec | {key: value for key, value in whose.items() if key in door.engine.hello.get("takes", ())}
 
 
 def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) -> After:
@@ -194,7 +197,11 @@ def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
     for _ in range(LOG_PIECES_A_TURN):
         try:
             piece = door.engine.logs(key, offset)
-        except Refused:  # the node has no such task any more: what is here is all there will be
+        except Refused as refusal:
+            if refusal.code != "no_such_container":
+                log.warning("%s does not give the log of %s: %s", door.node.name, key, refusal.message)
+                return False
+            # the node has no such task any more: what is here is all there will be
             note_log_progress(task.pk, offset, complete=True)
             return True
         end = piece.offset + len(piece.data)
@@ -229,7 +236,7 @@ def tasks_held(node: Node) -> list[Task]:
     """Tasks of live attempts that hold GPUs on a node, oldest first, with what their start needs."""
     return list(
         Task.objects.filter(node=node, gone=False, attempt__state__in=ATTEMPT_LIVE)
-        .select_related("node", "attempt__job__owner", "attempt__job__environment")
+        .select_related("node", "attempt__job__owner", "attempt__job__project", "attempt__job__environment")
         .order_by("attempt_id", "rank")
     )
 

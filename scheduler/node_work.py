@@ -10,7 +10,7 @@ from functools import partial
 from django.db import Error as DatabaseError
 
 from agents.engines.contract import Refused, TaskKey, Unknown
-from portal.models import Task
+from portal.models import ClusterSettings, Task
 from portal.services import lifecycle
 from portal.words.reasons import EndReason
 from portal.words.states import AttemptState, JobKind
@@ -47,11 +47,15 @@ class NodeWork:
         """Begins what is due; gives the seconds until something else is."""
         held = dispatch.tasks_held(door.node)
         wanted: dict[Key, Callable[[], None]] = {}
+        adopting: bool | None = None  # after a restore nothing starts, also not what the record had begun
         for task in held:
             if task.attempt.stop_wanted_at is not None:
                 wanted[("stop", task.attempt_id)] = partial(self._stop, door, task)
             elif dispatch.is_to_start(task):
-                wanted[("start", task.pk)] = partial(self._start, door, task)
+                if adopting is None:
+                    adopting = ClusterSettings.objects.get(id=1).adopt_only
+                if not adopting:
+                    wanted[("start", task.pk)] = partial(self._start, door, task)
             elif _waits_for_its_server(task):
                 wanted[("probe", task.pk)] = partial(self._probe, door, task)
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in wanted}

@@ -10,7 +10,7 @@ from django.utils import timezone
 from agents.engines.contract import Container, TaskKey
 from portal.killpoints import killpoint
 from portal.models import ClusterSettings, Node, Task
-from portal.services import lifecycle, nodes
+from portal.services import lifecycle, nodes, restored
 from portal.words.states import ATTEMPT_LIVE, AttemptState
 from scheduler import leases
 from scheduler.compare import Differences, RecordedTask, compare
@@ -48,6 +48,8 @@ def welcome(door: Door, received_s: float) -> Door:
 
 def reconcile(door: Door) -> Differences:
     """Compares record and node once and sets right what differs. Raises Unknown, Refused or Deposed."""
+    # before the record: whoever keeps a container after this has it in the record of the next comparison
+    adopting = ClusterSettings.objects.get(id=1).adopt_only
     held = tasks_held(door.node)
     recorded = {_key(task): _as_recorded(task) for task in held}
     seen = door.engine.poll()
@@ -58,9 +60,14 @@ def reconcile(door: Door) -> Differences:
     recorded |= _ended_ones(door.node, [c.key for c in seen.containers if c.key not in recorded])
     found = compare(recorded, seen.containers)
     _apply(door, found, {_key(task): task for task in held})
+    if adopting:
+        _leave_to_admins(door, found.unknown)
+    else:
+        for container in found.unknown:
+            _stop_unknown(door, container)
     nodes.record_seen(door.node.pk)
     nodes.record_disk(door.node.pk, seen.full_disk)
-    if not (found.unknown and ClusterSettings.objects.get(id=1).adopt_only):
+    if not (adopting and found.unknown):
         nodes.record_reconciled(door.node.pk, timezone.now())
     killpoint("reconcile.done")
     return found
@@ -77,8 +84,6 @@ def _apply(door: Door, found: Differences, held: dict[TaskKey, Task]) -> None:
         _declare_vanished(door, found.vanished)
     for job, attempt in sorted(found.stop):
         _stop(door, job, attempt, held)
-    for container in found.unknown:
-        _stop_unknown(door, container)
     attempts = {(c.key.job, c.key.attempt) for _, c in (*found.collect, *found.finish)}
     for job, attempt in sorted(attempts):
         collect_and_remove(door, job, attempt)
@@ -93,17 +98,20 @@ def _stop(door: Door, job: str, attempt: int, held: dict[TaskKey, Task]) -> None
 
 
 def _stop_unknown(door: Door, container: Container) -> None:
-    """Ends a container of ours that the record never heard of.
-
-    After a restore it is left alone, and its node counts as not compared yet, until it has ended by itself.
-    """
-    if ClusterSettings.objects.get(id=1).adopt_only:
-        log.warning(
-            "%s on %s is not in the restored record; it is left alone", container.name, door.node.name
-        )
-        return
+    """Ends a container of ours that the record never heard of."""
     log.warning("stopping %s on %s: the record does not know it", container.name, door.node.name)
     stop_stranger(door, container.key.job, container.key.attempt)
+
+
+def _leave_to_admins(door: Door, unknown: list[Container]) -> None:
+    """After a restore an unknown container is ended only where an administrator said so.
+
+    Its node counts as not compared yet until it was kept or is gone.
+    """
+    for job, attempt in sorted(restored.record_unknown(door.node, unknown)):
+        log.warning("stopping attempt %s of %s on %s, as was decided", attempt, job, door.node.name)
+        killpoint("unknown.before_stop")
+        stop_stranger(door, job, attempt)
 
 
 def _declare_vanished(door: Door, missing: list[RecordedTask]) -> None:

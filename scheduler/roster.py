@@ -112,10 +112,14 @@ class Roster:
             if name in elsewhere:
                 continue
             lease = leases.claim(name, self.holder, leases.NODE_TTL_S)
-            if lease is not None and not self._stopping.is_set():
-                actor = NodeActor(node, lease)
-                self._actors[node.public_id] = actor
-                actor.start()
+            if lease is None:
+                continue
+            if self._stopping.is_set():
+                leases.let_go([name], self.holder)  # nobody has to wait until it runs out
+                return
+            actor = NodeActor(node, lease)
+            self._actors[node.public_id] = actor
+            actor.start()
 
     def _with_work(self) -> list[str]:
         """Nodes with a start or a stop to send, whatever became of its hint."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import Case, F, Q, When
+from django.db.models.functions import Now
 
 from portal.models import (
     Allocation,
@@ -53,6 +55,13 @@ FORGOTTEN_AFTER_HALF_LIVES = 20
 
 ASKED = JobId("asked")
 """The id of a job that nobody has submitted; it is shorter than a public id."""
+PROMISE_KEPT = dt.timedelta(minutes=5)
+"""How long a job comes first to a place that was made for it, once those who left it are gone."""
+_PROMISE_STANDS = Q(
+    stop_for__state=JobState.PENDING.value,
+    stop_for__desired=Desired.RUN.value,
+    stop_for__attempts_made=F("stop_for_after"),
+)
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
 _PAUSED_AFTER = frozenset({EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL})
 
@@ -89,7 +98,7 @@ def take_photo(settings: ClusterSettings) -> Photo:
         running = _running(tasks, shares)
         unfit = {kind.value: _unfit(kind, runtimes) for kind in RuntimeKind}
         homes = _homes()
-        pending, rows = _pending(pools, unfit, homes)
+        pending, rows = _pending(pools, unfit, homes, _left_for())
         standings = _standings()
     return Photo(
         snapshot=Snapshot(
@@ -255,7 +264,11 @@ def _running(tasks: dict[int, dict[str, Any]], shares: dict[int, list[GpuShare]]
         places[task["attempt_id"]].append(
             RunningTask(NodeId(task["node_public"]), tuple(shares.get(id_, ())), task["cpu"], task["memory"])
         )
-    rows = Attempt.objects.filter(state__in=ATTEMPT_LIVE).order_by("id")
+    rows = (
+        Attempt.objects.filter(state__in=ATTEMPT_LIVE)
+        .annotate(promised_to=Case(When(_PROMISE_STANDS, then=F("stop_for__public_id")), default=None))
+        .order_by("id")
+    )
     return tuple(
         RunningRow(
             job=JobId(row["job__public_id"]),
@@ -268,12 +281,14 @@ def _running(tasks: dict[int, dict[str, Any]], shares: dict[int, list[GpuShare]]
             time_limit_s=row["job__time_limit_s"],
             tasks=tuple(places[row["id"]]),
             stopping=row["stop_wanted_at"] is not None,
+            stopping_for=JobId(row["promised_to"]) if row["promised_to"] else None,
             name=row["job__name"],
         )
         for row in rows.values(
             "id",
             "created_at",
             "stop_wanted_at",
+            "promised_to",
             "pool__public_id",
             "job__public_id",
             "job__name",
@@ -286,6 +301,16 @@ def _running(tasks: dict[int, dict[str, Any]], shares: dict[int, list[GpuShare]]
     )
 
 
+def _left_for() -> dict[str, list[NodeId]]:
+    """By waiting job, the nodes where others have just made room for it and are gone."""
+    found: dict[str, list[NodeId]] = defaultdict(list)
+    rows = Attempt.objects.filter(_PROMISE_STANDS, ended_at__gt=Now() - PROMISE_KEPT)
+    places = rows.values_list("stop_for__public_id", "task_rows__node__public_id").distinct().order_by()
+    for job, node in sorted(places):
+        found[job].append(NodeId(node))
+    return found
+
+
 def _homes() -> dict[str, NodeId]:
     rows = Volume.objects.filter(kind="home", reach="node", node__isnull=False, owner__isnull=False)
     return {
@@ -294,7 +319,10 @@ def _homes() -> dict[str, NodeId]:
 
 
 def _pending(
-    pools: tuple[PoolRow, ...], unfit: dict[str, tuple[NodeId, ...]], homes: dict[str, NodeId]
+    pools: tuple[PoolRow, ...],
+    unfit: dict[str, tuple[NodeId, ...]],
+    homes: dict[str, NodeId],
+    left_for: dict[str, list[NodeId]],
 ) -> tuple[tuple[PendingRow, ...], dict[str, int]]:
     """Waiting jobs. Nodes that run another kind of environment are among those a job avoids."""
     every_pool = tuple(pool.id for pool in pools)
@@ -332,7 +360,10 @@ def _pending(
         "environment__runtime",
     ):
         rows[row["public_id"]] = row["id"]
-        found.append(pending_row(dict(row), every_pool, unfit, avoided.get(row["id"], []), homes))
+        waiting_row = pending_row(dict(row), every_pool, unfit, avoided.get(row["id"], []), homes)
+        if left := left_for.get(row["public_id"]):
+            waiting_row = replace(waiting_row, promised_nodes=tuple(left))
+        found.append(waiting_row)
     return tuple(found), rows
 
 

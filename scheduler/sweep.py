@@ -6,14 +6,14 @@ import datetime as dt
 import logging
 
 from django.db import transaction
-from django.db.models import DurationField, ExpressionWrapper, F, Q
+from django.db.models import DurationField, ExpressionWrapper, F
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from portal.models import Attempt, ClusterSettings, Cycle, Node, Outbox, Question
-from portal.services import lifecycle, nodes
+from portal.models import Attempt, Cycle, Node, Outbox, Question
+from portal.services import lifecycle, nodes, restored
 from portal.services.idempotency import forget_old_keys
-from portal.wake import send_hint, wake
+from portal.wake import send_hint
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import AttemptState, JobKind, NodeState
 
@@ -35,7 +35,7 @@ def sweep() -> None:
     end_never_ready()
     end_unsent_on_silent_nodes()
     mark_silent_nodes()
-    leave_adoption()
+    restored.end_looking()
 
 
 def end_overdue() -> None:
@@ -90,19 +90,6 @@ def mark_silent_nodes() -> None:
     ).exclude(state=NodeState.RETIRED.value)
     for node in rows:
         nodes.record_unreachable(node.pk, f"Nobody has heard from it for {SILENT_AFTER_S} s.")
-
-
-def leave_adoption() -> None:
-    """Ends the caution after a restore once every node was compared with the record."""
-    if not ClusterSettings.objects.filter(adopt_only=True).exists():
-        return
-    open_nodes = Node.objects.filter(reconciled_at__isnull=True).exclude(state=NodeState.RETIRED.value)
-    if open_nodes.exclude(Q(state=NodeState.CORDONED.value), state_reason__startswith="Fenced").exists():
-        return
-    with transaction.atomic():
-        if ClusterSettings.objects.filter(adopt_only=True).update(adopt_only=False):
-            log.info("every node was compared with the restored record; starting jobs again")
-            wake("adopted")
 
 
 def send_outbox() -> int:

@@ -36,7 +36,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Container:
-    """A task as its node tells it. ``state`` is created, running or exited; what is not known is None."""
+    """A task as its node tells it. ``state`` is created, running or exited; what is not known is None.
+
+    ``gpus`` are (uuid, milli) as the node's ledger holds them; ``owner`` and ``project`` are the public ids on
+    its labels, blank where it bears none.
+    """
 
     key: TaskKey
     name: str
@@ -47,6 +51,10 @@ class Container:
     peak_memory_mib: int | None = None
     ports: dict[str, int] = field(default_factory=dict)
     rebooted: bool = False
+    started_s: float | None = None
+    gpus: tuple[tuple[str, int], ...] = ()
+    owner: str = ""
+    project: str = ""
 
 
 @dataclass(frozen=True)

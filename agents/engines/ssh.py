@@ -226,4 +226,8 @@ def _container(row: ContainerState) -> Container:
         peak_memory_mib=None if row.peak_memory_mib is None else int(row.peak_memory_mib),
         ports={str(port): number for port, number in row.ports.items()},
         rebooted=row.rebooted,
+        started_s=row.started_s,
+        gpus=row.gpus,
+        owner=row.owner,
+        project=row.project,
     )

@@ -363,6 +363,8 @@ def _new_record(spec: TaskSpec) -> Record:
         "digest": spec.digest,
         "runtime": spec.runtime,
         "user": spec.user,
+        "owner": spec.owner,
+        "project": spec.project,
         "home": spec.home.source if spec.home else None,
         "gpus": [{"uuid": share.uuid, "milli": share.milli} for share in spec.gpus],
         "phase": RESERVED,

@@ -65,6 +65,8 @@ class TaskSpec(NamedTuple):
     ports: Tuple[int, ...]
     mounts: Tuple[Mount, ...]
     stop_grace_s: float
+    owner: Optional[str] = None
+    project: Optional[str] = None
 
     @property
     def name(self) -> str:
@@ -89,6 +91,10 @@ _REQUIRED = frozenset(
     {"cluster", "job", "attempt", "task", "digest", "runtime", "command", "uid", "gid", "user"}
 )
 _OPTIONAL = frozenset(TaskSpec._fields) - _REQUIRED
+
+
+TAKES = ("owner", "project")
+"""Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
 
 
 def parse_spec(raw: Any) -> TaskSpec:
@@ -126,6 +132,8 @@ def parse_spec(raw: Any) -> TaskSpec:
         ports=_ports(raw.get("ports")),
         mounts=_mounts(raw.get("mounts")),
         stop_grace_s=seconds(raw.get("stop_grace_s"), 10.0),
+        owner=_text(raw, "owner", _PUBLIC_ID) if raw.get("owner") is not None else None,
+        project=_text(raw, "project", _PUBLIC_ID) if raw.get("project") is not None else None,
     )
     if spec.runtime != "process" and spec.image is None:
         raise bad_spec("The spec has no image.")

@@ -552,6 +552,7 @@ def _facts(name: str, record: Record) -> Fields:
     row.update(
         started_s=record["started_s"], ended_s=record["ended_s"], rebooted=bool(record.get("rebooted"))
     )
+    row.update(owner=record.get("owner"), project=record.get("project"))
     return row
 
 
@@ -576,6 +577,8 @@ def _row(found: Found, record: Optional[Record], runtime: str) -> Fields:
         "ports": record["ports"] if record else {},
         "gpus": record["gpus"] if record else [],
         "rebooted": False,
+        "owner": found.owner,
+        "project": found.project,
     }
 
 

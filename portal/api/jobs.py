@@ -22,6 +22,8 @@ from portal.selectors.jobs import (
     events_of,
     job_for,
     jobs_for,
+    room_made_for,
+    seen_around,
     seen_of,
 )
 from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again, do_submit_job
@@ -77,11 +79,14 @@ def whole(person: User, row: Job) -> dict[str, Any]:
     """One job with all that the person may know of it."""
     standing = shapes.standing_of(row)
     newest = list(events_of(row).order_by("-id")[:TIMELINE])
+    attempts, room_made = attempts_of(row), room_made_for(row)
+    ahead = seen_of(person, standing.ahead if standing else [])
     return shapes.job_whole(
         row,
-        attempts=attempts_of(row),
+        attempts=attempts,
+        room_made=room_made,
         events=newest[::-1],
-        seen=seen_of(person, standing.ahead if standing else []),
+        seen=ahead | seen_around(person, attempts, room_made),
         with_environ=can(person, Verb.CONTROL, row),
     )
 

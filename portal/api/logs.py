@@ -14,6 +14,7 @@ from portal.access import Policy, policy
 from portal.api.bodies import Closed
 from portal.api.route import Route, operation
 from portal.api.shapes.jobs import LogPage
+from portal.api.shapes.words import when
 from portal.errors import Invalid, NotThere
 from portal.models import User
 from portal.selectors import log_text
@@ -61,6 +62,13 @@ def asked_for(person: User, public_id: str, query: dict[str, Any]) -> LogFile:
     return log_for(person, job_for(person, public_id), query["rank"], query.get("attempt"))
 
 
+def lost(log: LogFile) -> dict[str, Any] | None:
+    """The lost connection to the log's node, or null."""
+    if log.lost is None:
+        return None
+    return {"node": log.lost.node, "since": when(log.lost.since), "sentence": log.lost.sentence}
+
+
 @policy(Policy.SIGNED_IN)
 class JobLogsRoute(Route):
     """The log in pieces."""
@@ -73,7 +81,8 @@ class JobLogsRoute(Route):
         query=LogQuery,
         answer=LogPage,
         refusals=[404],
-        detail="Without `offset` from the start. Ask again at `next_offset` until `complete`.",
+        detail="Without `offset` from the start. Ask again at `next_offset` until `complete`; an empty piece before "
+        "that is no end, and `lost` says when the node cannot be reached for more.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         """Whole lines of one rank."""
@@ -92,6 +101,7 @@ class JobLogsRoute(Route):
                 "next_offset": piece.end,
                 "size": piece.size_bytes,
                 "complete": log.complete and piece.end >= piece.size_bytes,
+                "lost": lost(log),
                 "attempt": log.attempt,
                 "rank": log.rank,
             }

@@ -16,6 +16,8 @@ from portal.gateway.wire import Headers, Scope
 
 ANSWER_WITHIN_S = 9.0
 RIGHT_ENDED = 1008
+CONNECTION_LOST = 1014
+"""Bad gateway: the way to the tool broke, which is not the tool's own end."""
 LAST_WORDS_S = 1.0
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _ASKED = (
@@ -72,6 +74,8 @@ class _Far(Half):
             self.pass_on(rest)
 
     def connection_lost(self, problem: Exception | None) -> None:
+        if problem is not None:
+            self._near.say_close(CONNECTION_LOST, "The connection to the workspace was lost.")
         super().connection_lost(problem)
         self._fail("the connection was closed")
 

@@ -9,6 +9,7 @@ from portal.models.idempotency import IdempotencyKey
 from portal.models.jobs import Allocation, Attempt, Job, JobEvent, Task
 from portal.models.people import User
 from portal.models.projects import Membership, Project, Quota, QuotaChange
+from portal.models.restored import UnknownContainer
 from portal.models.usage import UsageLedger, UsageMinute
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
@@ -42,6 +43,7 @@ __all__ = [
     "Standing",
     "Task",
     "Template",
+    "UnknownContainer",
     "UsageLedger",
     "UsageMinute",
     "User",

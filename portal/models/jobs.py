@@ -71,6 +71,9 @@ class Job(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
     attempts_made = models.PositiveIntegerField(default=0)
     exit_code = models.IntegerField(null=True, blank=True)
+    stub = models.BooleanField(
+        default=False, help_text="Known only by its container, found after a restore: it cannot start again."
+    )
     avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
         "Node", blank=True, related_name="+"
     )
@@ -126,6 +129,19 @@ class Attempt(models.Model):
     stop_wanted_at = models.DateTimeField(null=True, blank=True)
     stop_reason = models.CharField(max_length=40, blank=True)
     stop_actor = models.CharField(max_length=200, blank=True)
+    stop_for = models.ForeignKey(
+        Job,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="room_made",
+        help_text="The waiting job for which it was asked to leave.",
+    )
+    stop_for_after = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        help_text="Attempts that job had made then: with its next one the promise is kept.",
+    )
     ended_at = models.DateTimeField(null=True, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
 

@@ -14,6 +14,8 @@ from django.utils.deconstruct import deconstructible
 LETTERS = "abcdefghjkmnpqrstuvwxyz"
 ALPHABET = LETTERS + "23456789"
 LENGTH = 10
+LONGEST_ID = 16
+"""What the column holds; ours are shorter."""
 LONGEST_NAME = 63
 """A label of a host name is no longer (RFC 1035)."""
 
@@ -33,7 +35,7 @@ class PublicIdField(_Text):
     """A unique public id, made on creation and never changed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.update(max_length=16, unique=True, editable=False, default=new_public_id)
+        kwargs.update(max_length=LONGEST_ID, unique=True, editable=False, default=new_public_id)
         super().__init__(*args, **kwargs)
 
 

@@ -12,6 +12,8 @@ from portal.errors import NotThere
 from portal.models import Allocation, Attempt, Job, JobEvent, Task
 from portal.words.states import JOB_LIVE, AttemptState, Desired, JobKind, JobState
 
+ROOM_SHOWN = 20
+"""At most so many of those who made room for a job are listed."""
 ROW_RELATIONS = ("project", "owner", "pool", "environment", "standing")
 """What a row of a list shows besides its own columns: joined, so that a list is one query."""
 
@@ -68,10 +70,22 @@ def attempts_of(job: Job) -> list[Attempt]:
     )
     return list(
         Attempt.objects.filter(job=job)
-        .select_related("pool")
+        .select_related("pool", "stop_for__project")
         .prefetch_related(Prefetch("task_rows", queryset=tasks.order_by("rank")))
         .order_by("-number")
     )
+
+
+def room_made_for(job: Job) -> list[Attempt]:
+    """The attempts of other jobs that were asked to leave for this one, newest first, with job and project."""
+    rows = Attempt.objects.filter(stop_for=job).select_related("job__project")
+    return list(rows.order_by("-id")[:ROOM_SHOWN])
+
+
+def seen_around(person: Person, attempts: Iterable[Attempt], made: Iterable[Attempt]) -> set[str]:
+    """Of the jobs for which these attempts left, and of those that left for them, the ones a person may see."""
+    left_for = {attempt.stop_for.public_id for attempt in attempts if attempt.stop_for}
+    return seen_of(person, left_for | {attempt.job.public_id for attempt in made})
 
 
 def events_of(job: Job) -> QuerySet[JobEvent]:

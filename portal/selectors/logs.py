@@ -6,15 +6,17 @@ stream and an F or P for whole and partial before each piece) and ``raw`` (bytes
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from portal.access import Person, Verb, require
 from portal.errors import Invalid, NotThere
-from portal.models import Attempt, Job, Task
+from portal.models import Attempt, Job, Node, Task
 from portal.selectors.log_files import FORMATS, STAMP, log_path
+from portal.words.states import NodeState
 
 MAX_LINES = 2_000
 MAX_READ_BYTES = 1024 * 1024
@@ -22,6 +24,15 @@ MAX_SEARCH_BYTES = 32 * 1024 * 1024
 MAX_LINE_CHARACTERS = 16_384
 TAIL_BLOCK_BYTES = 64 * 1024
 DOWNLOAD_BLOCK_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The connection to the node of a log that is not complete; the log's end here is not its end there."""
+
+    node: str
+    since: dt.datetime | None
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,7 @@ class LogFile:
     complete: bool
     attempt: int
     rank: int
+    lost: Lost | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -69,10 +81,24 @@ def log_for(person: Person, job: Job, rank: int = 0, attempt: int | None = None)
     require(person, Verb.READ_LOGS, job)
     attempts = Attempt.objects.filter(job=job)
     row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
-    task = Task.objects.filter(attempt=row, rank=rank).first() if row is not None else None
+    tasks = Task.objects.filter(attempt=row, rank=rank).select_related("node")
+    task = tasks.first() if row is not None else None
     if row is None or task is None:
         raise NotThere("There is no such rank, or it has not been placed yet.", code="no_such_task")
-    return log_file(job.public_id, row.number, rank, complete=task.log_complete)
+    file = log_file(job.public_id, row.number, rank, complete=task.log_complete)
+    return replace(file, lost=None if task.log_complete else lost_way_to(task.node))
+
+
+def lost_way_to(node: Node) -> Lost | None:
+    """What there is to say of the connection to a node while it does not answer."""
+    if node.state == NodeState.RETIRED.value:
+        return Lost(node.name, None, f"The node {node.name} is retired; what it had not sent is lost.")
+    if node.reachable:
+        return None
+    sentence = (
+        f"The connection to {node.name} was lost; it is tried again, and the log goes on where it stopped."
+    )
+    return Lost(node.name, node.unreachable_since, sentence)
 
 
 def log_file(job: str, attempt: int, rank: int, *, complete: bool = False) -> LogFile:

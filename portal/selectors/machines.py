@@ -41,8 +41,17 @@ def pools_for(person: Person) -> QuerySet[NodePool]:
 
 def nodes_for(person: Person) -> QuerySet[Node]:
     """The visible nodes with pool and GPUs: two queries."""
+    return _whole(visible_nodes(person))
+
+
+def nodes_by_id(rows: Iterable[int]) -> QuerySet[Node]:
+    """Nodes by row number, the retired too, with pool and GPUs: for an answer to an act that was allowed."""
+    return _whole(Node.objects.filter(pk__in=list(rows)))
+
+
+def _whole(nodes: QuerySet[Node]) -> QuerySet[Node]:
     gpus = Gpu.objects.filter(WORTH_TELLING).order_by("index")
-    return visible_nodes(person).select_related("pool").prefetch_related(Prefetch("gpus", queryset=gpus))
+    return nodes.select_related("pool").prefetch_related(Prefetch("gpus", queryset=gpus))
 
 
 def gpus_for(person: Person) -> QuerySet[Gpu]:

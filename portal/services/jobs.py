@@ -175,6 +175,8 @@ def do_start_again(user: User, job: Job) -> Job:
     require(user, Verb.CONTROL, job)  # its variables are copied along
     if job.state not in JOB_ENDS:
         raise Conflict("It has not ended yet.", code="job_not_ended")
+    if job.stub:
+        raise Conflict("Only its container was known, not what it ran; submit it anew.", code="job_unknown")
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
         raise NotAllowed("Only its owner can start a workspace again.")
     return do_submit_job(user, request_of(job))

@@ -28,6 +28,7 @@ from portal.words.states import (
     JOB_LIVE,
     AttemptState,
     Desired,
+    JobKind,
     JobState,
     may_move_attempt,
     may_move_job,
@@ -117,20 +118,7 @@ def begin_attempt(
             raise Conflict(f"GPU {held[gpu].uuid} is not healthy.", code="gpu_not_healthy")
         Gpu.objects.filter(pk=gpu).update(used_milli=F("used_milli") + milli)
     for rank, seat in enumerate(seats):
-        task = Task.objects.create(attempt=attempt, rank=rank, node=seat.node)
-        for gpu, milli in seat.gpus:
-            allocation = Allocation.objects.create(
-                task=task, gpu_id=gpu, milli=milli, whole=milli == 1000, started_at=now
-            )
-            UsageLedger.objects.create(
-                allocation=allocation,
-                project_id=job.project_id,
-                user_id=job.owner_id,
-                pool=pool,
-                job=job,
-                milli=milli,
-                started_at=now,
-            )
+        _give(Task.objects.create(attempt=attempt, rank=rank, node=seat.node), job, pool, seat.gpus, now)
     job.attempts_made = attempt.number
     job.started_at = job.started_at or now
     job.exit_code = None
@@ -141,6 +129,74 @@ def begin_attempt(
     _move_job(job, JobState.RUNNING, reason="placed", sentence=f"Got its GPUs on {where}.", attempt=attempt)
     _event(attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}.")
     return attempt
+
+
+@dataclass(frozen=True)
+class Found:
+    """A rank that runs already: where, with which GPUs, under which name, since when."""
+
+    rank: int
+    seat: Seat
+    container: str
+    ports: dict[str, int]
+    started_at: dt.datetime
+
+
+def adopt_attempt(job: Job, number: int, found: Sequence[Found], *, actor: str, sentence: str) -> Attempt:
+    """Takes an attempt into the record that runs on its nodes and was forgotten by a restore.
+
+    ``job`` must be locked by the caller. Ranks of an attempt that is adopted already join it. The GPUs count
+    from now on. Raises Conflict when the job cannot run that attempt any more, or when the record still
+    promises one of its GPUs to somebody else (I1).
+    """
+    now = timezone.now()
+    attempt = job.attempts.select_for_update(no_key=True).filter(number=number).first()
+    if attempt is None:
+        _check_may_adopt(job)
+        first = min(found, key=lambda each: each.rank)
+        attempt = Attempt.objects.create(
+            job=job,
+            number=number,
+            pool=first.seat.node.pool,
+            leader_epoch=0,
+            sent_at=now,
+            running_at=min(each.started_at for each in found),
+            # nobody probes it: what its server would be asked with was in the record that is lost
+            ready_at=now if job.kind == JobKind.WORKSPACE.value else None,
+        )
+        job.attempts_made = max(job.attempts_made, number)
+        job.started_at = job.started_at or attempt.running_at
+        job.exit_code = None
+        Standing.objects.filter(job=job).delete()
+        _move_job(job, JobState.RUNNING, reason="kept", sentence=sentence, attempt=attempt, actor=actor)
+        _move_attempt(attempt, AttemptState.RUNNING, "kept", sentence, actor)
+    elif attempt.state not in ATTEMPT_LIVE:
+        raise Conflict(
+            f"The record knows that attempt {number} of {job.name} has ended; it can only be stopped.",
+            code="attempt_ended",
+        )
+    _check_free(found)
+    for each in sorted(found, key=lambda each: each.rank):
+        for gpu, milli in each.seat.gpus:
+            Gpu.objects.filter(pk=gpu).update(used_milli=F("used_milli") + milli)
+        task = Task.objects.create(
+            attempt=attempt,
+            rank=each.rank,
+            node=each.seat.node,
+            container=each.container,
+            ports=each.ports,
+            running_at=each.started_at,
+        )
+        _move_task(task, AttemptState.RUNNING)
+        _give(task, job, attempt.pool, each.seat.gpus, now)
+    return attempt
+
+
+def skip_attempts(job_id: str, number: int) -> None:
+    """Makes the next attempt of a job (public id) come after ``number``, which its node never starts again."""
+    Job.objects.filter(public_id=job_id, attempts_made__lt=number).update(
+        attempts_made=number, version=F("version") + 1
+    )
 
 
 def task_sent(task: Task) -> bool:
@@ -199,18 +255,26 @@ def attempt_ready(attempt_id: int) -> None:
 # -- stop ------------------------------------------------------------------------------------------
 
 
-def want_stop(attempt_id: int, reason: EndReason, *, actor: str = "", sentence: str = "") -> None:
+def want_stop(
+    attempt_id: int,
+    reason: EndReason,
+    *,
+    actor: str = "",
+    sentence: str = "",
+    for_job: Job | None = None,
+) -> None:
     """Asks that an attempt end for ``reason``; the first reason stays. Repeatable.
 
     Where no start command ever went out it ends at once; otherwise it is COMPLETING until each node has
-    said that its container is gone.
+    said that its container is gone. ``for_job`` is the waiting job that gets its place: the promise stands
+    until that job's next attempt, and as long as it waits.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts=attempt_id)
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
         if attempt.state not in ATTEMPT_LIVE:
             return
-        _want_stop(attempt, reason, actor, sentence)
+        _want_stop(attempt, reason, actor, sentence, for_job)
         if attempt.sent_at is None:
             for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
                 _release(task, "never_started")
@@ -316,6 +380,60 @@ def note_submitted(job: Job, *, actor: str) -> None:
 # -- inside ----------------------------------------------------------------------------------------
 
 
+def _give(task: Task, job: Job, pool: NodePool, gpus: Sequence[tuple[int, int]], now: dt.datetime) -> None:
+    """The allocations of a task with their ledger rows; ``used_milli`` has moved already."""
+    for gpu, milli in gpus:
+        allocation = Allocation.objects.create(
+            task=task, gpu_id=gpu, milli=milli, whole=milli == 1000, started_at=now
+        )
+        UsageLedger.objects.create(
+            allocation=allocation,
+            project_id=job.project_id,
+            user_id=job.owner_id,
+            pool=pool,
+            job=job,
+            milli=milli,
+            started_at=now,
+        )
+
+
+def _check_may_adopt(job: Job) -> None:
+    if job.state == JobState.PENDING:
+        return
+    if job.state in JOB_ENDS:
+        sentence = (
+            f"The record knows that {job.name} has ended ({job.state.lower()}); it can only be stopped."
+        )
+        raise Conflict(sentence, code="job_ended")
+    live = job.attempts.filter(state__in=ATTEMPT_LIVE).first()
+    raise Conflict(
+        f"The record still holds {'attempt ' + str(live.number) if live else 'another attempt'} of {job.name} "
+        "as running. Once the end of that is proved, this one can be kept.",
+        code="job_runs",
+    )
+
+
+def _check_free(found: Sequence[Found]) -> None:
+    """Locks the GPUs in order and raises Conflict, with who holds it, where one has no room."""
+    wanted: dict[int, int] = {}
+    for each in found:
+        for gpu, milli in each.seat.gpus:
+            wanted[gpu] = wanted.get(gpu, 0) + milli
+    rows = Gpu.objects.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
+    for row in rows.filter(pk__in=wanted):
+        if row.used_milli + wanted[row.pk] > 1000:
+            held = Allocation.objects.filter(gpu=row, ended_at__isnull=True).select_related(
+                "task__attempt__job"
+            )
+            names = ", ".join(sorted({one.task.attempt.job.name for one in held}))
+            raise Conflict(
+                f"The record still promises GPU {row.index} of {row.node.name} to {names}. Once the end of that "
+                "is proved, or it is cancelled, this one can be kept.",
+                code="gpu_taken",
+                facts={"gpu": row.uuid, "used_milli": row.used_milli},
+            )
+
+
 def _locked(task_id: int) -> tuple[Attempt, list[Task]]:
     attempt = (
         Attempt.objects.select_for_update(of=("self",), no_key=True)
@@ -327,13 +445,26 @@ def _locked(task_id: int) -> tuple[Attempt, list[Task]]:
     )
 
 
-def _want_stop(attempt: Attempt, reason: EndReason, actor: str, sentence: str) -> None:
+def _want_stop(
+    attempt: Attempt, reason: EndReason, actor: str, sentence: str, for_job: Job | None = None
+) -> None:
     if attempt.stop_wanted_at is None:
         attempt.stop_wanted_at = timezone.now()
         attempt.stop_reason = reason.value
         attempt.stop_actor = actor
         attempt.sentence = (sentence or end_sentence(reason, actor=actor))[:1000]
-        attempt.save(update_fields=["stop_wanted_at", "stop_reason", "stop_actor", "sentence"])
+        attempt.stop_for = for_job
+        attempt.stop_for_after = for_job.attempts_made if for_job else None
+        attempt.save(
+            update_fields=[
+                "stop_wanted_at",
+                "stop_reason",
+                "stop_actor",
+                "sentence",
+                "stop_for",
+                "stop_for_after",
+            ]
+        )
         if attempt.sent_at is not None:
             _move_attempt(attempt, AttemptState.COMPLETING, reason.value, attempt.sentence, actor)
     for node in attempt.task_rows.filter(gone=False).values_list("node__public_id", flat=True).distinct():
@@ -383,6 +514,8 @@ def _job_after(job: Job, attempt: Attempt, reason: EndReason, state: AttemptStat
         return JobState.CANCELLED
     if job.desired == Desired.SUSPENDED or state is AttemptState.SUSPENDED:
         return JobState.SUSPENDED
+    if job.stub and (reason in GIVEN_BACK or reason in RETRIED):
+        return JobState.FAILED  # nobody knows what to start again
     if reason in GIVEN_BACK:
         return JobState.PENDING
     if reason in RETRIED:

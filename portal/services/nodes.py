@@ -16,13 +16,13 @@ from django.utils import timezone
 from portal.access import Verb, require
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.events import announce
-from portal.models import Gpu, Node, NodeCheck, NodePool, Task, User
+from portal.models import Gpu, Node, NodeCheck, NodePool, Task, UnknownContainer, User
 from portal.models.public_id import slug_validator
 from portal.services import lifecycle
 from portal.services.audit import record_act
 from portal.wake import hint_node, leave_hint, wake
 from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, GpuHealth, LinkKind, NodeState, RuntimeKind
+from portal.words.states import ATTEMPT_LIVE, FENCED, GpuHealth, LinkKind, NodeState, RuntimeKind
 
 FULL_DISK = "The disk of the node is full"
 """How the reason of a node begins that is out of service for want of room, and comes back by itself."""
@@ -157,10 +157,15 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
         if row.reachable:
             raise Conflict("It answers; drain it instead.", code="node_reachable")
+        unknown = UnknownContainer.objects.filter(node=row, gone_at__isnull=True).exclude(wanted="keep")
+        forgotten = unknown.update(
+            gone_at=timezone.now()
+        )  # before the tasks: keeping one locks in that order
         ended = _end_tasks(row, EndReason.NODE_FENCED, "fenced")
-        row.state, row.state_reason = NodeState.CORDONED.value, f"Fenced: {reason}"[:500]
+        row.state, row.state_reason = NodeState.CORDONED.value, f"{FENCED}: {reason}"[:500]
         row.save(update_fields=["state", "state_reason"])
-        record_act(actor, "node.fence", row, after={"tasks": ended}, reason=reason)
+        after = {"tasks": ended} | ({"unknown_containers": forgotten} if forgotten else {})
+        record_act(actor, "node.fence", row, after=after, reason=reason)
         announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
     return ended
 

@@ -81,6 +81,11 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
     attempt = open_attempt(job)
     if attempt is None:
         raise Conflict("Its server does not answer yet, or has stopped.", code="workspace_not_ready")
+    if attempt.leader_epoch == 0:
+        sentence = (
+            "It was kept after a restore; what opens it is not in the record. Stop it and start it again."
+        )
+        raise Conflict(sentence, code="workspace_unknown")
     if not session_key or session_user(session_key) != user:
         raise Conflict("Sign in again, then open it.", code="session_ended")
     now = timezone.now()

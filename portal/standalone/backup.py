@@ -24,7 +24,8 @@ from django.db import DatabaseError, connection, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from agents.keys import PURPOSES, key_path
-from portal.models import ClusterSettings, Node
+from portal.models import ClusterSettings
+from portal.services.restored import begin_looking
 from portal.standalone.binaries import POSTGRES_VERSIONS, find_postgres
 from portal.standalone.errors import StartError
 from portal.standalone.folder import DataFolder
@@ -139,8 +140,7 @@ def restore_backup(source: Path, manifest: Manifest, folder: DataFolder) -> None
     connections.close_all()
     call_command("migrate", interactive=False, verbosity=0)
     with transaction.atomic():
-        ClusterSettings.objects.update_or_create(id=1, defaults={"adopt_only": True})
-        Node.objects.update(reconciled_at=None, reachable=False)  # what it says of nodes is of yesterday
+        begin_looking()
     _write_small_files(contents, folder)
     connections.close_all()
 

@@ -12,6 +12,7 @@ from django.utils.functional import SimpleLazyObject
 
 from portal.access import visible_jobs
 from portal.models import Gpu, User
+from portal.selectors.restored import restored
 from portal.words.states import JOB_LIVE, GpuHealth, NodeState
 
 
@@ -55,7 +56,16 @@ PLACES: dict[str, tuple[Place, ...]] = {
             "cluster",
             "c",
             count="free",
-            here=("node", "add-node", "node-check", "test-node"),
+            here=(
+                "node",
+                "add-node",
+                "node-check",
+                "test-node",
+                "restored",
+                "restored-fence",
+                "restored-keep",
+                "restored-stop",
+            ),
             tab=True,
         ),
         Place("Environments", "environments", "model", "e", here=("environment",)),
@@ -113,7 +123,13 @@ def _frame(request: HttpRequest, user: User | None) -> dict[str, Any]:
     ]
     groups = [(title, rows) for title, rows in groups if rows]
     tabs = [row for _, rows in groups for row in rows if row["place"].tab]
-    return {"groups": groups, "tabs": tabs[:5], "simulated": figures.simulated, "gpus": figures.gpus}
+    return {
+        "groups": groups,
+        "tabs": tabs[:5],
+        "simulated": figures.simulated,
+        "gpus": figures.gpus,
+        "restored": restored() if user.is_admin else None,
+    }
 
 
 def _shown(place: Place, here: str, figures: Figures) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST, require_safe
 from portal.access import Policy, Verb, can, policy, signed_in
 from portal.models import Attempt, Job, JobEvent, Task, User
 from portal.selectors.cluster import Square, square_of
-from portal.selectors.jobs import attempts_of, events_of, job_for, jobs_for
+from portal.selectors.jobs import attempts_of, events_of, job_for, jobs_for, room_made_for, seen_around
 from portal.services import workspaces
 from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again
 from portal.web.failure import failure_of
@@ -39,6 +39,18 @@ class Phase:
     start: dt.datetime | None = None
 
 
+@dataclass(frozen=True)
+class OtherJob:
+    """Another job that had to do with this one; ``job`` is None where the viewer may not see it."""
+
+    job: Job | None
+
+    @classmethod
+    def of(cls, job: Job, seen: set[str]) -> OtherJob:
+        """The job, if it is among those the viewer may see."""
+        return cls(job if job.public_id in seen else None)
+
+
 @policy(Policy.SIGNED_IN)
 @require_safe
 def job(request: HttpRequest, public_id: str) -> HttpResponse:
@@ -58,12 +70,16 @@ def overview(user: User, found: Job) -> dict[str, Any]:
     last = attempts[0] if attempts else None
     row: JobRow = context["row"]
     standing = standing_of(found)
+    room_made = room_made_for(found)
+    seen = seen_around(user, attempts[:1], room_made)
     events = list(events_of(found).order_by("-id")[:NEWEST_EVENTS])
     return context | {
         "phases": phases_of(row, last),
         "standing": standing if found.state == JobState.PENDING and not found.held else None,
         "numbers": numbers_of(standing) if standing else [],
         "ahead": _ahead(user, found),
+        "left_for": OtherJob.of(last.stop_for, seen) if last and last.stop_for else None,
+        "room_made": [(one, OtherJob.of(one.job, seen)) for one in room_made],
         "failure": failure_of(found, last),
         "places": places_of(last),
         "events": without_echoes(events),

@@ -64,6 +64,8 @@ def lines(request: HttpRequest, public_id: str) -> JsonResponse:
             "cursor": page.cursor,
             "size": page.size_bytes,
             "complete": page.complete,
+            "lost": log.lost.sentence if log.lost else "",
+            "since": log.lost.since.isoformat() if log.lost and log.lost.since else "",
         }
     )
 

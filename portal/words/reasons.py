@@ -65,7 +65,7 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.IMAGE_MISSING: "The image {image} is not on {node} and could not be brought there: {detail}",
     EndReason.DISK_FULL: "The disk of {node} is full.",
     EndReason.PREEMPTED: "It gave its GPUs to a job of higher priority and waits again.",
-    EndReason.RECLAIMED: "It gave borrowed GPUs back to {project} and waits again.",
+    EndReason.RECLAIMED: "It gave borrowed GPUs back to another project and waits again.",
     EndReason.SUSPENDED: "Suspended; it keeps its files and holds no GPU.",
     EndReason.NEVER_READY: "Its server did not answer within {seconds} s.",
     EndReason.STALE_GANG: "Another task of the job ended, so the whole attempt ended.",

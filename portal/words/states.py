@@ -118,6 +118,10 @@ class NodeState(StrEnum):
     RETIRED = "retired"
 
 
+FENCED = "Fenced"
+"""How the reason of a node begins that an administrator declared fenced."""
+
+
 class GpuHealth(StrEnum):
     """Health of a GPU as the node last told; only ``ok`` takes new work."""
 

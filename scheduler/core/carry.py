@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from scheduler.core.cluster import WHOLE_MILLI, NodeRow, RunningRow, RunningTask, Snapshot
+from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeId, NodeRow, RunningRow, RunningTask, Snapshot
 from scheduler.core.plan import Plan
 
 
@@ -44,10 +44,20 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
 def after_release(snapshot: Snapshot) -> Snapshot:
     """``snapshot`` once every job that was stopping has let go (and does not come back)."""
     gone = [row for row in snapshot.running if row.stopping]
+    left: dict[JobId, set[NodeId]] = {}
+    for row in gone:
+        if row.stopping_for is not None:
+            left.setdefault(row.stopping_for, set()).update(task.node for task in row.tasks)
     return replace(
         snapshot,
         nodes=_hold(snapshot.nodes, gone, -1),
         running=tuple(row for row in snapshot.running if not row.stopping),
+        pending=tuple(
+            replace(row, promised_nodes=tuple(sorted({*row.promised_nodes, *left[row.job]})))
+            if row.job in left
+            else row
+            for row in snapshot.pending
+        ),
     )
 
 

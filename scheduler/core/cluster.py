@@ -143,7 +143,8 @@ class PendingRow:
 
     ``milli_per_gpu`` 1000 asks for whole GPUs, less for a share of each of ``gpus_per_task`` GPUs.
     ``node_affinity`` names the one node that holds its home volume. Of the ``avoid_nodes``, those that are
-    ``unfit_nodes`` can never run it (another kind of runtime); the others are avoided for a while.
+    ``unfit_nodes`` can never run it (another kind of runtime); the others are avoided for a while. On its
+    ``promised_nodes`` others have made room for it and are gone: it comes first to what they left.
     """
 
     job: JobId
@@ -168,6 +169,7 @@ class PendingRow:
     node_affinity: NodeId | None = None
     version: int = 0
     unfit_nodes: tuple[NodeId, ...] = ()
+    promised_nodes: tuple[NodeId, ...] = ()
 
     @property
     def task_milli(self) -> int:

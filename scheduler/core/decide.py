@@ -149,12 +149,17 @@ class _Decision:
             scene.divide(asking[pool])
 
     def _keep_promised(self, ready: Iterable[PendingRow]) -> None:
-        """Jobs for which others were asked to leave come first to the places these give back."""
+        """Jobs for which others were asked to leave come first to the places these give back or gave back."""
         promised: dict[tuple[JobId, PoolId], set[NodeId]] = {}
         for row in self.snapshot.running:
             if row.stopping and row.stopping_for is not None:
                 nodes = promised.setdefault((row.stopping_for, row.pool), set())
                 nodes.update(task.node for task in row.tasks)
+        pool_of = {node.id: node.pool for node in self.snapshot.nodes}
+        for waiting in self.pending:
+            for node in waiting.promised_nodes:
+                if pool_of.get(node) in self.possible[waiting.job]:
+                    promised.setdefault((waiting.job, pool_of[node]), set()).add(node)
         self.promised = {job for job, _ in promised}
         for pool, scene in self.scenes.items():
             queue = self._queue(scene, [job for job in self._unseated(ready) if (job.job, pool) in promised])

@@ -168,15 +168,16 @@ class Explainer:
                 for row in scene.running
                 if (row.stopping or row.job in asked) and any(task.node in nodes for task in row.tasks)
             }
-        names = sorted(row.name or row.job for row in scene.running if row.job in leaving)
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        rows = [row for row in scene.running if row.job in leaving]
+        # whoever reads this may see the jobs of its own project, and perhaps no others
+        names = sorted(row.name or row.job for row in rows if row.project == job.project)
         sentence = (
-            f"Needs {words.request(job)}; they are kept for it until {shown or 'others'} "
-            f"{'has' if len(names) == 1 else 'have'} stopped."
+            f"Needs {words.request(job)}; they are kept for it until {words.some_of(names, len(rows))} "
+            f"{'has' if len(rows) == 1 else 'have'} stopped."
         )
         numbers: Numbers = {
             "needed_gpus": job.total_milli / WHOLE_MILLI,
-            "jobs_leaving": len(names),
+            "jobs_leaving": len(rows),
             "pool": kept.pool,
         }
         return self._verdict(job, Reason(VerdictCode.RELEASING, sentence, numbers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from scheduler.core.cluster import WHOLE_MILLI, PendingRow
@@ -58,3 +59,12 @@ def gib(mib: int) -> str:
 def moment(at_s: float) -> str:
     """A time of day in UTC, to the minute."""
     return datetime.fromtimestamp(at_s, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def some_of(names: Sequence[str], count: int) -> str:
+    """``count`` jobs of which only some may be named: the first three by name, the others as a number."""
+    shown = ", ".join(names[:3])
+    more = count - len(names[:3])
+    if not shown:
+        return {0: "others", 1: "a job of another project"}.get(more, f"{more} jobs of other projects")
+    return f"{shown} and {more} more" if more else shown

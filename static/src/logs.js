@@ -3,6 +3,7 @@ import { onTopic } from "./live.js";
 import { clock } from "./times.js";
 
 const EVERY_MS = 2000;
+const REST_EVERY_MS = 10000;
 const KEPT = 5000; // lines in the page; the rest is in the download
 const WARNING = /\b(warn(ing)?|deprecat)/i;
 const ERROR = /\b(error|exception|traceback|fatal|failed|out of memory|killed)\b/i;
@@ -68,7 +69,7 @@ function follow(box) {
     if (!answer.ok) throw new Error(String(answer.status));
     const data = await answer.json();
     if (known.cursor === null) dropped += data.from;
-    state.set(rank, { cursor: data.cursor, complete: data.complete });
+    state.set(rank, { cursor: data.cursor, complete: data.complete, lost: data.lost, since: data.since });
     return { rank, lines: data.lines, more: known.cursor !== null && data.cursor < data.size && data.lines.length > 0 };
   }
 
@@ -103,7 +104,10 @@ function follow(box) {
     else parts.push(shown === rows.length ? `${rows.length.toLocaleString("en")} ${rows.length === 1 ? "line" : "lines"}` : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} lines match`);
     if (dropped > 0) parts.push("earlier lines are in the download");
     if (done && rows.length) parts.push("the log is complete");
-    foot.textContent = parts.join(", ");
+    const lost = new Map(ranks().map((rank) => state.get(rank)).filter((known) => known?.lost).map((known) => [known.lost, known.since]));
+    const words = [...lost].map(([sentence, since]) => (since ? `${sentence} Since ${clock(since)}.` : sentence));
+    foot.textContent = [words.length ? `${parts.join(", ")}.` : parts.join(", "), ...words].join(" ");
+    foot.classList.toggle("fw-warn-t", words.length > 0);
   }
 
   filter?.addEventListener("input", () => {
@@ -121,7 +125,8 @@ function follow(box) {
     if (on) list.scrollTop = list.scrollHeight;
   });
   look();
-  if (!box.hasAttribute("data-growing")) return;
-  for (const rank of all.slice(0, 16)) onTopic(`${box.dataset.topic}.${rank}`, look);
-  const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else look(); }, EVERY_MS);
+  const growing = box.hasAttribute("data-growing");
+  if (growing) for (const rank of all.slice(0, 16)) onTopic(`${box.dataset.topic}.${rank}`, look);
+  // after the job's end too: the rest of its log may still be on a node that does not answer; what is complete is not asked for
+  const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else look(); }, growing ? EVERY_MS : REST_EVERY_MS);
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.models import Task
+from portal.models import Node, Task
 from portal.services.logs import write_log_bytes
 from tests.api.world import LOG
 
@@ -64,3 +64,20 @@ def test_a_workspaces_log_is_its_owners(world):
     path = f"/api/v1/jobs/{world.names['workspace']}/logs/"
     codes = {name: world.client(name).get(path).status_code for name in ("member", "colleague", "manager")}
     assert codes == {"member": 404, "colleague": 403, "manager": 403}  # 404: it has no rank yet
+
+
+def test_a_lost_connection_is_no_end(world, path):
+    client = world.client("member")
+    assert client.get(f"{path}?rank=1").json()["lost"] is None
+    Node.objects.update(reachable=False, unreachable_since="2026-11-21T12:04:00Z")
+    piece = client.get(f"{path}?rank=1&offset={len(LOG)}").json()
+    assert (piece["text"], piece["complete"]) == ("", False)
+    assert (piece["lost"]["node"], piece["lost"]["since"]) == ("node-one", "2026-11-21T12:04:00Z")
+    assert "it is tried again, and the log goes on where it stopped" in piece["lost"]["sentence"]
+    write_log_bytes(world.names["running"], 1, 1, "k8s", len(LOG), b"2026-11-21T07:00:01.0Z stdout F more\n")
+    Node.objects.update(reachable=True, unreachable_since=None)
+    more = client.get(f"{path}?rank=1&offset={piece['next_offset']}").json()
+    assert (more["text"], more["lost"]) == ("more\n", None)
+    Node.objects.update(reachable=False)
+    Task.objects.update(log_complete=True)
+    assert client.get(f"{path}?rank=1").json()["lost"] is None, "all of it is here"

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import transaction
 from django.test import Client
 
-from portal.models import Job, Node, Quota, Template, User
+from portal.models import Job, Node, NodeCheck, Quota, Template, UnknownContainer, User
 from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
 from portal.services.logs import write_log_bytes
@@ -88,6 +88,10 @@ def make() -> World:
         "template": template,
         "quota": quota,
         "token": token,
+        "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
+        "container": UnknownContainer.objects.create(
+            node=node, name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
+        ),
         **jobs,
     }
     names = {key: row.public_id for key, row in rows.items()}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from portal.models import ClusterSettings, UnknownContainer
 from portal.services.projects import QuotaNumbers, do_change_quota
 
 pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
@@ -57,6 +58,20 @@ def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     for address in ("/cluster/", "/quotas/?pool=h200", "/projects/", "/people/", "/audit/", "/jobs/"):
         assert look_at(page, [address]) == ""
         assert page.evaluate(SQUEEZED) == [], f"{address}: cells that others cover"
+
+
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 390)], ids=["light", "dark-phone"])
+def test_the_page_after_a_restore_passes_axe(open_as, scene, dark, width):
+    ClusterSettings.objects.update(adopt_only=True)
+    row = UnknownContainer.objects.create(
+        node=scene.nodes["ada-1"], name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
+    )
+    away = scene.nodes["a100-1"].public_id
+    page = open_as("r-castellan", dark=dark, width=width)
+    acts = [f"/restored/{row.public_id}/keep/", f"/restored/{row.public_id}/stop/"]
+    assert look_at(page, ["/restored/", *acts, f"/restored/nodes/{away}/fence/", "/people/"]) == ""
+    page.goto("/restored/")
+    assert page.evaluate(SQUEEZED) == []
 
 
 def with_history(scene) -> None:

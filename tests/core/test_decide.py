@@ -529,14 +529,23 @@ def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
     snapshot = cluster([node("n1")], [VISION, NLP], [quota("nlp", 3)], running=[
         runs("r", "vision", ("n1", [0, 1, 2]))], pending=[waits("j", "nlp", 3)])  # fmt: skip
     first = decide(snapshot, POLICY)
-    assert verdict(first, "j").sentence == "Needs 3 GPUs; they are kept for it until r has stopped."
+    kept = "Needs 3 GPUs; they are kept for it until a job of another project has stopped."
+    assert verdict(first, "j").sentence == kept  # whoever reads it may not see jobs of vision
     leaving = after_commit(snapshot, first)
     newcomer = replace(leaving, pending=(*leaving.pending, waits("small", "vision")))
     between = decide(newcomer, POLICY)
     assert started(between) == {"small"}  # the fourth GPU is not needed by j
     greedy = replace(leaving, pending=(*leaving.pending, waits("big", "vision", 2)))
     assert started(decide(greedy, POLICY)) == set()
-    assert started(decide(after_release(leaving), POLICY)) == {"j"}
+    released = after_release(leaving)
+    assert started(decide(released, POLICY)) == {"j"}
+    first_in_order = waits("urgent", "nlp", 3, priority=99, age_s=9.0)
+    late = replace(released, pending=(*released.pending, first_in_order))
+    assert started(decide(late, POLICY)) == {"j"}
+    forgotten = replace(late, pending=tuple(replace(row, promised_nodes=()) for row in late.pending))
+    assert started(decide(forgotten, POLICY)) == {"urgent"}  # so the promise is what decides
+    cancelled = replace(late, pending=(first_in_order,))
+    assert started(decide(cancelled, POLICY)) == {"urgent"}
 
 
 def test_an_edited_quota_turns_the_queue() -> None:

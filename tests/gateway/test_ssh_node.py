@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import socket
+import threading
 import time
+from collections.abc import Iterator
 
 import aiohttp
+import httpx
 import pytest
 
 from agents.keys import PURPOSES, make_keys, public_line
+from agents.tunnel import JOB_ADDRESS
 from portal.services.workspaces import do_open_workspace
 from tests import record
 from tests.gateway.stand import Stand, running_workspace
@@ -92,3 +98,67 @@ def test_another_host_key_is_never_trusted(far):
     with stand.browser(job) as browser:
         assert browser.get("/lab", headers={"Cookie": cookie}).status_code == 502
     assert not stand.tool.seen
+
+
+UNTIL_THE_END = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+"""The head of an answer without a length: only the end of the connection tells that it is whole."""
+
+
+@contextlib.contextmanager
+def teller() -> Iterator[tuple[int, threading.Event]]:
+    """A server on a job's port that answers one line, and ends when it is told to."""
+    end = threading.Event()
+
+    def answer(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                wire, _ = listener.accept()
+                with wire:
+                    wire.recv(65536)
+                    wire.sendall(UNTIL_THE_END + b"begun\n")
+                    end.wait(20)
+
+    with socket.create_server((JOB_ADDRESS, 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,), daemon=True)
+        thread.start()
+        yield listener.getsockname()[1], end
+        end.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_lost_connection_never_looks_like_the_end_of_an_answer(far, owner, session, broken: bool):
+    stand, _, _, sshd, node = far
+    with teller() as (port, end):
+        job = running_workspace(owner, port=port, node=node)
+        _, ticket = do_open_workspace(owner, job, session)
+        cookie = stand.enter(job, ticket).headers["set-cookie"].partition(";")[0]
+        with stand.browser(job) as browser, browser.stream("GET", "/", headers={"Cookie": cookie}) as answer:
+            told = answer.iter_bytes()
+            assert next(told) == b"begun\n"
+            if broken:
+                sshd.kill_sessions()
+                with pytest.raises(httpx.RemoteProtocolError):
+                    next(told)
+            else:
+                end.set()
+                assert list(told) == []
+
+
+def test_a_lost_connection_closes_a_socket_as_a_bad_gateway(far):
+    stand, job, cookie, sshd, _ = far
+
+    async def talk() -> int | None:
+        headers = {"Host": stand.host(job), "Origin": f"http://{stand.host(job)}", "Cookie": cookie}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.ws_connect(f"http://127.0.0.1:{stand.port}/socket", headers=headers) as wire,
+        ):
+            await wire.send_str("here")
+            assert (await wire.receive()).data == "here"
+            await asyncio.to_thread(sshd.kill_sessions)
+            await asyncio.wait_for(wire.receive(), 5)
+            return wire.close_code
+
+    assert asyncio.run(talk()) == 1014

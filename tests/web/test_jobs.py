@@ -12,10 +12,12 @@ from django.urls import reverse
 from portal.access import Verb, allowed, can
 from portal.models import Attempt, Job
 from portal.selectors.logs import LogLine
+from portal.services import lifecycle
 from portal.web import jobs as job_list
 from portal.web.failure import exit_name
 from portal.web.job_row import rows_of
 from portal.web.logs import shown
+from portal.words.reasons import EndReason
 from tests import record
 
 
@@ -300,3 +302,41 @@ def test_escapes_are_taken_out_of_a_line_in_one_pass():
     for _ in range(20):
         shown(line("\x1b]" * 32_000))
     assert time.process_time() - began < 1
+
+
+def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, client_of):
+    victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
+    lifecycle.want_stop(victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk))
+
+    def page(kind: str, job: Job) -> str:
+        answer = client_of(kind).get(reverse("job", args=[job.public_id]))
+        return " ".join(answer.content.decode().split())
+
+    asked = page("admin", victim)
+    assert f'It is asked to leave for <a href="/jobs/{winner.public_id}/">depth-anything-ft</a>' in asked
+    assert "Who made room for it" in page("admin", winner) and "moe-7b-sft" in page("admin", winner)
+    theirs = page("a-lindqvist", victim)  # of nlp, not of vision
+    assert "It is asked to leave for a job of a project that you may not see" in theirs
+    assert "depth-anything" not in theirs and winner.public_id not in theirs and "vision" not in theirs
+    ours = page("member", winner)  # of vision, not of nlp
+    assert "Who made room for it" in ours and "a job of a project that you may not see" in ours
+    assert "moe-7b-sft" not in ours and victim.public_id not in ours
+
+
+def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of):
+    victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
+    lifecycle.want_stop(victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk))
+
+    def told(kind: str, job: Job) -> dict:
+        return client_of(kind).get(f"/api/v1/jobs/{job.public_id}/").json()
+
+    named = {
+        "job": {"id": winner.public_id, "name": winner.name},
+        "project": {"id": winner.project.public_id, "name": "vision"},
+    }
+    assert told("admin", victim)["attempts"][0]["left_for"] == named
+    assert told("a-lindqvist", victim)["attempts"][0]["left_for"] == {"job": None, "project": None}
+    (made,) = told("admin", winner)["room_made"]
+    assert (made["job"]["id"], made["reason"], made["gone_at"]) == (victim.public_id, "reclaimed", None)
+    (hidden,) = told("member", winner)["room_made"]
+    assert (hidden["job"], hidden["project"], hidden["reason"]) == (None, None, "reclaimed")

@@ -25,6 +25,8 @@ class Found(NamedTuple):
     started_s: Optional[float]
     ended_s: Optional[float]
     peak_memory_mib: Optional[int] = None
+    owner: Optional[str] = None
+    project: Optional[str] = None
 
 
 class Order(NamedTuple):

@@ -8,6 +8,9 @@ from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task
 from agents.node.runtimes import Order
 
 LABELS = ("cluster", "job", "attempt", "task", "digest")
+"""What makes a container one of ours."""
+TELLING = ("owner", "project")
+"""Whose it is, for a portal that has forgotten; older containers lack them."""
 LISTEN_ON = "0.0.0.0"  # noqa: S104 - inside the container's own network
 
 
@@ -23,7 +26,8 @@ class Engine(NamedTuple):
 
 def labels(order: Order) -> Dict[str, str]:
     spec = order.spec
-    return {f"fairway.{label}": str(getattr(spec, label)) for label in LABELS}
+    words = [*LABELS, *(label for label in TELLING if getattr(spec, label) is not None)]
+    return {f"fairway.{label}": str(getattr(spec, label)) for label in words}
 
 
 def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]) -> List[str]:

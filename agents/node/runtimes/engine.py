@@ -356,6 +356,8 @@ def found_in(row: Dict[str, Any]) -> Optional[Found]:
         pid=facts.get("Pid") or None,
         started_s=_seconds(facts.get("StartedAt")),
         ended_s=_seconds(facts.get("FinishedAt")) if state == EXITED else None,
+        owner=marks.get("fairway.owner"),
+        project=marks.get("fairway.project"),
     )
 
 

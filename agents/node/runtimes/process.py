@@ -67,6 +67,8 @@ class ProcessRuntime(Runtime):
                     "attempt": spec.attempt,
                     "task": spec.task,
                     "digest": spec.digest,
+                    "owner": spec.owner,
+                    "project": spec.project,
                 },
                 "command": command,
                 "env": environment,
@@ -127,6 +129,8 @@ class ProcessRuntime(Runtime):
             started_s=begun.get("started_s"),
             ended_s=ended.get("ended_s"),
             peak_memory_mib=ended.get("peak_memory_mib"),
+            owner=labels.get("owner"),
+            project=labels.get("project"),
         )
 
     def tasks(self, cluster: str) -> List[Found]:

@@ -11,6 +11,7 @@ from portal.api.shapes.words import Named, named, when
 from portal.models import Environment as EnvironmentRow
 from portal.models import Gpu as GpuRow
 from portal.models import Node as NodeRow
+from portal.models import NodeCheck as NodeCheckRow
 from portal.models import Template as TemplateRow
 from portal.words.states import GpuHealth, JobKind, NodeState, RuntimeKind
 
@@ -68,6 +69,26 @@ class Node(Named):
     cpu_milli = serializers.IntegerField()
     memory_mib = serializers.IntegerField()
     gpus = GpuShort(many=True)
+
+
+class CheckStep(serializers.Serializer[Any]):
+    """One step of a connection test."""
+
+    name = serializers.CharField()
+    ok = serializers.BooleanField()
+    sentence = serializers.CharField(allow_blank=True)
+    seconds = serializers.FloatField()
+
+
+class NodeCheck(serializers.Serializer[Any]):
+    """A connection test or an enrolment, with the steps that have finished."""
+
+    id = serializers.CharField()
+    kind = serializers.ChoiceField(["test", "enrol"])
+    ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
+    started_at = serializers.DateTimeField()
+    finished_at = serializers.DateTimeField(allow_null=True)
+    steps = CheckStep(many=True)
 
 
 class Environment(Named):
@@ -149,6 +170,18 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
+    }
+
+
+def node_check(row: NodeCheckRow) -> dict[str, Any]:
+    """A connection test with the steps that have finished."""
+    return {
+        "id": row.public_id,
+        "kind": row.kind,
+        "ok": row.ok,
+        "started_at": when(row.started_at),
+        "finished_at": when(row.finished_at),
+        "steps": row.steps,
     }
 
 

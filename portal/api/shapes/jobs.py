@@ -94,6 +94,21 @@ class Task(serializers.Serializer[Any]):
     gpus = TaskGpu(many=True)
 
 
+class OtherJob(serializers.Serializer[Any]):
+    """Another job that had to do with this one; without names where one may not see it."""
+
+    job = Named(allow_null=True, help_text="null: a job that you may not see.")
+    project = Named(allow_null=True)
+
+
+class RoomMade(OtherJob):
+    """An attempt of another job that was asked to leave for this one."""
+
+    reason = serializers.CharField(help_text="preempted: inside the project; reclaimed: from another one.")
+    asked_at = serializers.DateTimeField()
+    gone_at = serializers.DateTimeField(allow_null=True, help_text="null: it has not let go yet.")
+
+
 class Attempt(serializers.Serializer[Any]):
     """One try at running a job."""
 
@@ -106,6 +121,7 @@ class Attempt(serializers.Serializer[Any]):
     running_at = serializers.DateTimeField(allow_null=True)
     ready_at = serializers.DateTimeField(allow_null=True, help_text="A workspace's server answered.")
     stop_wanted_at = serializers.DateTimeField(allow_null=True)
+    left_for = OtherJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
     tasks = Task(many=True)
@@ -146,7 +162,11 @@ class JobWhole(Job):
         help_text="null for those who may not control the job: values may be secret.",
     )
     version = serializers.IntegerField()
+    stub = serializers.BooleanField(
+        help_text="Known only by its container, which was kept after a restore: its request is not known."
+    )
     attempts = Attempt(many=True)
+    room_made = RoomMade(many=True, help_text="Who was asked to leave for it, newest first, at most 20.")
     timeline = Event(many=True, help_text="The newest 100 events, oldest first; all of them under events/.")
 
 
@@ -169,6 +189,14 @@ class Opening(serializers.Serializer[Any]):
     page = serializers.CharField(help_text="The portal's page that hands a signed-in browser over.")
 
 
+class LogLost(serializers.Serializer[Any]):
+    """The connection to a log's node, while it is lost."""
+
+    node = serializers.CharField()
+    since = serializers.DateTimeField(allow_null=True)
+    sentence = serializers.CharField()
+
+
 class LogPage(serializers.Serializer[Any]):
     """A piece of a task's log, by byte offsets."""
 
@@ -177,6 +205,10 @@ class LogPage(serializers.Serializer[Any]):
     next_offset = serializers.IntegerField()
     size = serializers.IntegerField(help_text="Bytes mirrored so far.")
     complete = serializers.BooleanField(help_text="The task has ended and all of its log is here.")
+    lost = LogLost(
+        allow_null=True,
+        help_text="The node does not answer, so the log may have grown there: go on asking at `next_offset`.",
+    )
     attempt = serializers.IntegerField()
     rank = serializers.IntegerField()
 
@@ -246,11 +278,12 @@ def job_whole(
     row: JobRow,
     *,
     attempts: list[AttemptRow],
+    room_made: list[AttemptRow],
     events: list[JobEvent],
     seen: Collection[str],
     with_environ: bool,
 ) -> dict[str, Any]:
-    """One job with everything that is known of it."""
+    """One job with everything that is known of it; other jobs are named only when in ``seen``."""
     return {
         **job(row),
         "verdict": verdict(standing_of(row), seen),
@@ -266,12 +299,29 @@ def job_whole(
         "command": row.command,
         "environ": row.environ if with_environ else None,
         "version": row.version,
-        "attempts": [attempt(one) for one in attempts],
+        "stub": row.stub,
+        "attempts": [attempt(one, seen) for one in attempts],
+        "room_made": [
+            {
+                **other_job(one.job, seen),
+                "reason": one.stop_reason,
+                "asked_at": when(one.stop_wanted_at),
+                "gone_at": when(one.ended_at),
+            }
+            for one in room_made
+        ],
         "timeline": [event(one) for one in events],
     }
 
 
-def attempt(row: AttemptRow) -> dict[str, Any]:
+def other_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
+    """Another job, by name only for those who may see it."""
+    if row.public_id not in seen:
+        return {"job": None, "project": None}
+    return {"job": named(row), "project": named(row.project)}
+
+
+def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
     """One try, with its tasks."""
     return {
         "number": row.number,
@@ -283,6 +333,7 @@ def attempt(row: AttemptRow) -> dict[str, Any]:
         "running_at": when(row.running_at),
         "ready_at": when(row.ready_at),
         "stop_wanted_at": when(row.stop_wanted_at),
+        "left_for": other_job(row.stop_for, seen) if row.stop_for else None,
         "ended_at": when(row.ended_at),
         "exit_code": row.exit_code,
         "tasks": [task(one) for one in row.task_rows.all()],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.web.admin import audit, environments, nodes, people, projects, quotas
+from portal.web.admin import audit, environments, nodes, people, projects, quotas, restored
 
 urlpatterns = [
     path("quotas/", quotas.quotas, name="quotas"),
@@ -25,6 +25,10 @@ urlpatterns = [
     path("nodes/<slug:public_id>/gpus/<str:uuid>/give-back/", nodes.give_back_gpu, name="give-back-gpu"),
     path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
     path("nodes/<slug:public_id>/checks/<slug:check_id>/", nodes.node_check, name="node-check"),
+    path("restored/", restored.restored_page, name="restored"),
+    path("restored/nodes/<slug:public_id>/fence/", restored.fence, name="restored-fence"),
+    path("restored/<slug:public_id>/keep/", restored.keep, name="restored-keep"),
+    path("restored/<slug:public_id>/stop/", restored.stop, name="restored-stop"),
     path("environments/", environments.environment_list, name="environments"),
     path("environments/add/", environments.save_environment, name="add-environment"),
     path("environments/<slug:public_id>/", environments.environment_page, name="environment"),

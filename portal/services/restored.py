@@ -1,0 +1,270 @@
+"""After a restore: nothing starts until each node was compared with the record; what it forgot is decided here.
+
+``ClusterSettings.adopt_only`` is on from the restore until every node was compared once or declared fenced. A
+live container of ours that the restored record does not know is never ended by itself (I18): it is written
+down, and an administrator keeps it or has it stopped. Until then its node counts as not compared.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Sequence
+
+from django.db import transaction
+from django.db.models import QuerySet, Value
+from django.db.models.functions import Concat, Substr
+from django.utils import timezone
+
+from agents.engines.contract import Container
+from portal.access import Verb, require
+from portal.errors import Conflict
+from portal.events import announce
+from portal.models import ClusterSettings, Environment, Gpu, Job, Node, Project, UnknownContainer, User
+from portal.models.public_id import LONGEST_ID
+from portal.selectors.restored import nodes_to_compare
+from portal.services import lifecycle
+from portal.services.audit import record_act
+from portal.services.lifecycle import Found, Seat
+from portal.wake import hint_node, wake
+from portal.words.states import FENCED, JobKind, RuntimeKind
+
+log = logging.getLogger(__name__)
+
+KEPT_PROJECT = "kept-after-restore"
+"""Where jobs are kept of whose project the record knows nothing."""
+COMPARE = "compare"
+"""The hint that record and node are to be compared now."""
+
+
+# -- the beginning and the end ---------------------------------------------------------------------
+
+
+def begin_looking() -> None:
+    """A record that has just been restored: what it says of nodes is of yesterday. Call in a transaction."""
+    ClusterSettings.objects.update_or_create(id=1, defaults={"adopt_only": True})
+    UnknownContainer.objects.all().delete()
+    Node.objects.filter(state_reason__startswith=FENCED).update(
+        state_reason=Substr(Concat(Value("Before the restore: "), "state_reason"), 1, 500)
+    )
+    Node.objects.update(reconciled_at=None, reachable=False)
+
+
+def end_looking() -> bool:
+    """Lets jobs start again once every node was compared or is fenced; True when that was now."""
+    if not ClusterSettings.objects.filter(adopt_only=True).exists():
+        return False
+    with transaction.atomic():
+        cluster = ClusterSettings.objects.select_for_update(no_key=True).get(id=1)
+        if not cluster.adopt_only or nodes_to_compare().exists():
+            return False
+        cluster.adopt_only = False
+        cluster.save(update_fields=["adopt_only"])
+        record_act(None, "cluster.compared", cluster, after={"adopt_only": False})
+        announce("cluster", {"kind": "restored", "adopting": False})
+        wake("adopted")
+    log.info("every node was compared with the restored record; starting jobs again")
+    return True
+
+
+# -- what nodes tell -------------------------------------------------------------------------------
+
+
+def record_unknown(node: Node, live: Sequence[Container]) -> set[tuple[str, int]]:
+    """Writes down which live containers of a node the record does not know; those it wrote before are gone.
+
+    Gives the (job, attempt) pairs among them that an administrator wants stopped.
+    """
+    with transaction.atomic():
+        rows = {
+            row.name: row
+            for row in UnknownContainer.objects.select_for_update(no_key=True)
+            .filter(node=node)
+            .order_by("pk")
+        }
+        for container in live:
+            if container.name not in rows:
+                rows[container.name] = _noted(node, container)
+        names = {container.name for container in live}
+        for row in rows.values():
+            if row.gone_at is None and row.wanted != "keep" and row.name not in names:
+                row.gone_at = timezone.now()
+                row.save(update_fields=["gone_at"])
+                after = {
+                    "node": node.name,
+                    "job": row.job,
+                    "attempt": row.attempt,
+                    "stopped": bool(row.wanted),
+                }
+                record_act(None, "container.gone", row, after=after)
+                _tell(row)
+        return {(row.job, row.attempt) for row in rows.values() if row.wanted == "stop" and row.name in names}
+
+
+def _noted(node: Node, container: Container) -> UnknownContainer:
+    started_s = container.started_s
+    row = UnknownContainer.objects.create(
+        node=node,
+        name=container.name,
+        job=container.key.job,
+        attempt=container.key.attempt,
+        rank=container.key.task,
+        owner=container.owner,
+        project=container.project,
+        gpus=[{"uuid": uuid, "milli": milli} for uuid, milli in container.gpus],
+        ports=container.ports,
+        started_at=None if started_s is None else dt.datetime.fromtimestamp(started_s, dt.UTC),
+    )
+    record_act(
+        None, "container.unknown", row, after={"node": node.name, "job": row.job, "attempt": row.attempt}
+    )
+    _tell(row)
+    return row
+
+
+# -- what administrators decide --------------------------------------------------------------------
+
+
+def do_stop_unknown(actor: User, row: UnknownContainer) -> UnknownContainer:
+    """Has an unknown container stopped, and with it every rank of its attempt: for ever, by a tombstone.
+
+    It counts as gone when its node says so. Repeatable.
+    """
+    require(actor, Verb.CHANGE, row)
+    with transaction.atomic():
+        rows = _decide(actor, row, "stop")
+        lifecycle.skip_attempts(row.job, row.attempt)
+        for each in rows:
+            record_act(actor, "container.stop", each, after=_facts(each))
+            hint_node(each.node.public_id, COMPARE)
+            _tell(each)
+    return _again(row)
+
+
+def do_keep_unknown(actor: User, row: UnknownContainer) -> Job:
+    """Takes an unknown container into the record, and with it every rank of its attempt that was seen.
+
+    Into the job it belongs to when the record knows that; else into a stub job of the owner and the project
+    on its labels, or of the administrator. From then on it is a job like others: its GPUs count, its end is
+    written down, its owner can stop it. Raises Conflict where that cannot be. Repeatable.
+    """
+    require(actor, Verb.CHANGE, row)
+    with transaction.atomic():
+        rows = _decide(actor, row, "keep")
+        job = Job.objects.select_for_update(of=("self",), no_key=True).filter(public_id=row.job).first()
+        if not rows:
+            if job is None:
+                raise Conflict("It is gone.", code="container_gone")
+            return job
+        if job is None:
+            job = _stub(actor, rows)
+        elif job.stub:  # ranks of it on other nodes were kept before
+            Job.objects.filter(pk=job.pk).update(tasks=job.tasks + len(rows))
+        nodes = ", ".join(sorted({each.node.name for each in rows}))
+        sentence = f"Found running on {nodes} after a restore, and kept by {actor.username}."
+        if job.kind == JobKind.WORKSPACE.value:
+            sentence += " What opens it was in the record that is lost: it can only be stopped."
+        found = [_found(each) for each in rows]
+        lifecycle.adopt_attempt(job, row.attempt, found, actor=actor.username, sentence=sentence)
+        for each in rows:
+            after = _facts(each) | {
+                "owner": job.owner.username,
+                "project": job.project.name,
+                "stub": job.stub,
+            }
+            record_act(actor, "container.keep", each, after=after)
+            hint_node(each.node.public_id, COMPARE)
+            _tell(each)
+        return job
+
+
+def _decide(actor: User, row: UnknownContainer, wanted: str) -> list[UnknownContainer]:
+    """The open rows of the attempt, locked and marked; none when that was decided before.
+
+    Raises Conflict when it was decided otherwise, is gone, or the record is not being compared any more.
+    """
+    if not ClusterSettings.objects.select_for_update(no_key=True).get(id=1).adopt_only:
+        raise Conflict("Every node has been compared with the record; nothing is open.", code="not_restoring")
+    rows = list(
+        UnknownContainer.objects.select_for_update(of=("self",), no_key=True)
+        .filter(job=row.job, attempt=row.attempt, gone_at__isnull=True)
+        .select_related("node__pool")
+        .order_by("pk")
+    )
+    if not any(each.pk == row.pk for each in rows):
+        raise Conflict("It has ended by itself.", code="container_gone")
+    if any(each.wanted not in ("", wanted) for each in rows):
+        other = "stopped" if wanted == "keep" else "kept as a job"
+        raise Conflict(f"It is being {other} already.", code="decided_otherwise")
+    fresh = [each for each in rows if each.wanted == ""]
+    for each in fresh:
+        each.wanted, each.decided_by, each.decided_at = wanted, actor, timezone.now()
+        each.save(update_fields=["wanted", "decided_by", "decided_at"])
+    return fresh
+
+
+def _found(row: UnknownContainer) -> Found:
+    """A row with its GPUs as rows of the record; Conflict when its node does not name one of them."""
+    rows = dict(Gpu.objects.filter(node=row.node).values_list("uuid", "pk"))
+    missing = [share["uuid"] for share in row.gpus if share["uuid"] not in rows]
+    if missing:
+        raise Conflict(
+            f"{row.node.name} names no GPU {missing[0]}; it can only be stopped.", code="no_such_gpu"
+        )
+    gpus = [(rows[share["uuid"]], int(share["milli"])) for share in row.gpus]
+    return Found(
+        row.rank, Seat(row.node, gpus), row.name, dict(row.ports), row.started_at or row.first_seen_at
+    )
+
+
+def _stub(actor: User, rows: Sequence[UnknownContainer]) -> Job:
+    """A job row for an attempt of which only the containers are known."""
+    first = rows[0]
+    if len(first.job) > LONGEST_ID:
+        raise Conflict("Its label bears no id of ours; it can only be stopped.", code="not_ours")
+    owner = User.objects.filter(public_id=first.owner).first() if first.owner else None
+    project = Project.objects.filter(public_id=first.project).first() if first.project else None
+    if project is None:
+        title = "Kept after a restore"
+        project, _ = Project.objects.get_or_create(name=KEPT_PROJECT, defaults={"title": title})
+    shares = max((each.gpus for each in rows), key=len)
+    return Job.objects.create(
+        public_id=first.job,
+        name=f"kept-{first.job}",
+        kind=JobKind.TRAINING.value,
+        project=project,
+        owner=owner or actor,
+        pool=first.node.pool,
+        environment=_unknown_environment(first.node.runtime),
+        stub=True,
+        preemptible=False,
+        tasks=len(rows),
+        gpus_per_task=len(shares),
+        milli_per_gpu=shares[0]["milli"] if shares else 1000,
+        cpu_milli=0,
+        memory_mib=0,
+    )
+
+
+def _unknown_environment(runtime: str) -> Environment:
+    title = f"Unknown ({RuntimeKind(runtime).value})"
+    defaults = {
+        "title": title,
+        "description": "Stands for what a container runs that was found after a restore.",
+        "runtime": runtime,
+        "enabled": False,
+    }
+    return Environment.objects.get_or_create(name=f"unknown-{runtime}", defaults=defaults)[0]
+
+
+def _again(row: UnknownContainer) -> UnknownContainer:
+    rows: QuerySet[UnknownContainer] = UnknownContainer.objects.select_related("node")
+    return rows.get(pk=row.pk)
+
+
+def _facts(row: UnknownContainer) -> dict[str, object]:
+    return {"node": row.node.name, "job": row.job, "attempt": row.attempt, "rank": row.rank}
+
+
+def _tell(row: UnknownContainer) -> None:
+    announce("cluster", {"kind": "restored", "node": row.node.public_id, "wanted": row.wanted})

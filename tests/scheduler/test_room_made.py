@@ -1,0 +1,121 @@
+"""A place that somebody was asked to leave goes to the job for which they left, whoever else has come."""
+
+from __future__ import annotations
+
+import pytest
+
+from portal.models import Attempt, Job, Quota
+from portal.services import lifecycle
+from portal.services.jobs import do_cancel_job, do_hold_job
+from portal.words.reasons import EndReason
+from scheduler.cycle import run_cycle
+from scheduler.snapshot import take_photo
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene():
+    """One node of one GPU; ``vision`` borrows it, ``nlp`` is promised it."""
+    record.cluster()
+    pool = record.pool()
+    ada, ben, cem = record.person("ada"), record.person("ben"), record.person("cem")
+    vision, nlp = record.project("vision", member=ada), record.project("nlp", member=ben)
+    nlp.memberships.create(user=cem, role="manager")
+    Quota.objects.create(project=nlp, pool=pool, guaranteed_milli=1000)
+    return {
+        "node": record.node(pool, gpus=1),
+        "environment": record.environment(tool=False),
+        "ada": ada,
+        "ben": ben,
+        "cem": cem,
+        "vision": vision,
+        "nlp": nlp,
+    }
+
+
+def submit(scene, who: str, project: str, **fields) -> Job:
+    return record.job(scene[who], scene[project], scene["environment"], **fields)
+
+
+def cycle() -> None:
+    assert run_cycle("test", "holder") is not None
+
+
+def evicted(scene) -> tuple[Attempt, Job]:
+    """A running job that was asked to leave, and the job for which it was."""
+    victim = submit(scene, "ada", "vision", name="borrower")
+    cycle()
+    task = victim.attempts.get().task_rows.get()
+    assert lifecycle.task_sent(task)
+    lifecycle.task_running(task.pk, container="c", ports={})
+    winner = submit(scene, "ben", "nlp", name="entitled")
+    cycle()
+    attempt = victim.attempts.get()
+    assert (attempt.stop_reason, attempt.stop_for_id) == ("reclaimed", winner.pk)
+    return attempt, winner
+
+
+def gone(attempt: Attempt) -> None:
+    """Its node proves that it has left."""
+    lifecycle.task_ended(attempt.task_rows.get().pk, exit_code=143, reason=EndReason.EXIT_CODE)
+
+
+def state(job: Job) -> str:
+    job.refresh_from_db()
+    return job.state
+
+
+def promised_to(job: Job) -> tuple[bool, bool]:
+    """Whether somebody leaves for it, and whether somebody has left for it, as the next decision sees it."""
+    snapshot = take_photo(record.cluster()).snapshot
+    left = any(row.job == job.public_id and row.promised_nodes for row in snapshot.pending)
+    return any(row.stopping_for == job.public_id for row in snapshot.running), left
+
+
+def test_the_freed_gpu_goes_to_the_job_for_which_it_was_freed(scene) -> None:
+    attempt, winner = evicted(scene)
+    assert promised_to(winner) == (True, False)
+    urgent = submit(scene, "cem", "nlp", name="urgent", priority=50)  # first in order from now on
+    cycle()
+    assert (state(winner), state(urgent)) == ("PENDING", "PENDING")
+    gone(attempt)
+    assert promised_to(winner) == (False, True)
+    cycle()
+    assert (state(winner), state(urgent)) == ("RUNNING", "PENDING")
+    assert promised_to(winner) == (False, False)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("how", ["cancelled", "held"])
+def test_without_the_promised_job_the_place_is_free_for_all(scene, how: str, when: str) -> None:
+    attempt, winner = evicted(scene)
+    urgent = submit(scene, "cem", "nlp", name="urgent", priority=50)
+    if when == "after":
+        gone(attempt)
+    if how == "cancelled":
+        do_cancel_job(scene["ben"], winner)
+    else:
+        do_hold_job(scene["ben"], winner, True)
+    if when == "before":
+        gone(attempt)
+    cycle()
+    assert state(urgent) == "RUNNING"
+    assert state(winner) == ("CANCELLED" if how == "cancelled" else "PENDING")
+
+
+def test_a_promise_ends_with_the_next_attempt(scene) -> None:
+    attempt, winner = evicted(scene)
+    gone(attempt)
+    cycle()
+    lifecycle.want_stop(winner.attempts.get().pk, EndReason.PREEMPTED)  # it had not begun: it waits again
+    assert state(winner) == "PENDING"
+    assert promised_to(winner) == (False, False)
+
+
+def test_a_promise_runs_out(scene) -> None:
+    attempt, winner = evicted(scene)
+    gone(attempt)
+    Attempt.objects.filter(pk=attempt.pk).update(ended_at="2026-01-01T00:00Z")
+    assert promised_to(winner) == (False, False)
