@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="long campaigns need --long"))
     config.stash[NOT_RUN] = reasons
     items.sort(key=_turn)
+
+
+@pytest.fixture(scope="session")
+def django_db_keepdb() -> bool:
+    """Databases on a server of this run's own end with it; dropping them would wait for their last connections."""
+    return "FAIRWAY_TESTS_OWN_SERVER" in os.environ
 
 
 def _turn(item: pytest.Item) -> int:

@@ -51,12 +51,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _begin()
 
 
-@pytest.fixture(scope="session")
-def django_db_keepdb() -> bool:
-    """Databases on a server of this run's own end with it; dropping them would wait for their last connections."""
-    return "FAIRWAY_TESTS_OWN_SERVER" in os.environ
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
     """Waits for the servers after collection, which took about as long as they need."""

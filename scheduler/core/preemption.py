@@ -287,11 +287,19 @@ class RoomMaker:
             if self._seats(job, most_milli):
                 seated = True
                 break
-        if not seated:
+        if seated and self._policy.fill_back:
+            gone = self._fill_back(job, gone, most_milli)
+        if not seated or self._keeps_idle(job, gone):
             for tenant in reversed(gone):
                 self._leave(tenant, -1)
             return None
-        return tuple(self._fill_back(job, gone, most_milli) if self._policy.fill_back else gone)
+        return tuple(gone)
+
+    def _keeps_idle(self, job: PendingRow, gone: Sequence[Tenant]) -> bool:
+        """True when jobs that could start now would give up their places to one that a bound holds back."""
+        leaf = self._scene.tree.leaf_of[job.project]
+        closed = self._scene.ledger.closed_to(leaf, job.total_milli, job.preemptible)
+        return bool(closed) and all(tenant.fresh for tenant in gone)
 
     def _most_milli(self, job: PendingRow, reason: EvictionReason) -> dict[ProjectId, float]:
         """What each project above ``job`` may hold afterwards.
