@@ -262,12 +262,13 @@ def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
     """Who leaves runs, may be asked to, leaves once, and seats a job that is told so."""
     running = {row.job: row for row in snapshot.running}
     pending = {row.job: row for row in snapshot.pending}
-    releasing = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.RELEASING}
+    seated = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.RELEASING}
+    seated |= {start.job for start in plan.starts}
     if len({eviction.job for eviction in plan.evictions}) != len(plan.evictions):
         raise PlanError("a job leaves once")
     for eviction in plan.evictions:
         victim, winner = running[eviction.job], pending[eviction.for_job]
-        if not victim.preemptible or victim.stopping or eviction.for_job not in releasing:
+        if not victim.preemptible or victim.stopping or eviction.for_job not in seated:
             raise PlanError(f"{victim.job} leaves without need")
         same = victim.project == winner.project
         if same != (eviction.reason is EvictionReason.PREEMPTED):

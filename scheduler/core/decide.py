@@ -9,18 +9,20 @@ whatever order its rows came in, and work is bounded by counted steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from scheduler.core.check import check_snapshot
 from scheduler.core.cluster import JobId, NodeId, PendingRow, PoolId, Snapshot
 from scheduler.core.explain import Explainer, Kept
+from scheduler.core.ledger import Gone
 from scheduler.core.order import PoolQueue
 from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Answer, Eviction, EvictionReason, Plan, Start, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker, Tenant, question_of
 from scheduler.core.scene import PoolScene
+from scheduler.core.settle import settle
 from scheduler.core.tree import Tree
 
 Gang = tuple[Shape, int]
@@ -35,6 +37,10 @@ def decide(snapshot: Snapshot, policy: Policy) -> Plan:
 
     Raises ``SnapshotError`` naming the field when the photograph cannot be true.
     """
+    return settle(snapshot, _once(snapshot, policy), lambda after: _once(after, policy))
+
+
+def _once(snapshot: Snapshot, policy: Policy) -> Plan:
     return _Decision(snapshot, policy).plan()
 
 
@@ -164,13 +170,10 @@ class _Decision:
         for pool, scene in self.scenes.items():
             queue = self._queue(scene, [job for job in self._unseated(ready) if (job.job, pool) in promised])
             while (job := queue.pop()) is not None:
-                others = (node.id for node in scene.floor.nodes if node.id not in promised[job.job, pool])
-                there = replace(job, avoid_nodes=(*job.avoid_nodes, *others))
-                for request in (there, job):
-                    if scene.fits_later(request):
-                        self._keep_place(scene, request)
-                        queue.started(job)
-                        break
+                left = promised[job.job, pool]
+                if scene.fits_later(job) and self._fit_on(scene, job, left):
+                    self._keep_place(scene, job, left)
+                    queue.started(job)
 
     def _start_promised(self) -> None:
         """A promised job starts at once where places are free that nobody else was to have."""
@@ -194,8 +197,13 @@ class _Decision:
                 return True
         if not scene.fits_later(job):
             return False
-        self._keep_place(scene, job)
+        self._keep_place(scene, job, self._left_for(scene, job))
         return True
+
+    def _left_for(self, scene: PoolScene, job: PendingRow) -> set[NodeId]:
+        """The nodes that running jobs are to leave for ``job``."""
+        victims = (each.victim for each in self.evictions.values() if each.winner.job == job.job)
+        return {scene.floor.nodes[held.node].id for victim in victims for held in victim.held}
 
     def _allocate(self) -> None:
         """Hand out free places: first everybody in the pool of first choice, then the next choices."""
@@ -242,7 +250,7 @@ class _Decision:
         """True when a bound holds all of a group back, even once others have left; handing out only adds."""
         job = group.jobs[0]
         leaf = self.tree.leaf_of[job.project]
-        return scene.ledger.closed_to(leaf, job.total_milli, job.preemptible, once_left=True)
+        return scene.ledger.closed_to(leaf, job.total_milli, job.preemptible, gone=Gone.EVERYBODY)
 
     def _queue(
         self,
@@ -293,8 +301,29 @@ class _Decision:
         self._keep_place(scene, job)
         return True
 
-    def _keep_place(self, scene: PoolScene, job: PendingRow) -> None:
-        self.kept[job.job] = Kept(scene.pool.id, tuple(scene.keep(job)))
+    def _keep_place(self, scene: PoolScene, job: PendingRow, left: Set[NodeId] = frozenset()) -> None:
+        """Keep places for a gang that fits later: as many as can be on the nodes which others ``left`` for it."""
+        held: list[Held] = []
+        if tasks := self._fit_on(scene, job, left):
+            held += scene.keep(replace(self._only_on(scene, job, left), tasks=tasks))
+        if rest := job.tasks - len(held):
+            try:
+                held += scene.keep(replace(job, tasks=rest))
+            except LookupError:  # the first ones stood in the way of the others
+                scene.let_go(replace(job, tasks=len(held)), held)
+                held = scene.keep(job)
+        self.kept[job.job] = Kept(scene.pool.id, tuple(held))
+
+    def _fit_on(self, scene: PoolScene, job: PendingRow, nodes: Set[NodeId]) -> int:
+        """How many tasks of a gang find places on these nodes once those who are leaving have left."""
+        if not nodes:
+            return 0
+        shape = Shape.of(self._only_on(scene, job, nodes))
+        return min(job.tasks, int(scene.later().capacity(shape).sum()))
+
+    def _only_on(self, scene: PoolScene, job: PendingRow, nodes: Set[NodeId]) -> PendingRow:
+        others = (node.id for node in scene.floor.nodes if node.id not in nodes)
+        return replace(job, avoid_nodes=(*job.avoid_nodes, *others))
 
     def _step(self, job: PendingRow) -> bool:
         """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
@@ -358,12 +387,13 @@ class _Decision:
                 break
             self.steps_used += 1
             scene, rooms, job = self.scenes[ordered.pool], self.rooms[ordered.pool], ordered.winner
-            kept = self.kept[job.job]
+            if (kept := self.kept.get(job.job)) is None:
+                continue  # it starts where places are free; the victim leaves for its project's share
             scene.let_go(job, kept.held)
             rooms.call_back(ordered.victim)
             if scene.fits_later(job) and self._others_stand(scene, ordered):
                 del self.evictions[ordered.victim.job]
-                self._keep_place(scene, job)
+                self._keep_place(scene, job, self._left_for(scene, job))
                 spared = True
             else:
                 rooms.send_away(ordered.victim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from scheduler.core.cluster import ProjectId, QuotaRow
 
@@ -17,6 +18,15 @@ class Bound:
     allowed_milli: int
 
 
+class Gone(Enum):
+    """Who counts as gone already, of those that are leaving."""
+
+    NOBODY = "nobody"
+    ASKED = "asked"
+    """Those who make room for somebody; whoever leaves of their own accord is still there."""
+    EVERYBODY = "everybody"
+
+
 class PoolLedger:
     """What every project holds in one pool; each change counts in the project and all its ancestors."""
 
@@ -27,8 +37,10 @@ class PoolLedger:
         self.paths = paths
         self.held_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
         self.held_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # by non-preemptible work
-        self.leaving_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # asked to leave, not gone yet
+        self.leaving_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # not gone yet
         self.leaving_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
+        self._unasked_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # of these, of their own accord
+        self._unasked_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
 
     def add(self, project: ProjectId, milli: int, preemptible: bool) -> None:
         """Count work in; a negative amount takes it out again."""
@@ -37,13 +49,15 @@ class PoolLedger:
             if not preemptible:
                 self.held_firm_milli[node] += milli
 
-    def leave(self, project: ProjectId, milli: int, preemptible: bool) -> None:
-        """Move work from held to leaving; a negative amount moves it back."""
+    def leave(self, project: ProjectId, milli: int, preemptible: bool, *, asked: bool = True) -> None:
+        """Move work from held to leaving; a negative amount moves it back. ``asked``: it makes room for somebody."""
         self.add(project, -milli, preemptible)
         for node in self.paths[project]:
             self.leaving_milli[node] += milli
+            self._unasked_milli[node] += 0 if asked else milli
             if not preemptible:
                 self.leaving_firm_milli[node] += milli
+                self._unasked_firm_milli[node] += 0 if asked else milli
 
     def over_limit(self, project: ProjectId) -> bool:
         """True when ``project`` would hold more than its limit even once everybody leaving has left."""
@@ -51,31 +65,37 @@ class PoolLedger:
         return limit is not None and self.held_milli[project] > limit
 
     def limit_in_the_way(
-        self, project: ProjectId, milli: int, *, empty: bool = False, once_left: bool = False
+        self, project: ProjectId, milli: int, *, empty: bool = False, gone: Gone = Gone.NOBODY
     ) -> Bound | None:
-        """The nearest project on the path whose limit ``milli`` more would pass.
-
-        ``once_left``: when what is leaving has left; ``empty``: even if nothing were held.
-        """
+        """The nearest project on the path whose limit ``milli`` more would pass; ``empty``: with nothing held."""
         if milli == 0:
             return None
         for node in self.paths[project]:
             limit = self.quotas[node].limit_milli
-            held = 0 if empty else self.held_milli[node] + (0 if once_left else self.leaving_milli[node])
+            leaving = {
+                Gone.NOBODY: self.leaving_milli[node],
+                Gone.ASKED: self._unasked_milli[node],
+                Gone.EVERYBODY: 0,
+            }
+            held = 0 if empty else self.held_milli[node] + leaving[gone]
             if limit is not None and held + milli > limit:
                 return Bound(node, held, limit)
         return None
 
     def guarantee_in_the_way(
-        self, project: ProjectId, milli: int, *, empty: bool = False, once_left: bool = False
+        self, project: ProjectId, milli: int, *, empty: bool = False, gone: Gone = Gone.NOBODY
     ) -> Bound | None:
         """The nearest project whose guarantee cannot hold ``milli`` more of non-preemptible work."""
         if milli == 0:
             return None
         for node in self.paths[project]:
             guaranteed = self.quotas[node].guaranteed_milli
-            leaving = 0 if once_left else self.leaving_firm_milli[node]
-            held = 0 if empty else self.held_firm_milli[node] + leaving
+            leaving = {
+                Gone.NOBODY: self.leaving_firm_milli[node],
+                Gone.ASKED: self._unasked_firm_milli[node],
+                Gone.EVERYBODY: 0,
+            }
+            held = 0 if empty else self.held_firm_milli[node] + leaving[gone]
             if held + milli > guaranteed:
                 return Bound(node, held, guaranteed)
         return None
@@ -87,11 +107,11 @@ class PoolLedger:
         preemptible: bool,
         *,
         empty: bool = False,
-        once_left: bool = False,
+        gone: Gone = Gone.NOBODY,
     ) -> bool:
         """True when a limit, or for non-preemptible work a guarantee, is in the way of ``milli`` more."""
-        if self.limit_in_the_way(project, milli, empty=empty, once_left=once_left) is not None:
+        if self.limit_in_the_way(project, milli, empty=empty, gone=gone) is not None:
             return True
         if preemptible:
             return False
-        return self.guarantee_in_the_way(project, milli, empty=empty, once_left=once_left) is not None
+        return self.guarantee_in_the_way(project, milli, empty=empty, gone=gone) is not None

@@ -20,6 +20,7 @@ import numpy as np
 
 from scheduler.core.check import held_by
 from scheduler.core.cluster import WHOLE_MILLI, JobId, PendingRow, ProjectId, RunningRow
+from scheduler.core.ledger import Gone
 from scheduler.core.placement import Floor, Held, Ints, Shape
 from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
@@ -287,19 +288,11 @@ class RoomMaker:
             if self._seats(job, most_milli):
                 seated = True
                 break
-        if seated and self._policy.fill_back:
-            gone = self._fill_back(job, gone, most_milli)
-        if not seated or self._keeps_idle(job, gone):
+        if not seated:
             for tenant in reversed(gone):
                 self._leave(tenant, -1)
             return None
-        return tuple(gone)
-
-    def _keeps_idle(self, job: PendingRow, gone: Sequence[Tenant]) -> bool:
-        """True when jobs that could start now would give up their places to one that a bound holds back."""
-        leaf = self._scene.tree.leaf_of[job.project]
-        closed = self._scene.ledger.closed_to(leaf, job.total_milli, job.preemptible)
-        return bool(closed) and all(tenant.fresh for tenant in gone)
+        return tuple(self._fill_back(job, gone, most_milli) if self._policy.fill_back else gone)
 
     def _most_milli(self, job: PendingRow, reason: EvictionReason) -> dict[ProjectId, float]:
         """What each project above ``job`` may hold afterwards.
@@ -316,9 +309,14 @@ class RoomMaker:
         }
 
     def _seats(self, job: PendingRow, most_milli: Mapping[ProjectId, float]) -> bool:
-        """True when ``job`` fits as the scene stands and leaves its projects within ``most_milli``."""
-        held = self._scene.ledger.held_milli
-        if any(held[level] + job.total_milli > most for level, most in most_milli.items()):
+        """True when ``job`` fits as the scene stands and leaves its projects within ``most_milli``.
+
+        Where a bound opens only once somebody has left of their own accord, nobody has to leave before that.
+        """
+        ledger, leaf = self._scene.ledger, self._scene.tree.leaf_of[job.project]
+        if any(ledger.held_milli[level] + job.total_milli > most for level, most in most_milli.items()):
+            return False
+        if ledger.closed_to(leaf, job.total_milli, job.preemptible, gone=Gone.ASKED):
             return False
         return self._scene.fits_later(job)
 

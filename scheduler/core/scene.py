@@ -9,7 +9,7 @@ from functools import cached_property
 from scheduler.core.check import held_by
 from scheduler.core.cluster import WHOLE_MILLI, PendingRow, PoolRow, ProjectId, Snapshot, UserId
 from scheduler.core.fairshare import Claim, Share, divide_tree
-from scheduler.core.ledger import PoolLedger
+from scheduler.core.ledger import Gone, PoolLedger
 from scheduler.core.placement import Floor, Held, Shape
 from scheduler.core.plan import ShareReceipt
 from scheduler.core.policy import Policy
@@ -35,7 +35,7 @@ class PoolScene:
             leaf, milli = tree.leaf_of[row.project], held_by(row)
             self.ledger.add(leaf, milli, row.preemptible)
             if row.stopping:
-                self.ledger.leave(leaf, milli, row.preemptible)
+                self.ledger.leave(leaf, milli, row.preemptible, asked=row.stopping_for is not None)
         self._now: Floor | None = None
         self._later: Floor | None = None
         if any(row.stopping for row in self.running):
@@ -192,7 +192,7 @@ class PoolScene:
     def fits_later(self, job: PendingRow) -> bool:
         """True when the gang could start once everybody who is leaving has left."""
         leaf = self.tree.leaf_of[job.project]
-        if self.ledger.closed_to(leaf, job.total_milli, job.preemptible, once_left=True):
+        if self.ledger.closed_to(leaf, job.total_milli, job.preemptible, gone=Gone.EVERYBODY):
             return False
         return int(self.later().capacity(Shape.of(job)).sum()) >= job.tasks
 

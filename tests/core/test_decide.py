@@ -9,8 +9,8 @@ import pytest
 from portal.words.reasons import VerdictCode
 from scheduler.core.bounds import largest_fit
 from scheduler.core.carry import after_commit, after_release
-from scheduler.core.check import SnapshotError
-from scheduler.core.cluster import NodeId, PoolId, PoolRow, Snapshot, UsageRow, UserId
+from scheduler.core.check import SnapshotError, check_plan
+from scheduler.core.cluster import NodeId, PendingRow, PoolId, PoolRow, RunningRow, Snapshot, UsageRow, UserId
 from scheduler.core.decide import decide, would_start
 from scheduler.core.plan import ChangeKind, Plan, Verdict
 from scheduler.core.policy import Policy, PolicyError
@@ -559,3 +559,45 @@ def test_an_edited_quota_turns_the_queue() -> None:
 
     assert plan(0).evictions == ()
     assert [e.job for e in plan(2).evictions] == ["young"]
+
+
+def _two_nodes(guaranteed: float, running: list[RunningRow], pending: list[PendingRow]) -> Snapshot:
+    projects = [project(name, created_s=at) for at, name in enumerate(("a", "b", "c"))]
+    quotas = [quota("a", 0, 4, weight=0), quota("c", guaranteed, weight=0)]
+    return cluster([node("n0"), node("n1")], projects, quotas, running=running, pending=pending)
+
+
+STANDS = [
+    (
+        "places stay free for nobody whose bound opens only when a third has left",
+        _two_nodes(2, [runs("low", "a", ("n0", range(3)), priority=25),
+                       runs("going", "c", ("n0", [3]), preemptible=False, stopping=True)],
+                   [waits("j0", "a"), waits("j1", "a"),
+                    waits("firm", "c", 4, milli_per_gpu=500, priority=25, preemptible=False)]),
+    ),
+    (
+        "a gang for which one place was made keeps that place, and takes the other from nobody above it",
+        cluster([node("n0"), node("n1")], [project("a"), project("b", created_s=1.0)], [quota("a", weight=0)],
+                running=[runs("going", "a", ("n0", range(2)), preemptible=False, stopping=True),
+                         runs("firm", "a", ("n1", range(3)), preemptible=False),
+                         runs("low", "a", ("n1", [3]), priority=25)],
+                pending=[waits("pair", "b", tasks=2, priority=25), waits("wide", "b", 3)]),
+    ),
+    (
+        "one who leaves for its project's share, while the winner starts elsewhere",
+        cluster([node("n0"), node("n1")], [project("a"), project("b", created_s=1.0), project("c")],
+                [quota("c", weight=2)],
+                running=[runs("low", "b", ("n1", [0]), priority=25),
+                         runs("firm", "c", ("n1", range(1, 4)), preemptible=False)],
+                pending=[waits("wide", "b", 3), waits("other", "c", 3, priority=25),
+                         waits("pair", "b", tasks=2, priority=25)]),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("snapshot", [case[1] for case in STANDS], ids=[case[0] for case in STANDS])
+def test_a_plan_stands(snapshot: Snapshot) -> None:
+    plan = decide(snapshot, POLICY)
+    check_plan(snapshot, plan)
+    again = decide(after_commit(snapshot, plan), POLICY)
+    assert (again.starts, again.evictions) == ((), ())
