@@ -25,6 +25,7 @@ def pytest_configure() -> None:
     emptying.by_delete()
     # Each test client builds the middleware anew; with this it does not search all static files each time.
     settings.WHITENOISE_AUTOREFRESH = True
+    settings.PASSWORD_HASHERS = ["tests.quick_hash.QuickArgon2", *settings.PASSWORD_HASHERS]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -46,15 +46,15 @@ class Command(BaseCommand):
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
         cores = min(len(os.sched_getaffinity(0)), 8)
-        # Tests wait as much as they work: more of them than cores, but fewer where a second counts.
+        # Tests wait as much as they work: more of them than cores.
         if installing is None:
-            results = [_pytest(MANY, cores + 2, *chosen)]
+            results = [_pytest(MANY, cores + 3, *chosen)]
         else:
             results = [_pytest(QUICK, cores + 1, *chosen)]
             self._finish_install(*installing)
             results.append(_pytest(ON_MACHINES, cores + 2, *chosen))
         # Chromium drops its requests when a network of this machine comes or goes, as engines' networks do above.
-        results.append(_pytest(CALM, cores + 2, *chosen, *([] if options["paths"] else _calm_files())))
+        results.append(_pytest(CALM, cores + 3, *chosen, *([] if options["paths"] else _calm_files())))
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
             raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)
