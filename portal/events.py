@@ -1,5 +1,7 @@
 """Tells open pages that something moved: after commit, to a Channels group; a lost message costs nothing.
 
+The time is noted first, for pages whose subscription does not stand yet (`portal.told`).
+
 Topics hold public ids only: ``job.<id>``, ``user.<id>``, ``project.<id>``, ``node.<id>``, ``cluster``.
 """
 
@@ -12,6 +14,8 @@ from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import transaction
 from redis.exceptions import RedisError
+
+from portal import told
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ def announce_now(topic: str, data: dict[str, Any]) -> None:
     layer = get_channel_layer()
     if layer is None:
         return
+    told.note(topic)  # before it is sent: who joined too late to hear it finds the note
     try:
         async_to_sync(layer.group_send)(
             group_of(topic), {"type": "fairway.frame", "topic": topic, "data": data}

@@ -52,6 +52,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "portal.database.turns.GiveBack",
     "portal.web.headers.SecurityHeaders",
+    "portal.web.made.Made",
     "django.middleware.security.SecurityMiddleware",
     "portal.api.middleware.ProblemsBelowApi",
     "portal.web.static_files.StaticFiles",

@@ -1,7 +1,10 @@
 """The one WebSocket of a browser, ``/live/``: it subscribes to topics it may see, and hears of them until it may not.
 
-From the browser: ``{"subscribe": [topic, ...]}`` and ``{"unsubscribe": [topic, ...]}``. To the browser:
-``{"topic", "data"}``, or ``{"topic", "error": {"code", "sentence"}}`` for a topic that is refused or was lost.
+From the browser: ``{"subscribe": [topic, ...]}`` and ``{"unsubscribe": [topic, ...]}``. Beside ``subscribe`` may
+stand ``"since"``, the time the page knows of, in milliseconds since 1970. To the browser:
+``{"topic", "data"}``, or ``{"topic", "error": {"code", "sentence"}}`` for a topic that is refused or was lost; and
+``{"subscribed": [topic, ...]}`` once what a message asked for does arrive, without the topics refused. Before it
+comes ``{"topic", "data": {"kind": "missed"}}`` for each topic that was announced after ``since``.
 Closing codes: 4401 signed out, 4403 foreign origin, 4429 too much, 1013 try again later.
 """
 
@@ -14,12 +17,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from django.conf import settings
 from django.db import Error as DatabaseError
 
+from portal import told
 from portal.access import Policy, policy
 from portal.errors import FairwayError
 from portal.live.hub import Outbox, hub
@@ -37,6 +42,8 @@ MAX_NAMES = 256
 """Topics named within the same time: each is a question to the record, also where it is refused."""
 MESSAGES_WITHIN_S = 10.0
 MAX_SOCKETS_A_PERSON = 40
+SINCE_MS = range(10**12, 10**13)
+"""From 2001 to 2286: seconds, or nonsense, are not within it."""
 SIGNED_OUT, FOREIGN, TOO_MUCH, LATER = 4401, 4403, 4429, 1013
 
 _open_sockets: Counter[int] = Counter()
@@ -82,22 +89,25 @@ class LiveConsumer:
         self._receive, self._send = receive, send
         self._outbox = Outbox()
         self._topics: dict[str, Topic] = {}
+        self._unanswered: dict[str, int | None] = {}  # as asked -> since when its news may have been missed
+        self._asked = asyncio.Event()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Until the browser leaves, or its right does."""
         listening = asyncio.create_task(self._listen())
         telling = asyncio.create_task(self._tell())
+        answering = asyncio.create_task(self._answer())
         rechecker().add(self)
         try:
-            waiting: list[asyncio.Future[Any]] = [listening, telling, self._ended]
+            waiting: list[asyncio.Future[Any]] = [listening, telling, answering, self._ended]
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             code = _code(done)
         finally:
             rechecker().remove(self)
-            for task in (listening, telling):
+            for task in (listening, telling, answering):
                 task.cancel()
-            await asyncio.gather(listening, telling, return_exceptions=True)
+            await asyncio.gather(listening, telling, answering, return_exceptions=True)
         if code is not None:
             with contextlib.suppress(RuntimeError, OSError):  # the browser may have left by now
                 await self._send({"type": "websocket.close", "code": code})
@@ -120,19 +130,24 @@ class LiveConsumer:
             if len(words) > MAX_MESSAGE_BYTES:
                 return TOO_MUCH
             wanted = _read(words)
-            names = sum(map(len, wanted.values())) if wanted else 0
+            names = len(wanted.subscribe) + len(wanted.unsubscribe) if wanted else 0
             heard = [each for each in heard if now - each[0] < MESSAGES_WITHIN_S] + [(now, names)]
             if len(heard) > MAX_MESSAGES or sum(count for _, count in heard) > MAX_NAMES:
                 return TOO_MUCH
             if wanted is None:
                 self._say_error("", "bad_message", "This message is not understood.")
                 continue
-            for name in wanted.get("unsubscribe", []):
+            for name in wanted.unsubscribe:
                 topic = self._topics.get(name)
                 if topic is not None:
                     self._leave(topic)
-            for name in wanted.get("subscribe", []):
+            for name in wanted.subscribe:
+                since_ms = None if name in self._topics else wanted.since
                 await self._subscribe(name)
+                if name in self._topics:
+                    self._unanswered.setdefault(name, since_ms)
+            if wanted.subscribe:
+                self._asked.set()
 
     async def _subscribe(self, name: str) -> None:
         if name in self._topics:
@@ -157,6 +172,28 @@ class LiveConsumer:
             self._outbox.put(
                 json.dumps({"topic": topic.name, "data": first}, separators=(",", ":"), default=str)
             )
+
+    async def _answer(self) -> None:
+        """Says which subscriptions stand, after what was announced before they did. Beside the listening:
+        without Valkey nothing stands, and the browser may still leave."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            asked, self._unanswered = self._unanswered, {}
+            await hub().joined([topic.name for topic in self._still_here(asked)])
+            since_ms = {
+                topic.name: since
+                for topic in self._still_here(asked)
+                if topic.kind != "logs" and (since := asked[topic.asked]) is not None  # a log brings its tail
+            }
+            missed = await asyncio.to_thread(told.missed, since_ms) if since_ms else set()
+            here = self._still_here(asked)
+            for name in missed & {topic.name for topic in here}:
+                self._outbox.put(f'{{"topic":{json.dumps(name)},"data":{{"kind":"missed"}}}}')
+            self._outbox.put(json.dumps({"subscribed": [topic.asked for topic in here]}))
+
+    def _still_here(self, asked: Iterable[str]) -> list[Topic]:
+        return [self._topics[name] for name in asked if name in self._topics]
 
     # -- to the browser ----------------------------------------------------------------------------
 
@@ -208,6 +245,7 @@ class LiveConsumer:
             self._ended.set_result(code)
 
     def _leave(self, topic: Topic) -> None:
+        self._unanswered.pop(topic.asked, None)
         if self._topics.pop(topic.asked, None) is not None and not any(
             other.name == topic.name for other in self._topics.values()
         ):
@@ -227,18 +265,31 @@ def _code(done: Iterable[asyncio.Future[Any]]) -> int | None:
     return None
 
 
-def _read(words: str) -> dict[str, list[str]] | None:
-    """The message as lists of topics, or None for anything else."""
+@dataclass(frozen=True)
+class Wanted:
+    """A message of the browser."""
+
+    subscribe: list[str] = field(default_factory=list)
+    unsubscribe: list[str] = field(default_factory=list)
+    since: int | None = None
+
+
+def _read(words: str) -> Wanted | None:
+    """The message, or None for anything else."""
     try:
         message = json.loads(words)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(message, dict) or set(message) - {"subscribe", "unsubscribe"}:
+    if not isinstance(message, dict) or set(message) - {"subscribe", "unsubscribe", "since"}:
         return None
-    for names in message.values():
+    if "since" in message and not (
+        "subscribe" in message and type(message["since"]) is int and message["since"] in SINCE_MS
+    ):
+        return None
+    for names in (message.get("subscribe", []), message.get("unsubscribe", [])):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return None
-    return message
+    return Wanted(**message)
 
 
 def _header(scope: Any, wanted: bytes) -> str:

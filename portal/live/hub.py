@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 OUTBOX_FRAMES = 64
 LEAVE_AFTER_S = 10.0
 RETRY_S = 1.0
+PROVE_AGAIN_S = 0.1
 
 
 class Outbox:
@@ -59,6 +62,9 @@ class Hub:
     def __init__(self) -> None:
         self._watchers: dict[str, set[Outbox]] = {}
         self._joined: set[str] = set()
+        self._joins = 0
+        self._unproven: dict[str, tuple[int, float]] = {}  # topic -> its join, when a proof was sent last
+        self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -78,6 +84,19 @@ class Hub:
                 del self._watchers[topic]
                 self._changed.set()
 
+    async def joined(self, topics: Iterable[str]) -> None:
+        """Waits until frames of these topics do arrive here; not for those that nobody watches any more."""
+        wanted = list(topics)
+        while any(each in self._watchers and not self._stands(each) for each in wanted):
+            await self._moved.wait()
+
+    def _stands(self, topic: str) -> bool:
+        return topic in self._joined and topic not in self._unproven
+
+    def _say_moved(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
     # -- one task a process ------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -85,10 +104,10 @@ class Hub:
         while True:
             try:
                 await self._receive()
-                return
+                if not self._watchers:
+                    return
             except (RedisError, OSError, TimeoutError) as problem:
                 log.warning("live frames pause: %s", problem)
-                self._joined.clear()
                 await asyncio.sleep(RETRY_S)
 
     async def _receive(self) -> None:
@@ -105,10 +124,15 @@ class Hub:
             receiver.cancel()
             await asyncio.gather(joiner, receiver, return_exceptions=True)
             self._joined.clear()
+            self._unproven.clear()
 
     async def _pass_on(self, layer: Any, channel: str) -> None:
         while True:
-            self._deliver(await layer.receive(channel))
+            message = await layer.receive(channel)
+            if message.get("channel") is None:
+                self._deliver(message)
+            elif message["channel"] == channel:
+                self._proven(message["of"], message["join"])
 
     async def _keep_joined(self, layer: Any, channel: str) -> None:
         """Keeps the groups joined equal to the topics watched; ends when there are none for a while."""
@@ -118,13 +142,36 @@ class Hub:
             for topic in wanted - self._joined:
                 await layer.group_add(group_of(topic), channel)
                 self._joined.add(topic)
+                self._joins += 1
+                self._unproven[topic] = (self._joins, 0.0)
             for topic in self._joined - wanted:
                 await layer.group_discard(group_of(topic), channel)
                 self._joined.discard(topic)
+                self._unproven.pop(topic, None)
+            self._say_moved()
+            await self._prove(layer, channel)
+            limit_s = PROVE_AGAIN_S if self._unproven else None if self._watchers else LEAVE_AFTER_S
             try:
-                await asyncio.wait_for(self._changed.wait(), None if self._watchers else LEAVE_AFTER_S)
+                await asyncio.wait_for(self._changed.wait(), limit_s)
             except TimeoutError:
-                return
+                if not self._watchers:
+                    return
+
+    async def _prove(self, layer: Any, channel: str) -> None:
+        """Sends a word of our own to each group just joined. The layer does not wait for the server when it
+        joins; only when the word has come back do we know that others' words come too."""
+        now = time.monotonic()
+        for topic, (join, sent) in list(self._unproven.items()):
+            if now - sent < PROVE_AGAIN_S or self._unproven.get(topic) != (join, sent):
+                continue
+            self._unproven[topic] = (join, now)
+            proof = {"type": "fairway.frame", "topic": "", "channel": channel, "of": topic, "join": join}
+            await layer.group_send(group_of(topic), proof)
+
+    def _proven(self, topic: str, join: int) -> None:
+        if self._unproven.get(topic, (0, 0.0))[0] == join:
+            del self._unproven[topic]
+            self._say_moved()
 
     def _deliver(self, message: dict[str, Any]) -> None:
         topic = message.get("topic", "")

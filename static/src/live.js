@@ -1,8 +1,10 @@
 // One WebSocket for the whole page. Elements name topics in `data-live`; a message for one of them fires the
 // event `live` there, and htmx fetches the fragment anew. Without the socket the same happens every few seconds,
-// and the chip in the page head says how old the data is.
+// and the chip in the page head says how old the data is. It says "live" once the server has said that the page's
+// subscriptions stand; what was announced between the making of the page and then, the server tells as "missed".
 const POLL_MS = 5000;
 const QUIET_MS = 400; // several messages at once are one fetch
+const FETCH_MS = 3000; // what was swapped in was made at most so long ago
 
 const listeners = new Map(); // topic -> Set of functions(data)
 const fetches = new WeakMap();
@@ -10,6 +12,8 @@ let socket = null;
 let wait = 500;
 let heard = Date.now();
 let open = false;
+let standing = false; // the server has acknowledged what was subscribed to first
+let again = false; // not the first try: anything may have happened meanwhile
 let sampled = 0;
 let lag = 0;
 
@@ -27,8 +31,6 @@ export function onTopic(topic, act) {
   };
 }
 
-export function isOpen() { return open; }
-
 function watched() {
   const topics = new Set(listeners.keys());
   for (const element of document.querySelectorAll("[data-live]")) {
@@ -38,7 +40,15 @@ function watched() {
 }
 
 function say(word, topics) {
-  if (open && topics.length) socket.send(JSON.stringify({ [word]: topics }));
+  if (!open || !topics.length) return;
+  socket.send(JSON.stringify(word === "subscribe" ? { subscribe: topics, since: since() } : { [word]: topics }));
+}
+
+function since() { // by the server's clock, what this page shows was true then: the page itself, later what was swapped in
+  const made = Number(document.body.dataset.made) || undefined;
+  if (!standing || !made) return made;
+  const [came] = performance.getEntriesByType("navigation"); // never earlier than `made`, so the estimate is never late
+  return made + Math.max(0, Math.round(performance.now() - (came?.responseStart ?? 0)) - FETCH_MS);
 }
 
 let told = new Set();
@@ -59,10 +69,22 @@ function fire(element) {
   }, QUIET_MS));
 }
 
+function fireAll() {
+  for (const element of document.querySelectorAll("[data-live]")) fire(element);
+}
+
 const FIGURES = new Set(["sample", "backfill", "logs"]); // drawn where they stand; they change no fragment
 
-function hear({ topic: named, data, error }) {
+function stand() {
+  if (standing) return;
+  standing = true;
+  if (again) fireAll(); // what was missed
+  chip();
+}
+
+function hear({ topic: named, data, error, subscribed }) {
   heard = Date.now();
+  if (subscribed) stand();
   if (error || !named) return;
   const topic = named === `user.${document.body.dataset.me}` ? "user.me" : named;
   if (data?.kind === "sample") { sampled = Date.now(); lag = data.lag_s ?? 0; }
@@ -78,15 +100,14 @@ function connect() {
   if (!liveUrl) return;
   socket = new WebSocket(new URL(liveUrl, location.href.replace(/^http/, "ws")));
   socket.addEventListener("open", () => {
-    const again = wait > 500;
+    again = wait > 500;
     open = true; wait = 500; heard = Date.now(); told = watched();
-    say("subscribe", [...told]);
-    if (again) for (const element of document.querySelectorAll("[data-live]")) fire(element); // what was missed
+    if (told.size) say("subscribe", [...told]); else stand();
     chip();
   });
   socket.addEventListener("message", (event) => { try { hear(JSON.parse(event.data)); } catch (e) { if (!(e instanceof SyntaxError)) throw e; } });
   socket.addEventListener("close", (event) => {
-    open = false;
+    open = standing = false;
     if (event.code === 4401) return; // signed out: the next request shows the door
     setTimeout(connect, wait * (0.75 + Math.random() / 2));
     wait = Math.min(wait * 2, 15000);
@@ -97,22 +118,21 @@ function connect() {
 function chip() {
   const age = Math.round((Date.now() - heard) / 1000);
   for (const mark of document.querySelectorAll("[data-live-chip]")) {
+    if (open && !standing && age * 1000 < POLL_MS) continue; // as it was: "connecting", or how old the data is
     const silent = sampled ? Math.round((Date.now() - sampled) / 1000 + lag) : 0;
-    if (open && silent < 10) {
+    if (standing && silent < 10) {
       mark.removeAttribute("data-late");
       mark.textContent = sampled ? `live, ${lag.toFixed(1)}\u00a0s old` : "live";
       continue;
     }
-    if (open) { mark.setAttribute("data-late", ""); mark.textContent = `figures are ${silent}\u00a0s old`; continue; }
+    if (standing) { mark.setAttribute("data-late", ""); mark.textContent = `figures are ${silent}\u00a0s old`; continue; }
     mark.setAttribute("data-late", "");
     mark.textContent = `data is ${age}\u00a0s old`;
   }
 }
 
 function poll() {
-  if (!open && document.visibilityState === "visible") {
-    for (const element of document.querySelectorAll("[data-live]")) fire(element);
-  }
+  if (!standing && document.visibilityState === "visible") fireAll();
 }
 
 export function startLive() {
@@ -121,8 +141,9 @@ export function startLive() {
     if (event.detail.successful) heard = Date.now();
   });
   document.addEventListener("visibilitychange", () => {
-    if (document.visibilityState === "visible") for (const element of document.querySelectorAll("[data-live]")) fire(element);
+    if (document.visibilityState === "visible") fireAll();
   });
+  addEventListener("pageshow", (event) => { if (event.persisted) fireAll(); }); // it stood still in the browser's memory
   setInterval(chip, 1000);
   setInterval(poll, POLL_MS);
 }

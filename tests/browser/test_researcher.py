@@ -57,6 +57,29 @@ def test_a_verdict_reaches_the_open_page(open_as, scene):
     expect(page.get_by_role("button", name="Release")).to_be_visible()
 
 
+def test_a_verdict_before_the_subscription_reaches_the_page_too(open_as, scene):
+    page = open_as("m-okafor")
+    job = scene.jobs["depth-anything-ft"]
+
+    def hold_first(socket) -> None:
+        elsewhere(lambda: do_hold_job(scene.people["m-okafor"], Job.objects.get(pk=job.pk), True))
+        socket.connect_to_server()
+
+    page.route_web_socket("**/live/", hold_first)
+    page.goto(f"/jobs/{job.public_id}/")
+    expect(page.locator("#job-head")).to_contain_text("Held")
+    expect(page.locator("[data-live-chip]")).to_have_text("live")
+
+
+def test_a_page_that_the_browser_kept_asks_again_when_it_is_shown(open_as, scene):
+    page = open_as("m-okafor")
+    page.goto("/")
+    expect(page.locator("[data-live-chip]")).to_have_text("live")
+    Job.objects.filter(pk=scene.jobs["depth-anything-ft"].pk).update(name="renamed-meanwhile")
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    expect(page.get_by_role("link", name="renamed-meanwhile")).to_be_visible()
+
+
 def test_the_log_appears_when_the_job_starts(open_as, scene, settings):
     page = open_as("m-okafor")
     job = scene.jobs["depth-anything-ft"]

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +95,8 @@ class Browser:
         self._url = f"http://127.0.0.1:{port}/live/"
         self._person = person
         self._headers: dict[str, str] = {}
+        self._told: deque[dict[str, Any]] = deque()
+        self.subscribed: list[str] = []
         if origin:
             self._headers["Origin"] = origin
 
@@ -113,14 +116,29 @@ class Browser:
     async def say(self, **words: Any) -> None:
         await self.socket.send_str(json.dumps(words))
 
+    async def subscribe(self, *topics: str, **words: Any) -> list[dict[str, Any]]:
+        """Subscribes and waits until that stands; what was told before. The next ``hear`` hears it again."""
+        await self.say(subscribe=list(topics), **words)
+        told: list[dict[str, Any]] = []
+        async with asyncio.timeout(5):
+            while not told or "subscribed" not in told[-1]:
+                told.append(await self._next())
+        self.subscribed = told.pop()["subscribed"]
+        self._told.extend(told)
+        return told
+
+    async def _next(self) -> dict[str, Any]:
+        message = await self.socket.receive()
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            raise ConnectionError(f"closed with {self.socket.close_code}")
+        told: dict[str, Any] = json.loads(message.data)
+        return told
+
     async def hear(self, within_s: float = 5.0, **wanted: Any) -> dict[str, Any]:
         """The next message; with ``kind=`` or ``topic=`` the next one like that."""
         async with asyncio.timeout(within_s):
             while True:
-                message = await self.socket.receive()
-                if message.type is not aiohttp.WSMsgType.TEXT:
-                    raise ConnectionError(f"closed with {self.socket.close_code}")
-                told = json.loads(message.data)
+                told = self._told.popleft() if self._told else await self._next()
                 found = {"topic": told.get("topic"), "kind": (told.get("data") or {}).get("kind")}
                 if all(found[name] == value for name, value in wanted.items()):
                     return told

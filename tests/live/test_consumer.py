@@ -17,6 +17,8 @@ from tests import record
 from tests.gateway.stand import sign_in
 from tests.live.stand import Browser, browser_of
 
+SINCE_NONSENSE = ["null", "true", '"1795279359268"', "1795279359268.5", "[]", "-1", "1795279359", "1" * 14]
+
 
 def _announce(topic: str, **data: object) -> None:
     announce_now(topic, data)
@@ -27,8 +29,7 @@ async def _tell(topic: str, **data: object) -> None:
 
 
 async def _watching(browser: Browser, *topics: str) -> None:
-    await browser.say(subscribe=list(topics))
-    await asyncio.sleep(0.4)
+    await browser.subscribe(*topics)
 
 
 def test_members_hear_of_their_jobs_and_strangers_do_not(stand):
@@ -193,7 +194,12 @@ def test_too_many_questions_end_the_socket(stand):
 
 
 @pytest.mark.parametrize(
-    "words", ["[]", "nonsense", '{"subscribe": "x"}', '{"subscribe": [1]}', '{"do": []}', "[" * 8000]
+    "words",
+    [
+        *["[]", "nonsense", '{"subscribe": "x"}', '{"subscribe": [1]}', '{"do": []}', "[" * 8000],
+        '{"since": 1795279359268}',
+        *[f'{{"subscribe": ["user.me"], "since": {odd}}}' for odd in SINCE_NONSENSE],
+    ],
 )
 def test_odd_words_are_refused_and_harmless(stand, words):
     person = record.person()

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import Job
+from portal.told import now_ms
 from portal.web import refusals
 from portal.web.headers import SAME_EVERYWHERE
 from tests import record
@@ -205,3 +206,10 @@ def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch
     assert answer.status_code == 503
     assert answer["Retry-After"] == "5"
     assert "its database does not answer" in answer.content.decode()
+
+
+def test_a_page_says_since_when_it_may_miss_news(client_of):
+    before = now_ms()
+    page = client_of("member").get("/").content.decode()
+    (made,) = re.findall(r'<body [^>]*data-made="(\d+)"', page)
+    assert before <= int(made) <= now_ms()

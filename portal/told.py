@@ -1,0 +1,71 @@
+"""Remembers in Valkey for two minutes when each topic was last announced.
+
+A page that was drawn before its subscription stood asks here what it did not hear.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from functools import cache
+
+import redis
+from django.conf import settings
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+log = logging.getLogger(__name__)
+
+LIFE_S = 120
+SLACK_MS = 1000
+"""Clocks of several processes, and the moment between an announcement's note and its sending."""
+TIMEOUT_S = 0.5
+
+
+def now_ms() -> int:
+    """This server's clock: milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def note(topic: str) -> None:
+    """Notes that ``topic`` is being announced now. Never raises: without the note a page learns of it later."""
+    try:
+        _client().set(_key(topic), now_ms(), ex=LIFE_S)
+    except (RedisError, OSError) as problem:
+        log.warning("the time of news of %s is not noted: %s", topic, problem)
+
+
+def missed(since_ms: Mapping[str, int]) -> set[str]:
+    """Those of the topics announced at or after their time (milliseconds since 1970), in one round trip.
+
+    Where nobody can know, as before the notes began or without Valkey, a topic counts as missed.
+    """
+    if not since_ms:
+        return set()
+    known_from_ms = now_ms() - LIFE_S * 1000 + SLACK_MS
+    try:
+        found = _client().mget([_key(topic) for topic in since_ms])
+    except (RedisError, OSError) as problem:
+        log.warning("what was missed is not known, so everything is: %s", problem)
+        return set(since_ms)
+    return {
+        topic
+        for (topic, since), told in zip(since_ms.items(), found, strict=True)
+        if since - SLACK_MS < known_from_ms or (told is not None and int(told) >= since - SLACK_MS)
+    }
+
+
+def _key(topic: str) -> str:
+    return f"fw.told.{topic}"
+
+
+@cache
+def _client() -> redis.Redis:
+    return redis.Redis.from_url(
+        settings.REDIS_URL,
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        retry=Retry(NoBackoff(), 1),  # a connection that was closed meanwhile; no waiting
+    )
