@@ -48,7 +48,7 @@ class Command(BaseCommand):
         cores = min(len(os.sched_getaffinity(0)), 8)
         # Tests wait as much as they work: more of them than cores.
         if installing is None:
-            results = [_pytest(MANY, cores + 3, *chosen)]
+            results = [_pytest(MANY, cores + 2, *chosen)]
         else:
             results = [_pytest(QUICK, cores + 1, *chosen)]
             self._finish_install(*installing)
