@@ -47,8 +47,17 @@ def _begin() -> None:
     os.environ.setdefault("REDIS_URL", places.redis_url(_root))
 
 
+def _own_part(lane: str) -> None:
+    """A lane empties Valkey as it likes: it has a database of it to itself, as it has one of PostgreSQL."""
+    shared, first, _ = os.environ.get("REDIS_URL", "").rpartition("?db=0")
+    if first and "FAIRWAY_TESTS_OWN_SERVER" in os.environ:
+        os.environ["REDIS_URL"] = f"{shared}?db={int(lane.removeprefix('gw')) + 1}"
+
+
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _begin()
+else:
+    _own_part(os.environ["PYTEST_XDIST_WORKER"])
 
 
 @pytest.hookimpl(tryfirst=True)
