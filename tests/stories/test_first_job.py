@@ -254,7 +254,10 @@ def test_two_teams_share_two_nodes(
 
 def run_cell(lab: Page, code: str) -> str:
     """Runs one cell in a new notebook, over the kernel's WebSocket, and gives the line it printed."""
-    lab.wait_for_selector(".jp-Launcher", timeout=60_000)
+    lab.wait_for_selector(".jp-Launcher, .jp-NotebookPanel", timeout=60_000)
+    if not lab.locator(".jp-Launcher").count():  # the home remembers a notebook that was open when it stopped
+        _reset(lab)
+        lab.wait_for_selector(".jp-Launcher", timeout=60_000)
     lab.locator(".jp-Launcher").locator("[data-category=Notebook]").first.click()
     cell = lab.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell .cm-content").first
     cell.click(timeout=30_000)
@@ -271,8 +274,12 @@ def run_cell(lab: Page, code: str) -> str:
     discard = lab.get_by_role("button", name=re.compile("Discard|Don't save", re.I))
     if discard.count():
         discard.first.click()
-    lab.goto(re.match(r"https?://[^/]+", lab.url)[0] + "/lab?reset")  # type: ignore[index]
+    _reset(lab)
     return text
+
+
+def _reset(lab: Page) -> None:
+    lab.goto(re.match(r"https?://[^/]+", lab.url)[0] + "/lab?reset")  # type: ignore[index]
 
 
 def _until_printed(lab: Page, cell: Locator, printed: Locator) -> None:
