@@ -35,8 +35,10 @@ def test_dark_pages_pass_axe(open_as, scene):
     assert look_at(page, ["/", "/launch/?kind=training", job]) == ""
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("name", ["m-okafor", "r-castellan"])
+# an administrator's pages hold whatever a member's do
+@pytest.mark.parametrize(
+    ("name", "dark"), [("m-okafor", False), ("r-castellan", False), ("r-castellan", True)]
+)
 def test_shared_pages_pass_axe(open_as, scene, name, dark):
     with_history(scene)
     page = open_as(name, dark=dark)
