@@ -41,6 +41,13 @@ class PoolLedger:
         self.leaving_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
         self._unasked_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # of these, of their own accord
         self._unasked_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
+        # of what is leaving, what still counts
+        self._there = {Gone.NOBODY: self.leaving_milli, Gone.ASKED: self._unasked_milli, Gone.EVERYBODY: {}}
+        self._there_firm = {
+            Gone.NOBODY: self.leaving_firm_milli,
+            Gone.ASKED: self._unasked_firm_milli,
+            Gone.EVERYBODY: {},
+        }
 
     def add(self, project: ProjectId, milli: int, preemptible: bool) -> None:
         """Count work in; a negative amount takes it out again."""
@@ -72,12 +79,7 @@ class PoolLedger:
             return None
         for node in self.paths[project]:
             limit = self.quotas[node].limit_milli
-            leaving = {
-                Gone.NOBODY: self.leaving_milli[node],
-                Gone.ASKED: self._unasked_milli[node],
-                Gone.EVERYBODY: 0,
-            }
-            held = 0 if empty else self.held_milli[node] + leaving[gone]
+            held = 0 if empty else self.held_milli[node] + self._there[gone].get(node, 0)
             if limit is not None and held + milli > limit:
                 return Bound(node, held, limit)
         return None
@@ -90,12 +92,7 @@ class PoolLedger:
             return None
         for node in self.paths[project]:
             guaranteed = self.quotas[node].guaranteed_milli
-            leaving = {
-                Gone.NOBODY: self.leaving_firm_milli[node],
-                Gone.ASKED: self._unasked_firm_milli[node],
-                Gone.EVERYBODY: 0,
-            }
-            held = 0 if empty else self.held_firm_milli[node] + leaving[gone]
+            held = 0 if empty else self.held_firm_milli[node] + self._there_firm[gone].get(node, 0)
             if held + milli > guaranteed:
                 return Bound(node, held, guaranteed)
         return None
