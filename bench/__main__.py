@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__main__", "calibration", "line"}
+NOT_BENCHMARKS = {"__main__", "calibration", "line", "own_database"}
 
 
 def names() -> list[str]:

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from typing import Any
 
 from bench.gateway import _free, _process, _rss_mib, _until_open
 from bench.line import percentile, say
+from bench.own_database import own_database
 
 SOCKETS_A_PERSON = 25
 LAST_TARGET_MS, CORE_TARGET_PERCENT = 100.0, 25
@@ -46,26 +46,14 @@ def main(arguments: list[str]) -> int:
     if wanted.part:
         asyncio.run(_browse(int(wanted.part[0]), float(wanted.part[1]), wanted.part[2].split(",")))
         return 0
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
-    os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
-    os.environ.setdefault("FAIRWAY_LOG_LEVEL", "ERROR")
     port, web_port = _free("127.0.0.1"), _free("127.0.0.1")
     os.environ["FAIRWAY_PORTAL_URL"] = f"http://localhost:{port}"
+    with own_database() as url:
+        from portal.standalone.processes import _uvicorn
 
-    import django
-    from django.db import connection
-
-    from portal.standalone.processes import _uvicorn
-
-    django.setup()
-    old = connection.settings_dict["NAME"]
-    connection.creation.create_test_db(verbosity=0, autoclobber=True)
-    made = connection.settings_dict["NAME"]
-    try:
         people = -(-wanted.browsers // SOCKETS_A_PERSON)
         keys = _sign_in(people, wanted.nodes)
         with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
-            url = os.environ["DATABASE_URL"].rpartition("/")[0] + "/" + made
             web_socket = f"{folder}/web.sock"
             environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder, "FAIRWAY_WEB_SOCKET": web_socket}
             words = [*_uvicorn(Path(web_socket)), "--log-level", "error"]  # as `manage.py up` starts it
@@ -87,8 +75,6 @@ def main(arguments: list[str]) -> int:
                 while not Path(web_socket).exists() and time.monotonic() < until:
                     time.sleep(0.05)
             _measure(wanted, port, os.environ["FAIRWAY_PORTAL_URL"], keys, pids)
-    finally:
-        connection.creation.destroy_test_db(old, verbosity=0)
     return 0
 
 

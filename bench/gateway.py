@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.line import say
+from bench.own_database import own_database
 
 JOBS = "127.77.0.1"
 SMALL_BYTES = 1024
@@ -513,27 +513,15 @@ def _gateway(
     folder: str, ports: dict[str, int], labs: dict[str, int], far: tuple[Any, Path] | None
 ) -> Iterator[dict[str, Any]]:
     """Its process id, the doors of its workspaces, and the secrets of their tools."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
-    os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
-    os.environ.setdefault("FAIRWAY_LOG_LEVEL", "ERROR")
     listen = _free("127.0.0.1")
     os.environ["FAIRWAY_APPS_DOMAIN"] = f"localhost:{listen}"
-
-    import django
-    from django.db import connection
-
-    django.setup()
-    old = connection.settings_dict["NAME"]
-    connection.creation.create_test_db(verbosity=0, autoclobber=True)
-    try:
+    with own_database() as url:
         entered = {f"local-{name}": _workspace(port) for name, port in ports.items()}
         if far is not None:
             entered |= {f"ssh-{name}": _workspace(port, far[0]) for name, port in ports.items()}
         for where, port in labs.items():
             entered[f"{where}-lab"] = _workspace(port, far[0] if far is not None and where == "ssh" else None)
-        url = os.environ["DATABASE_URL"]
-        made = connection.settings_dict["NAME"]
-        environment = {"DATABASE_URL": url.rpartition("/")[0] + "/" + made, "FAIRWAY_DATA_DIR": folder}
+        environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder}
         if far is not None:
             environment["FAIRWAY_TUNNEL_KEY"] = str(far[1])
         command = [sys.executable, "-m", "portal.gateway", "--port", str(listen)]
@@ -544,8 +532,6 @@ def _gateway(
             }
             secrets_of = {name: secret for name, (_, _, secret) in entered.items()}
             yield {"pid": process.pid, "doors": doors, "secrets": secrets_of}
-    finally:
-        connection.creation.destroy_test_db(old, verbosity=0)
 
 
 def _workspace(port: int, sshd: Any = None) -> tuple[str, str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import secrets
 import statistics
 import time
@@ -20,6 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from bench.line import percentile, say
+from bench.own_database import own_database
 
 FEW_JOBS = 2_000
 GPUS = 400
@@ -75,20 +75,8 @@ def _or_problem(look: Look, act: Callable[[Look], _T]) -> _T | str:
 @contextmanager
 def record_of_its_own() -> Iterator[Scene]:
     """A fresh database with people, projects and nodes; dropped at the end."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
-    os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
-    os.environ.setdefault("FAIRWAY_LOG_LEVEL", "ERROR")
-
-    import django
-    from django.db import connection
-
-    django.setup()
-    old = connection.settings_dict["NAME"]
-    connection.creation.create_test_db(verbosity=0, autoclobber=True)
-    try:
+    with own_database():
         yield Scene()
-    finally:
-        connection.creation.destroy_test_db(old, verbosity=0)
 
 
 def count_queries(look: Look) -> int:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import secrets
 import statistics
 import sys
 import tempfile
@@ -25,6 +23,7 @@ import httpx
 
 from bench.gateway import _process
 from bench.line import percentile, say
+from bench.own_database import own_database
 
 PAGES = {"/api/v1/me/": "token", "/api/v1/jobs/?limit=50": "token", "/jobs/": "session", "/": "session"}
 WARM = 20
@@ -37,20 +36,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--at-once", type=int, default=16)
     wanted = parser.parse_args(arguments)
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
-    os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
-    os.environ.setdefault("FAIRWAY_LOG_LEVEL", "ERROR")
+    with own_database() as url:
+        from portal.standalone.processes import _uvicorn
 
-    import django
-    from django.db import connection
-
-    from portal.standalone.processes import _uvicorn
-
-    django.setup()
-    old = connection.settings_dict["NAME"]
-    connection.creation.create_test_db(verbosity=0, autoclobber=True)
-    url = os.environ["DATABASE_URL"].rpartition("/")[0] + "/" + connection.settings_dict["NAME"]
-    try:
         headers = _scene()
         with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
             clients: dict[str, httpx.Client] = {}
@@ -63,8 +51,6 @@ def main(arguments: list[str]) -> int:
             for path, door in PAGES.items():
                 _one_by_one(path, headers[door], clients, wanted.rounds)
             _at_once("/api/v1/me/", headers["token"], clients, wanted.at_once, wanted.rounds)
-    finally:
-        connection.creation.destroy_test_db(old, verbosity=0)
     return 0
 
 
