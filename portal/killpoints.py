@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 
 def killpoint(name: str) -> None:
@@ -15,4 +16,5 @@ def killpoint(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if name == os.environ.get("FAIRWAY_STOP_AT"):
         del os.environ["FAIRWAY_STOP_AT"]  # once: it goes on when somebody sends SIGCONT
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: another may take a signal to the process, and this one would go on for a moment.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -93,7 +93,9 @@ DATABASES["default"].setdefault("OPTIONS", {})
 DATABASES["default"]["OPTIONS"].update(
     {
         "connect_timeout": 5,
-        "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c timezone=UTC -c jit=off",
+        # A process that is stopped amid a transaction holds its locks no longer than a leader's lease lasts.
+        "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c idle_in_transaction_session_timeout=8000"
+        " -c timezone=UTC -c jit=off",
     }
 )
 DATABASES["default"]["CONN_MAX_AGE"] = 60

@@ -113,6 +113,25 @@ def test_a_leader_that_is_stopped_is_replaced_and_steps_down(room: EngineRoom, s
     wait_for("it has begun once", lambda: starts(room) == [f"{job.public_id} 1"], 10)
 
 
+def test_a_leader_that_is_stopped_amid_a_transaction_holds_its_locks_for_seconds_only(
+    room: EngineRoom, scene
+) -> None:
+    """PostgreSQL ends the session of who says nothing amid a transaction; what it held is another's to take."""
+    room.worker("nodes")
+    wait_for("the node answers", lambda: Node.objects.filter(reachable=True).exists(), 30)
+    job = submit(scene, 600)
+    old = room.worker("cycle", beat=False, FAIRWAY_STOP_AT="commit.in_transaction")
+    wait_for("the leader stands still", lambda: _state(old.pid) == "T", 60)
+    began_s = time.monotonic()
+    room.worker("cycle", beat=False)
+    wait_for("another starts the job", all_are([job], JobState.RUNNING), 30)
+    assert time.monotonic() - began_s < TAKEOVER_WITHIN_S
+    os.kill(old.pid, signal.SIGCONT)
+    wait_for("the old one finds its session ended", lambda: "no cycle, the database" in room.log(), 10)
+    wait_for("it has begun once", lambda: starts(room) == [f"{job.public_id} 1"], 10)
+    assert Attempt.objects.count() == 1
+
+
 def test_a_killed_worker_leaves_what_runs_and_another_goes_on(room: EngineRoom, scene) -> None:
     first = room.worker()
     long = submit(scene, 600)
