@@ -5,6 +5,7 @@ Without Redis each process counts for itself: a limit is never lifted because so
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import threading
 import time
@@ -43,6 +44,19 @@ SIGN_IN_ADDRESS = Rate("sign_in_address", 50, 300)
 SIGN_IN_NAME = Rate("sign_in_name", 100, 3600)
 """Wrong tries at one name from anywhere; a browser that has signed in as that person before is not counted."""
 BAD_TOKENS = Rate("bad_tokens", 60, 60)
+
+
+def sender(address: str) -> str:
+    """What an address counts as: for IPv6 its /64, since one machine has as many addresses there as it likes."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return address or "unknown"
+    if isinstance(known, ipaddress.IPv4Address):
+        return str(known)
+    if known.ipv4_mapped:
+        return str(known.ipv4_mapped)
+    return str(ipaddress.ip_network((int(known), 64), strict=False))
 
 
 def take(rate: Rate, who: str) -> float:

@@ -27,7 +27,7 @@ class BearerToken(BaseAuthentication):
         try:
             token = get_token(text.strip())
         except SignInNeeded:
-            wait_s = throttle.take(throttle.BAD_TOKENS, address_of(request))
+            wait_s = throttle.take(throttle.BAD_TOKENS, sender_of(request))
             if wait_s > 0:
                 raise Throttled(wait_s) from None
             raise
@@ -51,6 +51,6 @@ class Session(SessionAuthentication):
             ) from refused
 
 
-def address_of(request: Request) -> str:
-    """The address of who asks, as the middleware established it."""
-    return request_address.get() or str(request.META.get("REMOTE_ADDR") or "unknown")
+def sender_of(request: Request) -> str:
+    """Whom a request without a name counts for: the address that the middleware established."""
+    return throttle.sender(request_address.get() or str(request.META.get("REMOTE_ADDR") or ""))

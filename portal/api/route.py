@@ -23,7 +23,7 @@ from portal import throttle
 from portal.access import Policy, demand, signed_in
 from portal.api import cursors, problems
 from portal.api.bodies import Closed, StrictJson, read_body, read_query
-from portal.api.credentials import BearerToken, Session, address_of
+from portal.api.credentials import BearerToken, Session, sender_of
 from portal.errors import Invalid, NotAllowed
 from portal.models import ApiToken, User
 from portal.services import idempotency
@@ -256,7 +256,7 @@ class Route(APIView):
         return answer
 
     def _take(self, rate: Rate) -> None:
-        who = address_of(self.request)
+        who = sender_of(self.request)
         if self.token is not None:
             who = f"token:{self.token.public_id}"
         elif isinstance(self.request.user, User):

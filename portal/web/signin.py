@@ -23,7 +23,7 @@ from portal.models import User
 from portal.models.public_id import slug_validator
 from portal.services import people
 from portal.services.sessions import begin_session
-from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, give_back, take
+from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, give_back, sender, take
 from portal.web.words import duration
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ def _try(request: HttpRequest, username: str, password: str) -> tuple[User | Non
     if _is_known(request, name):
         counts = [(SIGN_IN, f"known:{name}")]
     else:
-        counts = [(SIGN_IN, f"{address}:{name}"), (SIGN_IN_ADDRESS, address), (SIGN_IN_NAME, name)]
+        whose = sender(address)
+        counts = [(SIGN_IN, f"{whose}:{name}"), (SIGN_IN_ADDRESS, whose), (SIGN_IN_NAME, name)]
     wait_s = max(take(rate, who) for rate, who in counts)
     if wait_s:
         log.warning("sign-in paused for %s from %s", _loggable(name), address)

@@ -84,6 +84,32 @@ def test_one_password_for_everybody_is_paused_by_address(monkeypatch):
     assert Client(REMOTE_ADDR="10.1.1.1").post("/sign-in/", right).status_code == 302
 
 
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [
+        ("10.1.1.1", "10.1.1.1"),
+        ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:bbbb::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
+        ("::ffff:10.1.1.1", "10.1.1.1"),
+        ("", "unknown"),
+    ],
+)
+def test_addresses_that_one_machine_may_have_count_as_one(address, counted):
+    assert throttle.sender(address) == counted
+
+
+def test_guessing_from_many_addresses_of_one_network_is_paused(monkeypatch):
+    monkeypatch.setattr(signin, "SIGN_IN_ADDRESS", throttle.Rate("sign_in_address", 3, 300))
+    answers = [
+        Client(REMOTE_ADDR=f"2001:db8::{number}")
+        .post("/sign-in/", {"username": f"name{number}", "password": "guess"})
+        .status_code
+        for number in range(1, 6)
+    ]
+    assert answers == [403, 403, 403, 429, 429]
+
+
 def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_let_in(monkeypatch):
     monkeypatch.setattr(signin, "SIGN_IN_NAME", throttle.Rate("sign_in_name", 3, 3600))
     record.person("ada-love", password=record.PASSWORD)
