@@ -20,6 +20,7 @@ from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.needs import why_no_rig
 from tests.rig.node import RigNode
+from tests.rig.records import one_at_a_time
 from tests.rig.rig import Rig
 
 pytestmark = pytest.mark.rig
@@ -78,6 +79,7 @@ def walls(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Walls]:
     with ExitStack() as stack:
         rig = stack.enter_context(Rig(1, image_stores=[tiny_image.store]))
         node = rig.nodes[0]
+        stack.enter_context(one_at_a_time("metadata"))  # the address is this machine's, and another run's too
         rig.add_address(METADATA)
         control_port = stack.enter_context(Listener(rig.portal_address, 0)).port
         stack.enter_context(Listener(METADATA, 80))

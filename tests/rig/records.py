@@ -69,10 +69,10 @@ def process_start(pid: int) -> str | None:
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Holds the machine-wide lock under which runs are made and cleaned."""
+def one_at_a_time(what: str = "runs") -> Iterator[None]:
+    """Holds a machine-wide lock, as the one under which runs are made and cleaned."""
     BASE.mkdir(parents=True, exist_ok=True)
-    with (BASE / "lock").open("w") as lock:
+    with (BASE / f"{what}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from agents.bundle import build
 from agents.link import Link
 from agents.local import open_local
 from tests.rig.images import RigImage
+from tests.rig.records import one_at_a_time
 
 CLUSTER = f"t{os.getpid()}"  # a chain of the firewall and names of their own for each run
 GPUS = [f"GPU-test-{number}" for number in range(4)]
@@ -140,8 +140,7 @@ def node(node_folder: Path, pyz: Path) -> Iterator[LoneNode]:
 @pytest.fixture
 def own_engine() -> Iterator[None]:
     """One engine at a time on this machine: two would give their networks the same bridges and addresses."""
-    with Path(tempfile.gettempdir(), "fairway-own-engine.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_at_a_time("own-engine"):
         yield
 
 
