@@ -113,11 +113,9 @@ def phases_of(row: JobRow, last: Attempt | None) -> list[Phase]:
         job.queued_at if waits or last is None or job.queued_at <= last.created_at else job.submitted_at
     )
     queued = _span("Waiting", queued_from, begun or (job.ended_at if row.ended else None), now)
+    ahead = ["Starting", "Server", "Open"] if row.is_workspace else ["Starting", "Running"]
     if begun is None or last is None:
-        ahead = (
-            [] if row.ended else [Phase("Starting", "then", 1, todo=True), Phase("Running", "", 3, todo=True)]
-        )
-        return [queued, *ahead]
+        return [queued, *([] if row.ended else _to_come(ahead))]
     ended = last.ended_at
     bad = AttemptState(last.state) in {
         AttemptState.FAILED,
@@ -127,12 +125,12 @@ def phases_of(row: JobRow, last: Attempt | None) -> list[Phase]:
     }
     starting = _span("Starting", begun, last.running_at or ended, now, bad=bad and last.running_at is None)
     if last.running_at is None:
-        return [queued, starting] + ([] if ended else [Phase("Running", "", 3, todo=True)])
+        return [queued, starting, *([] if ended else _to_come(ahead[1:]))]
     if not row.is_workspace:
         return [queued, starting, _span("Running", last.running_at, ended, now, bad=bad)]
     server = _span("Server", last.running_at, last.ready_at or ended, now, bad=bad and last.ready_at is None)
     if last.ready_at is None:
-        return [queued, starting, server] + ([] if ended else [Phase("Open", "", 3, todo=True)])
+        return [queued, starting, server, *([] if ended else _to_come(ahead[2:]))]
     return [queued, starting, server, _span("Open", last.ready_at, ended, now, bad=bad)]
 
 
@@ -142,6 +140,11 @@ def _span(
     seconds = max(0.0, ((end or now) - start).total_seconds())
     weight = min(6.0, 1.0 + seconds**0.25 / 2)
     return Phase(name, duration(seconds), round(weight, 2), now=end is None, bad=bad, start=start)
+
+
+def _to_come(names: list[str]) -> list[Phase]:
+    """Stretches that nobody knows the length of yet; the last is what the job is for."""
+    return [Phase(name, "to come", 3 if name == names[-1] else 1, todo=True) for name in names]
 
 
 def without_echoes(events: list[JobEvent]) -> list[JobEvent]:

@@ -23,6 +23,11 @@ function spread(lines) { // the middle line of many, so that one look is enough
   return { names, many: names.length > 1 };
 }
 
+function span(u, from, to) { // of a lone moment uPlot would make the first of a whole day
+  const [only, ...more] = u.data[0];
+  return only !== undefined && more.length === 0 ? [only - 60, only + 60] : [from, to];
+}
+
 function options(host, names, unit, top) {
   const line = colour("--fw-line");
   const ink = colour("--fw-ink-3");
@@ -34,7 +39,7 @@ function options(host, names, unit, top) {
     padding: [8, 28, 0, 0],
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 5 } },
-    scales: { x: { time: true, range: (u, from, to) => (from === to ? [from - 60, to + 60] : [from, to]) }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
+    scales: { x: { time: true, range: span }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
     axes: [
       { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map((s) => clock(s * 1000, u.scales.x.max - u.scales.x.min < SHORT_S)), space: 70 },
       { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 50, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.access import Verb, allowed, can
-from portal.models import Attempt, Job
+from portal.models import Attempt, Job, Standing
 from portal.selectors.logs import LogLine
 from portal.services import lifecycle
 from portal.web import jobs as job_list
@@ -18,6 +18,7 @@ from portal.web.failure import exit_name
 from portal.web.job_row import rows_of
 from portal.web.logs import shown
 from portal.words.reasons import EndReason
+from portal.words.states import JobKind
 from tests import record
 
 
@@ -129,6 +130,15 @@ def test_a_waiting_job_says_why_with_numbers(scene, client_of):
     assert "<dt>Largest free on a node</dt><dd>2</dd>" in page
     assert "1\u00a0job, 0 of them in projects you may see" in page
     assert "llama-eval-suite" not in page  # of another project
+
+
+def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(scene, client_of):
+    fresh = Job.objects.get(pk=scene.jobs["depth-anything-ft"].pk)
+    Job.objects.filter(pk=fresh.pk).update(kind=JobKind.WORKSPACE.value)
+    Standing.objects.filter(job=fresh).delete()
+    page = client_of("member").get(reverse("job", args=[fresh.public_id]))
+    assert [phase.name for phase in page.context["phases"]] == ["Waiting", "Starting", "Server", "Open"]
+    assert page.content.decode().count("Just submitted; the next cycle says why it waits.") == 1
 
 
 def test_cancelling_a_waiting_job_ends_it(scene, client_of):
