@@ -10,18 +10,15 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
-from functools import cache
 
-import redis
-from django.conf import settings
 from redis.exceptions import RedisError
+
+from portal.valkey import SILENCE, note_trouble, valkey
 
 log = logging.getLogger(__name__)
 
 PREFIX = "fairway:rate"
 REDIS_TIMEOUT_S = 0.5
-AVOID_REDIS_S = 5.0
-"""After a failure Redis is left alone this long: a hanging Redis must not slow each request."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +73,21 @@ def give_back(rate: Rate, who: str) -> None:
 def _counted(name: str, period_s: int, step: int = 1) -> int:
     """What all processes counted, or this one alone while Redis is away: it counts always, to know the half."""
     here = _Local.count(name, step)
-    if time.monotonic() >= _Local.avoid_until_s:
+    if not SILENCE:
         try:
-            pipe = _client().pipeline(transaction=False)
+            pipe = valkey(REDIS_TIMEOUT_S).pipeline(transaction=False)
             pipe.incrby(name, step)
             pipe.expire(name, period_s + 1)
             return max(here, int(pipe.execute()[0]))
         except (RedisError, OSError) as problem:
             log.warning("rates are counted in this process for now: %s", problem)
-            _Local.avoid_until_s = time.monotonic() + AVOID_REDIS_S
+            note_trouble(problem)
     return here
 
 
 class _Local:
     """Counts of this process, which are all there is while Redis does not answer."""
 
-    avoid_until_s = 0.0
     counts: dict[str, int] = {}
     lock = threading.Lock()
 
@@ -102,13 +98,3 @@ class _Local:
                 cls.counts.clear()
             cls.counts[name] = cls.counts.get(name, 0) + step
             return cls.counts[name]
-
-
-@cache
-def _client() -> redis.Redis:
-    return redis.Redis.from_url(
-        settings.REDIS_URL,
-        socket_timeout=REDIS_TIMEOUT_S,
-        socket_connect_timeout=REDIS_TIMEOUT_S,
-        health_check_interval=30,
-    )

@@ -8,13 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from functools import cache
 
-import redis
-from django.conf import settings
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
+
+from portal.valkey import note_trouble, valkey
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +29,9 @@ def now_ms() -> int:
 def note(topic: str) -> None:
     """Notes that ``topic`` is being announced now. Never raises: without the note a page learns of it later."""
     try:
-        _client().set(_key(topic), now_ms(), ex=LIFE_S)
+        valkey(TIMEOUT_S).set(_key(topic), now_ms(), ex=LIFE_S)
     except (RedisError, OSError) as problem:
+        note_trouble(problem)
         log.warning("the time of news of %s is not noted: %s", topic, problem)
 
 
@@ -46,7 +44,7 @@ def missed(since_ms: Mapping[str, int]) -> set[str]:
         return set()
     known_from_ms = now_ms() - LIFE_S * 1000 + SLACK_MS
     try:
-        found = _client().mget([_key(topic) for topic in since_ms])
+        found = valkey(TIMEOUT_S).mget([_key(topic) for topic in since_ms])
     except (RedisError, OSError) as problem:
         log.warning("what was missed is not known, so everything is: %s", problem)
         return set(since_ms)
@@ -59,13 +57,3 @@ def missed(since_ms: Mapping[str, int]) -> set[str]:
 
 def _key(topic: str) -> str:
     return f"fw.told.{topic}"
-
-
-@cache
-def _client() -> redis.Redis:
-    return redis.Redis.from_url(
-        settings.REDIS_URL,
-        socket_timeout=TIMEOUT_S,
-        socket_connect_timeout=TIMEOUT_S,
-        retry=Retry(NoBackoff(), 1),  # a connection that was closed meanwhile; no waiting
-    )

@@ -7,12 +7,12 @@ import threading
 import time
 from typing import Any
 
-import redis
-from django.conf import settings
 from django.utils import timezone
+from redis.exceptions import RedisError
 
 from portal.ask import ALIVE_FOR_S, ALIVE_KEY, ANSWER_KEPT_S, answer_key
 from portal.models import ClusterSettings, Environment, Job, Question
+from portal.valkey import valkey
 from portal.words.states import JobKind
 from scheduler.core.cluster import NodeId, PendingRow, PoolId, ProjectId, UserId
 from scheduler.core.decide import would_start
@@ -23,6 +23,7 @@ from scheduler.standings import change_fields, verdict_fields
 log = logging.getLogger(__name__)
 
 PHOTO_KEPT_S = 1.0
+STORE_WITHIN_S = 3.0
 """Questions that come within this time share one photograph: a launch form asks at each change."""
 
 _photo: tuple[float, Photo] | None = None
@@ -37,7 +38,7 @@ def answer_question(public_id: str) -> None:
         question.answer = _answer(question.kind, question.body)
         question.answered_at = timezone.now()
         question.save(update_fields=["answer", "answered_at"])
-    with _store() as store, store.pipeline() as pipe:
+    with valkey(STORE_WITHIN_S).pipeline() as pipe:
         pipe.rpush(answer_key(public_id), "1")
         pipe.expire(answer_key(public_id), ANSWER_KEPT_S)
         pipe.execute()
@@ -47,15 +48,10 @@ def say_alive(stopping: threading.Event) -> None:
     """Says every few seconds that questions are answered here, until told to stop."""
     while not stopping.is_set():
         try:
-            with _store() as store:
-                store.set(ALIVE_KEY, "1", ex=ALIVE_FOR_S)
-        except redis.RedisError as away:
+            valkey(STORE_WITHIN_S).set(ALIVE_KEY, "1", ex=ALIVE_FOR_S)
+        except RedisError as away:
             log.warning("nobody can hear that questions are answered here: %s", away)
         stopping.wait(ALIVE_FOR_S / 3)
-
-
-def _store() -> redis.Redis:
-    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=3, socket_connect_timeout=3)
 
 
 def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:

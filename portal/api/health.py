@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import redis
-from django.conf import settings
 from django.db import DatabaseError, connection
 from django.db.models.functions import Now
 from django.http import HttpRequest, JsonResponse
@@ -17,6 +15,7 @@ from redis.exceptions import RedisError
 
 from portal.access import Policy, policy
 from portal.models import Lease
+from portal.valkey import valkey
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +58,7 @@ def _database() -> bool:
 
 
 def _redis() -> bool:
-    client = redis.Redis.from_url(
-        settings.REDIS_URL, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
-    )
-    with client:
-        return bool(client.ping())
+    return bool(valkey(REDIS_TIMEOUT_S).ping())
 
 
 def _scheduler() -> bool:

@@ -7,15 +7,16 @@ waits for ever on a unix socket, and for the kernel's minutes on TCP. PostgreSQL
 
 from __future__ import annotations
 
-import time
 import weakref
 from typing import Any
 
 import psycopg
 
+from portal.silence import Silence
+
 SILENCE_S = 12.0
 """Longer than `statement_timeout` in the settings."""
-AVOID_S = 2.0
+SILENCE = Silence(2.0)
 """So long nobody knocks again at a database that was silent: one request waits, the others are told at once."""
 _WAIT_INTERVAL_S = 0.1
 
@@ -39,7 +40,7 @@ class ImpatientConnection(psycopg.Connection[Any]):
         except psycopg.errors._WaitTimeout as silence:
             self.pgconn.finish()  # what it had not committed ends with the connection
             self.was_silent = True
-            avoid()
+            SILENCE.begin()
             raise psycopg.OperationalError(
                 f"the database has said nothing for {patience_s:.0f} s"
             ) from silence
@@ -53,16 +54,7 @@ class ImpatientConnection(psycopg.Connection[Any]):
             self._patience_s = None
 
 
-class _Silence:
-    until_s = 0.0
-
-
-def avoid() -> None:
-    """The database was silent just now."""
-    _Silence.until_s = time.monotonic() + AVOID_S
-
-
 def refuse_if_silent() -> None:
     """Raises OperationalError when the database was silent a moment ago."""
-    if time.monotonic() < _Silence.until_s:
+    if SILENCE:
         raise psycopg.OperationalError("the database did not answer a moment ago")

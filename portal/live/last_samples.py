@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
-import redis
-from django.conf import settings
+from redis.exceptions import RedisError
+
+from portal.valkey import valkey
 
 log = logging.getLogger(__name__)
 
 LIFE_S = 30
+TIMEOUT_S = 2.0
 _PREFIX = "fairway:last:"
 ALL = "cluster"
-
-
-@lru_cache(maxsize=1)
-def _client() -> redis.Redis:
-    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=2, socket_connect_timeout=2)
 
 
 def key(name: str) -> str:
@@ -30,7 +26,7 @@ def key(name: str) -> str:
 
 def keep(frames: Mapping[str, str]) -> None:
     """Keeps encoded frames by name, in one round trip. Raises RedisError."""
-    with _client().pipeline(transaction=False) as pipe:
+    with valkey(TIMEOUT_S).pipeline(transaction=False) as pipe:
         for name, text in frames.items():
             pipe.set(key(name), text, ex=LIFE_S)
         pipe.execute()
@@ -42,8 +38,8 @@ def last_frames(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     if not wanted:
         return {}
     try:
-        found = _client().mget([key(name) for name in wanted])
-    except redis.RedisError as problem:
+        found = valkey(TIMEOUT_S).mget([key(name) for name in wanted])
+    except RedisError as problem:
         log.warning("no last samples: %s", problem)
         return {}
     texts = zip(wanted, found, strict=True)

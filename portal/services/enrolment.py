@@ -12,9 +12,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-import redis
 from django.conf import settings
 from django.db import transaction
+from redis.exceptions import RedisError
 
 from agents.enrol import EnrolmentChoices, EnrolmentError, PublicKeys, SignedAgent, enrolment_script
 from agents.keys import PURPOSES, key_path, make_keys, public_line, sign_agent
@@ -24,11 +24,13 @@ from portal.errors import Invalid, Unavailable
 from portal.models import ClusterSettings, Node, NodeCheck, User
 from portal.services.nodes import check_host
 from portal.services.sealing import CannotOpen, Place, seal, unseal
+from portal.valkey import valkey
 from portal.wake import leave_hint
 
 log = logging.getLogger(__name__)
 
 PASSWORD_LIFE_S = 60
+STORE_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeCheck:
         check = NodeCheck.objects.create(node=node, kind="enrol", actor=actor)
         sealed = seal(f"{login.account}\0{login.password}", _place(check.public_id))
         try:
-            _redis().set(_name(check.public_id), sealed, ex=PASSWORD_LIFE_S)
-        except redis.RedisError as away:
+            valkey(STORE_WITHIN_S).set(_name(check.public_id), sealed, ex=PASSWORD_LIFE_S)
+        except RedisError as away:
             raise Unavailable(
                 "The message store does not answer, so the login cannot be handed over."
             ) from away
@@ -120,7 +122,7 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeCheck:
 
 def take_sudo_login(check_id: str) -> SudoLogin | None:
     """The login that waits for this check, taken away with the reading; None when its minute is over."""
-    sealed = _redis().getdel(_name(check_id))
+    sealed = valkey(STORE_WITHIN_S).getdel(_name(check_id))
     if not isinstance(sealed, bytes):
         return None
     try:
@@ -129,10 +131,6 @@ def take_sudo_login(check_id: str) -> SudoLogin | None:
         log.warning("the login of check %s does not open", check_id)
         return None
     return SudoLogin(account, password)
-
-
-def _redis() -> redis.Redis:
-    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=3, socket_connect_timeout=3)
 
 
 def _name(check_id: str) -> str:

@@ -201,14 +201,15 @@ def test_too_many_requests_are_429(client, monkeypatch):
 
 def test_rates_hold_without_redis(monkeypatch):
     class Away:
+        def __init__(self, within_s: float) -> None:
+            pass
+
         def pipeline(self, **_):
             raise RedisAway("gone")
 
-    monkeypatch.setattr(throttle, "_client", Away)
-    monkeypatch.setattr(throttle._Local, "avoid_until_s", 0.0)
+    monkeypatch.setattr(throttle, "valkey", Away)
     rate = throttle.Rate("tight", 2, 3600)
     assert [throttle.take(rate, "somebody") > 0 for _ in range(3)] == [False, False, True]
-    monkeypatch.setattr(throttle._Local, "avoid_until_s", 0.0)
 
 
 def test_html_is_never_served(client):

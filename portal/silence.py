@@ -1,0 +1,25 @@
+"""Leaves a server alone for a while that said nothing: one waits for it, the others go on without it at once."""
+
+from __future__ import annotations
+
+import time
+
+
+class Silence:
+    """The pause after a server gave no answer; one for each server, in each process."""
+
+    def __init__(self, lasts_s: float) -> None:
+        self._lasts_s = lasts_s
+        self._until_s = 0.0
+
+    def begin(self) -> None:
+        """The server was silent just now."""
+        self._until_s = time.monotonic() + self._lasts_s
+
+    def end(self) -> None:
+        """It may be asked again."""
+        self._until_s = 0.0
+
+    def __bool__(self) -> bool:
+        """True while the server is to be left alone."""
+        return time.monotonic() < self._until_s
