@@ -7,6 +7,7 @@ Topics hold public ids only: ``job.<id>``, ``user.<id>``, ``project.<id>``, ``no
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -16,8 +17,12 @@ from django.db import transaction
 from redis.exceptions import RedisError
 
 from portal import told
+from portal.valkey import SILENCE, note_trouble
 
 log = logging.getLogger(__name__)
+
+SEND_WITHIN_S = 1.0
+"""The channel layer itself waits for ever: its sockets may be idle."""
 
 
 def group_of(topic: str) -> str:
@@ -31,14 +36,23 @@ def announce(topic: str, data: dict[str, Any]) -> None:
 
 
 def announce_now(topic: str, data: dict[str, Any]) -> None:
-    """Sends at once. The channel layer may be away: pages poll as well, so this only leaves a log line."""
-    layer = get_channel_layer()
-    if layer is None:
+    """Sends at once. Valkey may be away or silent: pages poll as well, so this only leaves a log line."""
+    if get_channel_layer() is None:
         return
-    told.note(topic)  # before it is sent: who joined too late to hear it finds the note
+    if not SILENCE:
+        told.note(topic)  # before it is sent: who joined too late to hear it finds the note
+    if SILENCE:
+        log.debug("open pages were not told of %s: Valkey was silent a moment ago", topic)
+        return
     try:
-        async_to_sync(layer.group_send)(
-            group_of(topic), {"type": "fairway.frame", "topic": topic, "data": data}
-        )
+        async_to_sync(send_frame)(topic, {"data": data})
     except (OSError, RedisError, RuntimeError, ValueError) as problem:
-        log.warning("open pages were not told of %s: %s", topic, problem)
+        note_trouble(problem)
+        log.warning("open pages were not told of %s: %s", topic, problem or "no answer")
+
+
+async def send_frame(topic: str, frame: dict[str, Any]) -> None:
+    """Sends ``frame`` to everyone who watches ``topic``. Raises TimeoutError, OSError or RedisError."""
+    layer: Any = get_channel_layer()
+    async with asyncio.timeout(SEND_WITHIN_S):
+        await layer.group_send(group_of(topic), {"type": "fairway.frame", "topic": topic, **frame})

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from channels.layers import get_channel_layer
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 from redis.exceptions import RedisError
 
-from portal.events import group_of
+from portal.events import send_frame
 from portal.live import last_samples
 from portal.live.directory import Directory, FollowedLog, read_directory
 from portal.live.frames import SILENT_AFTER_S, Heard, cluster_frame, job_frame, node_frame
@@ -150,14 +149,11 @@ class Collector:
 
     async def _send(self, frames: dict[str, str]) -> None:
         """To the groups, some at a time. The data goes as text, so that web passes it on as it is."""
-        layer = get_channel_layer()
         rows = iter(frames.items())
 
         async def send_some() -> None:
             for topic, text in rows:
-                await layer.group_send(
-                    group_of(topic), {"type": "fairway.frame", "topic": topic, "text": text}
-                )
+                await send_frame(topic, {"text": text})
 
         await asyncio.gather(*(send_some() for _ in range(min(SENDS_AT_ONCE, len(frames)))))
 

@@ -8,10 +8,9 @@ import logging
 import threading
 from typing import Any
 
-from channels.layers import get_channel_layer
 from redis.exceptions import RedisError
 
-from portal.events import group_of
+from portal.events import send_frame
 from portal.live.directory import FollowedLog
 from portal.selectors.logs import log_file, read_lines, tail
 
@@ -78,7 +77,4 @@ class LogTeller:
 
 
 async def _send(topic: str, frame: dict[str, Any]) -> None:
-    text = json.dumps(frame, separators=(",", ":"))
-    await get_channel_layer().group_send(
-        group_of(topic), {"type": "fairway.frame", "topic": topic, "text": text}
-    )
+    await send_frame(topic, {"text": json.dumps(frame, separators=(",", ":"))})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from django.db import connections
 
 from portal.config.celery import app
 from portal.models import Attempt, Job, Lease, Node, Outbox
+from portal.standalone.binaries import find_valkey
 from portal.words.states import JobState
 from scheduler import leases
 from tests import record
@@ -124,6 +126,18 @@ def test_a_leader_that_is_stopped_is_replaced_and_starts_nothing_more(
     assert Attempt.objects.count() == 1
 
 
+def test_a_silent_valkey_keeps_nobody_from_writing_down_what_nodes_say(room: EngineRoom, scene) -> None:
+    """The end of a job is news: who has written it down goes on although nobody takes the news."""
+    valkey, address = _own_valkey(room)
+    room.worker(REDIS_URL=address)
+    jobs = [submit(scene, seconds) for seconds in (4, 6)]
+    wait_for("both run", all_are(jobs, JobState.RUNNING), 30)
+    os.kill(valkey, signal.SIGSTOP)
+    wait_for("both ends are written down", all_are(jobs, JobState.COMPLETED), 20)
+    assert _state(valkey) == "T"
+    assert held_milli() == 0
+
+
 def test_a_killed_worker_leaves_what_runs_and_another_goes_on(room: EngineRoom, scene) -> None:
     first = room.worker()
     long = submit(scene, 600)
@@ -137,6 +151,16 @@ def test_a_killed_worker_leaves_what_runs_and_another_goes_on(room: EngineRoom, 
     assert time.monotonic() - began_s < HEALED_WITHIN_S
     assert len(containers_alive(room.folder)) == 1, "the job that ran was not disturbed"
     assert sorted(starts(room)) == sorted([f"{long.public_id} 1", f"{short.public_id} 1"])
+
+
+def _own_valkey(room: EngineRoom) -> tuple[int, str]:
+    """A server that can be stopped without others missing it: its process and address."""
+    socket = room.folder / "valkey.sock"
+    words = [str(find_valkey().program), "--port", "0", "--unixsocket", str(socket), "--save", ""]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
+    room.processes.append(process)
+    wait_for("Valkey listens", socket.exists, 10)
+    return process.pid, f"unix://{socket}?db=0"
 
 
 def _state(pid: int) -> str:
