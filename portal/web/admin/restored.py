@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -9,7 +11,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from portal.access import Policy, policy, signed_in
 from portal.errors import FairwayError, NotThere
-from portal.models import Node, UnknownContainer
+from portal.models import Node, UnknownContainer, User
 from portal.selectors.restored import NodeLeft, held_of, restored
 from portal.services.nodes import do_fence_node
 from portal.services.restored import do_keep_unknown, do_stop_unknown
@@ -27,32 +29,14 @@ def restored_page(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def keep(request: HttpRequest, public_id: str) -> HttpResponse:
     """Asks once, then takes the container into the record as a job."""
-    row = _row(public_id)
-    if request.method == "GET":
-        return _confirm(request, row, "keep")
-    try:
-        job = do_keep_unknown(signed_in(request.user), row)
-    except FairwayError as refusal:
-        return _confirm(request, row, "keep", refusal)
-    messages.success(request, f"{row.name} is kept: it is the job {job.name} of {job.owner.username} now.")
-    return redirect("restored")
+    return _once_confirmed(request, public_id, "keep", _kept)
 
 
 @policy(Policy.ADMIN)
 @require_http_methods(["GET", "POST"])
 def stop(request: HttpRequest, public_id: str) -> HttpResponse:
     """Asks once, then has the container stopped on its node."""
-    row = _row(public_id)
-    if request.method == "GET":
-        return _confirm(request, row, "stop")
-    try:
-        do_stop_unknown(signed_in(request.user), row)
-    except FairwayError as refusal:
-        return _confirm(request, row, "stop", refusal)
-    messages.success(
-        request, f"{row.name} is being stopped; it leaves this page once {row.node.name} says so."
-    )
-    return redirect("restored")
+    return _once_confirmed(request, public_id, "stop", _stopped)
 
 
 @policy(Policy.ADMIN)
@@ -84,11 +68,30 @@ def fence(request: HttpRequest, public_id: str) -> HttpResponse:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _row(public_id: str) -> UnknownContainer:
+def _kept(person: User, row: UnknownContainer) -> str:
+    job = do_keep_unknown(person, row)
+    return f"{row.name} is kept: it is the job {job.name} of {job.owner.username} now."
+
+
+def _stopped(person: User, row: UnknownContainer) -> str:
+    do_stop_unknown(person, row)
+    return f"{row.name} is being stopped; it leaves this page once {row.node.name} says so."
+
+
+def _once_confirmed(
+    request: HttpRequest, public_id: str, act: str, do: Callable[[User, UnknownContainer], str]
+) -> HttpResponse:
+    """The question, or what came of the act: the sentence of ``do`` on the page, or the refusal."""
     row = UnknownContainer.objects.select_related("node").filter(public_id=public_id).first()
     if row is None:
         raise NotThere
-    return row
+    if request.method == "GET":
+        return _confirm(request, row, act)
+    try:
+        messages.success(request, do(signed_in(request.user), row))
+    except FairwayError as refusal:
+        return _confirm(request, row, act, refusal)
+    return redirect("restored")
 
 
 def _confirm(
