@@ -83,6 +83,7 @@ class Hub:
             if not watchers:
                 del self._watchers[topic]
                 self._changed.set()
+                self._say_moved()
 
     async def joined(self, topics: Iterable[str]) -> None:
         """Waits until frames of these topics do arrive here; not for those that nobody watches any more."""
