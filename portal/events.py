@@ -17,7 +17,7 @@ from django.db import transaction
 from redis.exceptions import RedisError
 
 from portal import told
-from portal.valkey import SILENCE, note_trouble
+from portal.valkey import PAUSE, note_trouble
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ def announce_now(topic: str, data: dict[str, Any]) -> None:
     """Sends at once. Valkey may be away or silent: pages poll as well, so this only leaves a log line."""
     if get_channel_layer() is None:
         return
-    if not SILENCE:
+    if not PAUSE:
         told.note(topic)  # before it is sent: who joined too late to hear it finds the note
-    if SILENCE:
+    if PAUSE:
         log.debug("open pages were not told of %s: Valkey was silent a moment ago", topic)
         return
     try:

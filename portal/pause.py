@@ -5,20 +5,16 @@ from __future__ import annotations
 import time
 
 
-class Silence:
-    """The pause after a server gave no answer; one for each server, in each process."""
+class Pause:
+    """The pause after a server gave no answer; one for each server, in each process. ``lasts_s``: how long."""
 
     def __init__(self, lasts_s: float) -> None:
-        self._lasts_s = lasts_s
+        self.lasts_s = lasts_s
         self._until_s = 0.0
 
     def begin(self) -> None:
         """The server was silent just now."""
-        self._until_s = time.monotonic() + self._lasts_s
-
-    def end(self) -> None:
-        """It may be asked again."""
-        self._until_s = 0.0
+        self._until_s = time.monotonic() + self.lasts_s
 
     def __bool__(self) -> bool:
         """True while the server is to be left alone."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from portal.valkey import SILENCE, note_trouble, valkey
+from portal.valkey import PAUSE, note_trouble, valkey
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def give_back(rate: Rate, who: str) -> None:
 def _counted(name: str, period_s: int, step: int = 1) -> int:
     """What all processes counted, or this one alone while Redis is away: it counts always, to know the half."""
     here = _Local.count(name, step)
-    if not SILENCE:
+    if not PAUSE:
         try:
             pipe = valkey(REDIS_TIMEOUT_S).pipeline(transaction=False)
             pipe.incrby(name, step)

@@ -11,9 +11,9 @@ from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import TimeoutError as NoAnswer
 from redis.retry import Retry
 
-from portal.silence import Silence
+from portal.pause import Pause
 
-SILENCE = Silence(5.0)
+PAUSE = Pause(5.0)
 """Valkey was silent just now: those who would ask it at every step (news, notes, rates) do without."""
 
 
@@ -30,6 +30,6 @@ def valkey(within_s: float) -> redis.Redis:
 
 
 def note_trouble(problem: BaseException) -> None:
-    """Begins the silence when nothing was answered in time. Who is refused knows at once, and may ask again."""
+    """Begins the pause when nothing was answered in time. Who is refused knows at once, and may ask again."""
     if isinstance(problem, NoAnswer | TimeoutError):
-        SILENCE.begin()
+        PAUSE.begin()

@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.backends.postgresql import base as postgresql
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-from portal.database.impatient import SILENCE, ImpatientConnection, refuse_if_silent
+from portal.database.impatient import PAUSE, ImpatientConnection, refuse_if_silent
 from portal.database.shared import SharedConnections
 
 
@@ -55,5 +55,5 @@ def _connect(conn_params: dict[str, Any]) -> ImpatientConnection:
     try:
         return ImpatientConnection.connect(**conn_params)
     except psycopg.errors.ConnectionTimeout:
-        SILENCE.begin()
+        PAUSE.begin()
         raise

@@ -12,11 +12,11 @@ from typing import Any
 
 import psycopg
 
-from portal.silence import Silence
+from portal.pause import Pause
 
 SILENCE_S = 12.0
 """Longer than `statement_timeout` in the settings."""
-SILENCE = Silence(2.0)
+PAUSE = Pause(2.0)
 """So long nobody knocks again at a database that was silent: one request waits, the others are told at once."""
 _WAIT_INTERVAL_S = 0.1
 
@@ -40,7 +40,7 @@ class ImpatientConnection(psycopg.Connection[Any]):
         except psycopg.errors._WaitTimeout as silence:
             self.pgconn.finish()  # what it had not committed ends with the connection
             self.was_silent = True
-            SILENCE.begin()
+            PAUSE.begin()
             raise psycopg.OperationalError(
                 f"the database has said nothing for {patience_s:.0f} s"
             ) from silence
@@ -56,5 +56,5 @@ class ImpatientConnection(psycopg.Connection[Any]):
 
 def refuse_if_silent() -> None:
     """Raises OperationalError when the database was silent a moment ago."""
-    if SILENCE:
+    if PAUSE:
         raise psycopg.OperationalError("the database did not answer a moment ago")

@@ -28,7 +28,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedConnections]:
     """Two connections for this process, and little patience."""
     monkeypatch.setattr(shared, "WAIT_S", 0.3)
     monkeypatch.setattr(shared, "PING_WITHIN_S", 0.3)
-    monkeypatch.setattr(impatient, "AVOID_S", 0.3)
+    monkeypatch.setattr(impatient.PAUSE, "lasts_s", 0.3)
     connection.close()
     made = SharedConnections(2)
     monkeypatch.setattr(DatabaseWrapper, "shared", made)
