@@ -18,7 +18,7 @@ from portal.valkey import PAUSE, note_trouble, valkey
 log = logging.getLogger(__name__)
 
 PREFIX = "fairway:rate"
-REDIS_TIMEOUT_S = 0.5
+REDIS_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)

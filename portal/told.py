@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 LIFE_S = 120
 SLACK_MS = 1000
 """Clocks of several processes, and the moment between an announcement's note and its sending."""
-TIMEOUT_S = 0.5
+TIMEOUT_S = 1.0
 
 
 def now_ms() -> int:

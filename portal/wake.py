@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from portal.config.celery import app
 from portal.killpoints import killpoint
 from portal.models import Outbox
+from portal.valkey import PAUSE
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,10 @@ def leave_hint(task: str, arguments: list[str], queue: str) -> None:
 
 
 def send_hint(row: Outbox) -> bool:
-    """Sends one outbox row; False when the broker is away (the sweep tries again)."""
+    """Sends one outbox row; False when the broker is away, or was silent just now (the sweep tries again)."""
     killpoint("hint.before_send")
+    if PAUSE:
+        return False
     try:
         app.send_task(
             row.name,
