@@ -6,7 +6,7 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from django.db import connection, transaction
@@ -48,7 +48,7 @@ from scheduler.core.cluster import (
     UsageRow,
     UserId,
 )
-from scheduler.core.policy import Policy
+from scheduler.core.policy import Policy, PolicyError
 
 FORGOTTEN_AFTER_HALF_LIVES = 20
 """Use older than this counts less than a millionth of itself, and is not read."""
@@ -84,10 +84,10 @@ class Photo:
 
 
 def take_photo(settings: ClusterSettings) -> Photo:
-    """The record as it is now. Raises PolicyError when the cluster's knobs are out of range."""
-    policy = Policy(**settings.policy)
+    """The record as it is now. Raises PolicyError when a knob of the cluster or a pool is out of range."""
+    policy = policy_of(settings.policy)
     with _one_moment() as now_s:
-        pools = _pools()
+        pools = _pools(settings.policy)
         tasks = _held_tasks()
         shares, whole = _live_allocations()
         gpus = _gpus(whole)
@@ -131,9 +131,26 @@ def _one_moment() -> Iterator[float]:
         yield now_s
 
 
-def _pools() -> tuple[PoolRow, ...]:
-    rows = NodePool.objects.order_by("name").values_list("public_id", "name", "spread")
-    return tuple(PoolRow(PoolId(id_), name, "spread" if spread else None) for id_, name, spread in rows)
+def policy_of(knobs: dict[str, Any]) -> Policy:
+    """The policy with these knobs turned. Raises PolicyError naming the one that cannot stand."""
+    known = {field.name for field in fields(Policy)}
+    for name in knobs:
+        if name not in known:
+            raise PolicyError(name, "is no knob of this version")
+    return Policy(**knobs)
+
+
+def _pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
+    """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``."""
+    found = []
+    for id_, name, own in NodePool.objects.order_by("name").values_list("public_id", "name", "policy"):
+        try:
+            policy_of({**knobs, **own})
+        except PolicyError as wrong:
+            raise PolicyError(wrong.field, f"in pool {name}: {wrong.message}") from wrong
+        placement = own.get("placement")
+        found.append(PoolRow(PoolId(id_), name, placement, tuple(sorted(own.items()))))
+    return tuple(found)
 
 
 def _held_tasks() -> dict[int, dict[str, Any]]:
@@ -231,26 +248,29 @@ def _quotas() -> tuple[QuotaRow, ...]:
 def _usage(now_s: float, half_life_s: float) -> tuple[UsageRow, ...]:
     """GPU-seconds by project, pool and person, each second halved once for every half-life since it passed.
 
-    The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h).
+    The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h); the
+    half-life h may be a pool's own.
     """
     with connection.cursor() as cursor:
         cursor.execute(
             """
             SELECT project.public_id, pool.public_id, person.public_id, sum(span.seconds)
               FROM (SELECT project_id, pool_id, user_id,
-                           milli / 1000.0::float8 * %(h)s / ln(2::float8) * (
+                           milli / 1000.0::float8 * half.life / ln(2::float8) * (
                                power(0.5::float8, greatest(0, %(now)s - coalesce(
-                                   extract(epoch FROM ended_at)::float8, %(now)s)) / %(h)s)
+                                   extract(epoch FROM ended_at)::float8, %(now)s)) / half.life)
                              - power(0.5::float8, greatest(0, %(now)s
-                                   - extract(epoch FROM started_at)::float8) / %(h)s)) AS seconds
+                                   - extract(epoch FROM started_at)::float8) / half.life)) AS seconds
                       FROM portal_usageledger
-                     WHERE ended_at IS NULL OR ended_at > to_timestamp(%(now)s - %(forgotten)s)) AS span
+                      JOIN (SELECT id, coalesce((policy ->> 'half_life_s')::float8, %(h)s) AS life
+                              FROM portal_nodepool) AS half ON half.id = pool_id
+                     WHERE ended_at IS NULL OR ended_at > to_timestamp(%(now)s - %(remembered)s * half.life)) AS span
               JOIN portal_project project ON project.id = span.project_id
               JOIN portal_nodepool pool ON pool.id = span.pool_id
               JOIN portal_user person ON person.id = span.user_id
              GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
             """,
-            {"now": now_s, "h": half_life_s, "forgotten": FORGOTTEN_AFTER_HALF_LIVES * half_life_s},
+            {"now": now_s, "h": half_life_s, "remembered": FORGOTTEN_AFTER_HALF_LIVES},
         )
         return tuple(
             UsageRow(ProjectId(project), PoolId(pool), UserId(user), seconds)

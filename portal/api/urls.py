@@ -23,6 +23,7 @@ from portal.api import (
     usage,
     workspaces,
 )
+from portal.api import policy as policy_routes
 
 V1: list[URLPattern | URLResolver] = [
     path("me/", people.MeRoute.as_view()),
@@ -55,6 +56,8 @@ V1: list[URLPattern | URLResolver] = [
     path("ask/", asking.AskRoute.as_view()),
     path("pools/", cluster.PoolsRoute.as_view()),
     path("pools/<slug:pool>/", cluster.PoolRoute.as_view()),
+    path("pools/<slug:pool>/policy/", policy_routes.PoolPolicyRoute.as_view()),
+    path("policy/", policy_routes.ClusterPolicyRoute.as_view()),
     path("nodes/", cluster.NodesRoute.as_view()),
     path("nodes/<slug:node>/", cluster.NodeRoute.as_view()),
     path("nodes/<slug:node>/cordon/", node_acts.NodeCordonRoute.as_view()),

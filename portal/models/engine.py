@@ -18,6 +18,7 @@ class ClusterSettings(models.Model):
         help_text="After a restore: start nothing until every node was reconciled once or fenced.",
     )
     policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the defaults.")
+    policy_version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
     alarm = models.CharField(max_length=1000, blank=True, help_text="Why the scheduler stopped, if it did.")
     alarm_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)

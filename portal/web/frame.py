@@ -71,7 +71,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("Environments", "environments", "model", "e", here=("environment",)),
     ),
     "Sharing": (
-        Place("Quotas", "quotas", "quota", "q", here=("save-quotas",), tab=True),
+        Place("Quotas", "quotas", "quota", "s", here=("save-quotas",), tab=True),
         Place(
             "Projects",
             "projects",
@@ -79,6 +79,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
             "p",
             here=("project", "add-project", "set-member", "invite-into"),
         ),
+        Place("Policy", "policy", "gear", "k", here=("save-policy",)),
         Place("People", "people", "people", "u", here=("invite", "change-person"), admin=True),
         Place("Audit", "audit", "report", "a", admin=True),
     ),

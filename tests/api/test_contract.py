@@ -30,7 +30,7 @@ def call(world: World, row: Row, actor: str, headers: dict[str, str] | None = No
     path = "/api/schema/" if row.name == "schema" else ROOT + row.path.format(**world.names)
     sent = dict(headers or {})
     if row.if_match:
-        sent["If-Match"] = worlds.etag(world)
+        sent["If-Match"] = row.if_match if isinstance(row.if_match, str) else worlds.etag(world)
     client = world.client("anonymous" if headers else actor)
     body = {} if row.body is None else {"data": json.dumps(row.body), "content_type": "application/json"}
     return getattr(client, row.method)(path, headers=sent, **body)
