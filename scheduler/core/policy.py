@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 
 from portal.words.knobs import CHOICES, KNOBS
 
-
 ACTIONS = ("allocate", "consolidate", "reclaim", "preempt", "stale_gangs")
 """What a decision does, least disruptive first."""
 
