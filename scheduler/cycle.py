@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.utils import timezone
 
 from portal.events import announce
@@ -20,6 +20,7 @@ from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import decide
 from scheduler.core.plan import Plan, Start, Verdict
 from scheduler.core.policy import Policy
+from scheduler.failed import keep_failed
 from scheduler.leases import Held
 from scheduler.snapshot import Photo, take_photo
 from scheduler.standings import write_standings
@@ -45,14 +46,18 @@ def run_cycle(cause: str, holder: str, decide: Decide = decide) -> Outcome | Non
         return None
     started_at, begin_s = timezone.now(), time.monotonic()
     settings = ClusterSettings.objects.get_or_create(id=1)[0]
+    photo: Photo | None = None
     try:
         photo = take_photo(settings)
         photo_s = time.monotonic()
         killpoint("cycle.photographed")
         plan = decide(photo.snapshot, photo.policy)
         decided_s = time.monotonic()
-    except ValueError as wrong:  # a snapshot or a policy that the core refuses: no guess is better than none
-        _alarm(leader, settings, f"The scheduler starts nothing: {wrong}")
+    except DatabaseError:
+        raise  # the record is away: that says nothing of what stands in it
+    except Exception as wrong:  # what the core refuses, or a fault of ours: no guess is better than none
+        sentence = keep_failed(leader, settings, photo, wrong, cause)
+        _alarm(leader, settings, sentence)
         return Outcome(0, (), again=False)
     _alarm(leader, settings, "")
     killpoint("cycle.decided")

@@ -6,7 +6,7 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import connection, transaction
@@ -85,7 +85,7 @@ class Photo:
 
 def take_photo(settings: ClusterSettings) -> Photo:
     """The record as it is now. Raises PolicyError when a knob of the cluster or a pool is out of range."""
-    policy = policy_of(settings.policy)
+    policy = Policy.of(settings.policy)
     with _one_moment() as now_s:
         pools = _pools(settings.policy)
         tasks = _held_tasks()
@@ -131,21 +131,12 @@ def _one_moment() -> Iterator[float]:
         yield now_s
 
 
-def policy_of(knobs: dict[str, Any]) -> Policy:
-    """The policy with these knobs turned. Raises PolicyError naming the one that cannot stand."""
-    known = {field.name for field in fields(Policy)}
-    for name in knobs:
-        if name not in known:
-            raise PolicyError(name, "is no knob of this version")
-    return Policy(**knobs)
-
-
 def _pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
     """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``."""
     found = []
     for id_, name, own in NodePool.objects.order_by("name").values_list("public_id", "name", "policy"):
         try:
-            policy_of({**knobs, **own})
+            Policy.of({**knobs, **own})
         except PolicyError as wrong:
             raise PolicyError(wrong.field, f"in pool {name}: {wrong.message}") from wrong
         placement = own.get("placement")

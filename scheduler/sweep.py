@@ -16,6 +16,7 @@ from portal.services.idempotency import forget_old_keys
 from portal.wake import send_hint
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import AttemptState, JobKind, NodeState
+from scheduler.failed import drop_old_failures
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ def trim() -> None:
     ):
         ids = list(rows.order_by("pk").values_list("pk", flat=True)[:TRIMMED_AT_ONCE])
         rows.model._default_manager.filter(pk__in=ids).delete()
+    drop_old_failures()
     forget_old_keys()
 
 

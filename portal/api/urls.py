@@ -20,6 +20,7 @@ from portal.api import (
     projects,
     quotas,
     restored,
+    scheduler,
     usage,
     workspaces,
 )
@@ -71,6 +72,9 @@ V1: list[URLPattern | URLResolver] = [
     path("restored/containers/", restored.UnknownContainersRoute.as_view()),
     path("restored/containers/<slug:container>/keep/", restored.KeepContainerRoute.as_view()),
     path("restored/containers/<slug:container>/stop/", restored.StopContainerRoute.as_view()),
+    path("scheduler/", scheduler.SchedulerRoute.as_view()),
+    path("scheduler/failed/", scheduler.FailedCyclesRoute.as_view()),
+    path("scheduler/failed/<slug:cycle>/", scheduler.FailedCycleRoute.as_view()),
     path("gpus/", cluster.GpusRoute.as_view()),
     path("gpus/<slug:uuid>/", cluster.GpuRoute.as_view()),
     path("gpus/<slug:uuid>/give-back/", node_acts.GpuGiveBackRoute.as_view()),

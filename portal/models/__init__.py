@@ -3,7 +3,7 @@
 from portal.models.access_tokens import ApiToken, Invitation, SignInLink
 from portal.models.audit import AuditEntry
 from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation
-from portal.models.engine import ClusterSettings, Cycle, Lease, Outbox, Question, Standing
+from portal.models.engine import ClusterSettings, Cycle, FailedCycle, Lease, Outbox, Question, Standing
 from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
 from portal.models.idempotency import IdempotencyKey
 from portal.models.jobs import Allocation, Attempt, Job, JobEvent, Task
@@ -22,6 +22,7 @@ __all__ = [
     "Cycle",
     "Environment",
     "EnvironmentOnNode",
+    "FailedCycle",
     "Gpu",
     "IdempotencyKey",
     "Invitation",

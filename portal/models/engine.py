@@ -88,6 +88,33 @@ class Cycle(models.Model):
         indexes = [models.Index(fields=["-id"], name="cycle_newest")]
 
 
+class FailedCycle(models.Model):
+    """A cycle that decided nothing: what was wrong, and what it had to decide on, for replay.
+
+    The newest 20 of the last 30 days are kept. One that goes on failing alike is one row.
+    """
+
+    public_id = PublicIdField()
+    first_at = models.DateTimeField()
+    last_at = models.DateTimeField()
+    times = models.PositiveIntegerField(default=1, help_text="Cycles that failed alike, one after the other.")
+    kind = models.CharField(max_length=12, help_text="snapshot, policy or fault.")
+    field = models.CharField(max_length=300, blank=True, help_text="What of the snapshot or policy is wrong.")
+    sentence = models.CharField(max_length=1000)
+    woken_by = models.CharField(max_length=40)
+    content = models.BinaryField(
+        help_text="Snapshot and policy as gzip JSON; empty if it could not be saved."
+    )
+    size_bytes = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(kind__in=["snapshot", "policy", "fault"]), name="failed_cycle_kind"
+            )
+        ]
+
+
 class Question(models.Model):
     """A question to worker-ask; the row holds the answer, Redis only says that it is there."""
 

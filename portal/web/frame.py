@@ -13,6 +13,7 @@ from django.utils.functional import SimpleLazyObject
 from portal.access import visible_jobs
 from portal.models import Gpu, User
 from portal.selectors.restored import restored
+from portal.selectors.scheduler import alarm
 from portal.words.states import JOB_LIVE, GpuHealth, NodeState
 
 
@@ -68,6 +69,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
             ),
             tab=True,
         ),
+        Place("Scheduler", "scheduler", "flask", "d", admin=True),
         Place("Environments", "environments", "model", "e", here=("environment",)),
     ),
     "Sharing": (
@@ -130,6 +132,7 @@ def _frame(request: HttpRequest, user: User | None) -> dict[str, Any]:
         "simulated": figures.simulated,
         "gpus": figures.gpus,
         "restored": restored() if user.is_admin else None,
+        "alarm": alarm() if user.is_admin else None,
     }
 
 

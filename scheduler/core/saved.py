@@ -30,6 +30,12 @@ def snapshot_from_json(text: str) -> Snapshot:
     return cast(Snapshot, _read(Snapshot, outer.get("snapshot"), "snapshot"))
 
 
+def case_to_json(snapshot: Snapshot | None, policy: dict[str, Any]) -> str:
+    """What a decision was asked, as one JSON object: the photograph (None if there was none) and the knobs."""
+    shown = None if snapshot is None else _plain(snapshot)
+    return json.dumps({"format": FORMAT, "snapshot": shown, "policy": policy}, sort_keys=True, allow_nan=True)
+
+
 def plan_to_json(plan: Plan) -> str:
     """A plan as JSON, for records and for comparing replays."""
     return json.dumps(_plain(plan), sort_keys=True, allow_nan=False)

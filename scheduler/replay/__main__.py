@@ -18,6 +18,7 @@ REPLAYS = {
     "openb": "pods of Alibaba's GPU trace placed one by one until the cluster is full",
     "jobs": "jobs with durations on a simulated clock",
     "kueue": "Kueue's scenario of 15,000 workloads",
+    "snapshot": "one saved cycle: the same plan, or the same error",
 }
 MALFORMED = 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.web.admin import audit, environments, nodes, people, policy, projects, quotas, restored
+from portal.web.admin import audit, environments, nodes, people, policy, projects, quotas, restored, scheduler
 
 urlpatterns = [
     path("quotas/", quotas.quotas, name="quotas"),
@@ -35,5 +35,7 @@ urlpatterns = [
     path("environments/add/", environments.save_environment, name="add-environment"),
     path("environments/<slug:public_id>/", environments.environment_page, name="environment"),
     path("environments/<slug:public_id>/save/", environments.save_environment, name="save-environment"),
+    path("scheduler/", scheduler.scheduler_page, name="scheduler"),
+    path("scheduler/failed/<slug:public_id>/", scheduler.failed_cycle, name="failed-cycle"),
     path("audit/", audit.audit, name="audit"),
 ]
