@@ -21,6 +21,7 @@ from scheduler.core.decide import decide
 from scheduler.core.plan import Plan, Start, Verdict
 from scheduler.core.policy import Policy
 from scheduler.failed import keep_failed
+from scheduler.forecasts import write_intervals
 from scheduler.leases import Held
 from scheduler.snapshot import Photo, take_photo
 from scheduler.standings import write_standings
@@ -101,6 +102,7 @@ def _commit(leader: Held, photo: Photo, plan: Plan) -> list[Refusal]:
                 log.info("start of %s refused: %s", start.job, refusal.sentence)
                 refused.append(refusal)
     write_standings(leader, photo, verdicts)
+    write_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
     return refused
 
 

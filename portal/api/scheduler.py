@@ -14,6 +14,7 @@ from portal.access import Policy, policy
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes.words import when
 from portal.models import Cycle, FailedCycle
+from portal.selectors.forecasts import measured
 from portal.selectors.scheduler import failed_cycles, health
 from portal.services.failed_cycles import do_give_out_failed
 from portal.services.tokens import Scope
@@ -35,12 +36,25 @@ class CycleOut(serializers.Serializer[Any]):
     truncated = serializers.BooleanField(help_text="The budget of steps ended before every job was reached.")
 
 
+class MeasuredOut(serializers.Serializer[Any]):
+    """How the first forecasts of jobs that started in the last days did; jobs that waited a minute or more."""
+
+    days = serializers.IntegerField()
+    scored = serializers.IntegerField()
+    inside = serializers.IntegerField()
+    coverage = serializers.FloatField(allow_null=True, help_text="The part that held; 0.8 is meant.")
+    mean_score_s = serializers.FloatField(
+        allow_null=True, help_text="Mean interval score (Winkler, alpha 0.2), seconds; less is better."
+    )
+
+
 class SchedulerOut(serializers.Serializer[Any]):
     """How the scheduler does."""
 
     alarm = serializers.CharField(allow_blank=True, help_text="Why nothing is started; blank: it works.")
     alarm_at = serializers.DateTimeField(allow_null=True)
     last_cycle = CycleOut(allow_null=True)
+    forecasts = MeasuredOut()
 
 
 class FailedCycleOut(serializers.Serializer[Any]):
@@ -98,12 +112,19 @@ class SchedulerRoute(Route):
     )
     def get(self, request: Request) -> HttpResponse:
         """As it stands now."""
-        now = health()
+        now, forecasts = health(), measured()
         return self.answer(
             {
                 "alarm": now.alarm.alarm,
                 "alarm_at": when(now.alarm.alarm_at),
                 "last_cycle": cycle(now.last) if now.last else None,
+                "forecasts": {
+                    "days": forecasts.days,
+                    "scored": forecasts.scored,
+                    "inside": forecasts.inside,
+                    "coverage": forecasts.coverage,
+                    "mean_score_s": forecasts.mean_score_s,
+                },
             }
         )
 

@@ -5,6 +5,7 @@ from portal.models.audit import AuditEntry
 from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation
 from portal.models.engine import ClusterSettings, Cycle, FailedCycle, Lease, Outbox, Question, Standing
 from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
+from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
 from portal.models.jobs import Allocation, Attempt, Job, JobEvent, Task
 from portal.models.people import User
@@ -23,6 +24,7 @@ __all__ = [
     "Environment",
     "EnvironmentOnNode",
     "FailedCycle",
+    "Forecast",
     "Gpu",
     "IdempotencyKey",
     "Invitation",

@@ -65,6 +65,10 @@ class Standing(models.Model):
     cheapest = models.JSONField(null=True)
     decided_at = models.DateTimeField()
     since = models.DateTimeField(help_text="When this code became the verdict.")
+    foreseen_at = models.DateTimeField(null=True, blank=True, help_text="When the interval was made.")
+    p10_at = models.DateTimeField(null=True, blank=True, help_text="Start interval; None: no estimate yet.")
+    p50_at = models.DateTimeField(null=True, blank=True)
+    p90_at = models.DateTimeField(null=True, blank=True)
 
 
 class Cycle(models.Model):

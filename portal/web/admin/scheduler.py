@@ -7,6 +7,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from portal.access import Policy, policy, signed_in
+from portal.selectors.forecasts import measured
 from portal.selectors.scheduler import alarm, failed_cycles, newest_cycles
 from portal.services.failed_cycles import do_give_out_failed
 
@@ -24,6 +25,7 @@ def scheduler_page(request: HttpRequest) -> HttpResponse:
         "cycles": cycles,
         "last": cycles[0] if cycles else None,
         "failed": failed_cycles(),
+        "measured": measured(),
     }
     return render(request, template, context)
 
