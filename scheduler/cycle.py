@@ -25,6 +25,7 @@ from scheduler.forecasts import write_intervals
 from scheduler.leases import Held
 from scheduler.snapshot import Photo, take_photo
 from scheduler.standings import write_standings
+from scheduler.totals import count_cycle
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ def run_cycle(cause: str, holder: str, decide: Decide = decide) -> Outcome | Non
     with transaction.atomic():
         leases.check(leader)
         row.save()
+        count_cycle(row, plan, committed=not photo.adopt_only)
         announce("cluster", {"kind": "cycle", "pending": row.pending, "started": row.started_jobs})
     return Outcome(row.started_jobs, tuple(refused), again=bool(refused) and row.started_jobs > 0)
 

@@ -17,6 +17,7 @@ from scheduler.core.policy import PolicyError
 from scheduler.core.saved import case_to_json
 from scheduler.leases import Held
 from scheduler.snapshot import Photo
+from scheduler.totals import count_failed
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ def keep_failed(
     now = timezone.now()
     with transaction.atomic():
         leases.check(leader)
+        count_failed()
         newest = FailedCycle.objects.defer("content").order_by("-id").first()
         if newest is not None and settings.alarm and newest.sentence == sentence:
             newest.times, newest.last_at = newest.times + 1, now

@@ -14,6 +14,7 @@ from portal.api import (
     health,
     jobs,
     logs,
+    metrics,
     node_acts,
     people,
     problems,
@@ -103,6 +104,7 @@ def nothing_here(request: HttpRequest) -> HttpResponse:
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", health.healthz, name="healthz"),
     path("readyz", health.readyz, name="readyz"),
+    path("metrics", metrics.MetricsRoute.as_view(), name="metrics"),
     path("api/v1/", include(V1)),
     path("api/schema/", description.SchemaRoute.as_view(), name="api-schema"),
     path("api/docs/", description.docs, name="api-docs"),

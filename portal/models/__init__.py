@@ -3,7 +3,16 @@
 from portal.models.access_tokens import ApiToken, Invitation, SignInLink
 from portal.models.audit import AuditEntry
 from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation
-from portal.models.engine import ClusterSettings, Cycle, FailedCycle, Lease, Outbox, Question, Standing
+from portal.models.engine import (
+    ClusterSettings,
+    Cycle,
+    FailedCycle,
+    Lease,
+    Outbox,
+    Question,
+    Standing,
+    Totals,
+)
 from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
@@ -46,6 +55,7 @@ __all__ = [
     "Standing",
     "Task",
     "Template",
+    "Totals",
     "UnknownContainer",
     "UsageLedger",
     "UsageMinute",

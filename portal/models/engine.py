@@ -92,6 +92,16 @@ class Cycle(models.Model):
         indexes = [models.Index(fields=["-id"], name="cycle_newest")]
 
 
+class Totals(models.Model):
+    """One row: counters of the scheduler that only grow, for ``/metrics`` (``scheduler.totals`` writes them)."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    counts = models.JSONField(default=dict)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="totals_one_row")]
+
+
 class FailedCycle(models.Model):
     """A cycle that decided nothing: what was wrong, and what it had to decide on, for replay.
 

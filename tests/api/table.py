@@ -117,6 +117,7 @@ ROWS = [
     Row("restored_keep", "post", "restored/containers/{container}/keep/", ADMIN, {}, 409, hidden=403),
     Row("restored_stop", "post", "restored/containers/{container}/stop/", ADMIN, {}, 409, hidden=403),
     Row("scheduler_get", "get", "scheduler/", EVERYBODY),
+    Row("metrics", "get", "/metrics", ADMIN, hidden=403),
     Row("failed_cycles", "get", "scheduler/failed/", ADMIN, hidden=403),
     Row("failed_cycles_download", "get", "scheduler/failed/{failed}/", ADMIN, hidden=403),
     Row("gpus_list", "get", "gpus/", EVERYBODY),
