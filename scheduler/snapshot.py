@@ -27,6 +27,7 @@ from portal.models import (
     Task,
     Volume,
 )
+from portal.selectors.past_use import past_use
 from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, GpuHealth, JobKind, JobState, NodeState, RuntimeKind
 from scheduler.core.cluster import (
@@ -49,9 +50,6 @@ from scheduler.core.cluster import (
     UserId,
 )
 from scheduler.core.policy import Policy, PolicyError
-
-FORGOTTEN_AFTER_HALF_LIVES = 20
-"""Use older than this counts less than a millionth of itself, and is not read."""
 
 ASKED = JobId("asked")
 """The id of a job that nobody has submitted; it is shorter than a public id."""
@@ -237,36 +235,11 @@ def _quotas() -> tuple[QuotaRow, ...]:
 
 
 def _usage(now_s: float, half_life_s: float) -> tuple[UsageRow, ...]:
-    """GPU-seconds by project, pool and person, each second halved once for every half-life since it passed.
-
-    The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h); the
-    half-life h may be a pool's own.
-    """
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            SELECT project.public_id, pool.public_id, person.public_id, sum(span.seconds)
-              FROM (SELECT project_id, pool_id, user_id,
-                           milli / 1000.0::float8 * half.life / ln(2::float8) * (
-                               power(0.5::float8, greatest(0, %(now)s - coalesce(
-                                   extract(epoch FROM ended_at)::float8, %(now)s)) / half.life)
-                             - power(0.5::float8, greatest(0, %(now)s
-                                   - extract(epoch FROM started_at)::float8) / half.life)) AS seconds
-                      FROM portal_usageledger
-                      JOIN (SELECT id, coalesce((policy ->> 'half_life_s')::float8, %(h)s) AS life
-                              FROM portal_nodepool) AS half ON half.id = pool_id
-                     WHERE ended_at IS NULL OR ended_at > to_timestamp(%(now)s - %(remembered)s * half.life)) AS span
-              JOIN portal_project project ON project.id = span.project_id
-              JOIN portal_nodepool pool ON pool.id = span.pool_id
-              JOIN portal_user person ON person.id = span.user_id
-             GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
-            """,
-            {"now": now_s, "h": half_life_s, "remembered": FORGOTTEN_AFTER_HALF_LIVES},
-        )
-        return tuple(
-            UsageRow(ProjectId(project), PoolId(pool), UserId(user), seconds)
-            for project, pool, user, seconds in cursor.fetchall()
-        )
+    """GPU-seconds by project, pool and person, each second halved once for every half-life since it passed."""
+    return tuple(
+        UsageRow(ProjectId(row.project), PoolId(row.pool), UserId(row.user), row.gpu_seconds)
+        for row in past_use(now_s, half_life_s)
+    )
 
 
 def _running(tasks: dict[int, dict[str, Any]], shares: dict[int, list[GpuShare]]) -> tuple[RunningRow, ...]:

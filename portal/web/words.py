@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import zoneinfo
 
 NB = "\u00a0"
 _MAKER = re.compile(r"^(NVIDIA|AMD|Intel)\s+", re.IGNORECASE)
@@ -71,6 +72,14 @@ def cores(milli: int) -> str:
     return f"{amount}{NB}{'core' if milli <= 1000 else 'cores'}"
 
 
+def zone(name: str) -> dt.tzinfo:
+    """The time zone of that name; UTC where there is none of it."""
+    try:
+        return zoneinfo.ZoneInfo(name or "UTC")
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        return dt.UTC
+
+
 def exact(at: dt.datetime, zone: dt.tzinfo) -> str:
     """Tuesday 12 May 2026, 13:52:04 (CEST), in the reader's zone."""
     here = at.astimezone(zone)
@@ -78,13 +87,15 @@ def exact(at: dt.datetime, zone: dt.tzinfo) -> str:
 
 
 def clock(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
-    """13:52 today, yesterday 13:52, 9 May 13:52, 9 May 2025."""
+    """13:52 today, yesterday 13:52, tomorrow 13:52, 9 May 13:52, 9 May 2025."""
     here, today = at.astimezone(zone), now.astimezone(zone)
     days = (today.date() - here.date()).days
     if days == 0:
         return f"{here:%H:%M}"
     if days == 1:
         return f"yesterday {here:%H:%M}"
+    if days == -1:
+        return f"tomorrow {here:%H:%M}"
     if here.year == today.year:
         return f"{here.day} {here:%b %H:%M}"
     return f"{here.day} {here:%b %Y}"

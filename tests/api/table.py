@@ -97,6 +97,7 @@ ROWS = [
     Row("workspaces_open", "post", "workspaces/{workspace}/open/", OWNER, {}, 409),
     Row("workspaces_stop", "post", "workspaces/{workspace}/stop/", CONTROLLERS, {}),
     Row("workspaces_start_again", "post", "workspaces/{ended_workspace}/start-again/", OWNER, {}, 201),
+    Row("queue", "get", "queue/", EVERYBODY),
     Row("ask", "post", "ask/", WORKERS, JOB, hidden=400),
     Row("pools_list", "get", "pools/", EVERYBODY),
     Row("pools_get", "get", "pools/{pool}/", EVERYBODY),

@@ -47,7 +47,16 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
     assert (
         look_at(
             page,
-            ["/cluster/", node, "/quotas/?pool=h200", "/policy/", "/projects/", project, "/environments/"],
+            [
+                "/cluster/",
+                "/queue/",
+                node,
+                "/quotas/?pool=h200",
+                "/policy/",
+                "/projects/",
+                project,
+                "/environments/",
+            ],
         )
         == ""
     )
@@ -62,6 +71,7 @@ def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     page = open_as("r-castellan", width=390, dark=dark)
     for address in (
         "/cluster/",
+        "/queue/",
         "/quotas/?pool=h200",
         "/policy/?pool=h200",
         "/projects/",
