@@ -27,6 +27,7 @@ from portal.selectors.jobs import (
     seen_around,
     seen_of,
 )
+from portal.selectors.receipts import receipts_for
 from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again, do_submit_job
 from portal.services.tokens import Scope
 from portal.words.states import JobKind, JobState
@@ -91,6 +92,7 @@ def whole(person: User, row: Job) -> dict[str, Any]:
         events=newest[::-1],
         seen=ahead | seen_around(person, attempts, room_made),
         moves=moves,
+        receipts=receipts_for(person, row) if standing else [],
         with_environ=can(person, Verb.CONTROL, row),
     )
 

@@ -15,8 +15,9 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
 from portal.access import Person, project_ids, signed_in
-from portal.models import Cycle, Job, User
+from portal.models import Job, User
 from portal.selectors.past_use import past_use
+from portal.selectors.receipts import newest_receipts
 from portal.words.reasons import VerdictCode
 from portal.words.states import Desired, JobState
 
@@ -125,12 +126,9 @@ def asked_milli() -> int:
 
 def shares_by_project(pools: dict[str, str], projects: Collection[str]) -> dict[str, list[Share]]:
     """By public id of these projects, the pools in which they ask for more; from the newest cycle's receipts."""
-    receipts = Cycle.objects.order_by("-id").values_list("receipts", flat=True).first() or []
     found: dict[str, list[Share]] = {}
-    for receipt in receipts:
-        if receipt["project"] not in projects or receipt["pool"] not in pools:
-            continue
-        if receipt["requested_milli"] <= receipt["allocated_milli"]:
+    for receipt in newest_receipts(projects):
+        if receipt["pool"] not in pools or receipt["requested_milli"] <= receipt["allocated_milli"]:
             continue
         found.setdefault(receipt["project"], []).append(
             Share(

@@ -13,6 +13,7 @@ from portal.models import Job as JobRow
 from portal.models import JobEvent, Standing
 from portal.models import Task as TaskRow
 from portal.selectors.forecasts import Move
+from portal.selectors.receipts import Receipt
 from portal.words.states import AttemptState, Desired, JobKind, JobState
 
 STATES = [state.value for state in JobState]
@@ -65,6 +66,27 @@ class ForecastOut(Interval):
     started_at = serializers.DateTimeField(allow_null=True)
     inside = serializers.BooleanField(allow_null=True, help_text="null: not scored.")
     score_s = serializers.FloatField(allow_null=True, help_text="Winkler's interval score, alpha 0.2.")
+
+
+class ReceiptStep(serializers.Serializer[Any]):
+    """One step of a fair share."""
+
+    kind = serializers.ChoiceField(["guaranteed", "round", "remainder"])
+    amount_milli = serializers.FloatField(help_text="What it adds.")
+    numbers = serializers.DictField(help_text="What it was made of.")
+
+
+class ReceiptOut(serializers.Serializer[Any]):
+    """How the fair share of a project in a pool came about in the newest cycle; the steps add up."""
+
+    project = Named()
+    pool = Named()
+    guaranteed_milli = serializers.IntegerField()
+    limit_milli = serializers.IntegerField(allow_null=True)
+    allocated_milli = serializers.IntegerField()
+    requested_milli = serializers.IntegerField(help_text="What it holds and asks for, cut at its limit.")
+    fair_share_milli = serializers.FloatField()
+    steps = ReceiptStep(many=True)
 
 
 class Job(serializers.Serializer[Any]):
@@ -174,6 +196,9 @@ class JobWhole(Job):
 
     verdict = Verdict(allow_null=True)
     interval = Interval(allow_null=True, help_text="null: it does not wait, or there is no estimate yet.")
+    receipts = ReceiptOut(
+        many=True, help_text="While it waits: of its project, then of those above it that you may see."
+    )
     forecasts = ForecastOut(many=True, help_text="Newest first, at most 20.")
     desired = serializers.ChoiceField([word.value for word in Desired])
     template = Named(allow_null=True)
@@ -311,6 +336,7 @@ def job_whole(
     events: list[JobEvent],
     seen: Collection[str],
     moves: list[Move],
+    receipts: list[Receipt],
     with_environ: bool,
 ) -> dict[str, Any]:
     """One job with everything that is known of it; other jobs are named only when in ``seen``."""
@@ -318,6 +344,7 @@ def job_whole(
         **job(row),
         "verdict": verdict(standing_of(row), seen),
         "interval": interval(standing_of(row)),
+        "receipts": [receipt(one) for one in receipts],
         "forecasts": [forecast(move, seen) for move in moves],
         "desired": row.desired,
         "template": named(row.template),
@@ -374,6 +401,20 @@ def forecast(move: Move, seen: Collection[str]) -> dict[str, Any]:
         "started_at": when(row.started_at),
         "inside": row.inside,
         "score_s": row.score_s,
+    }
+
+
+def receipt(one: Receipt) -> dict[str, Any]:
+    """A fair share with its steps."""
+    return {
+        "project": named(one.project),
+        "pool": named(one.pool),
+        "guaranteed_milli": one.guaranteed_milli,
+        "limit_milli": one.limit_milli,
+        "allocated_milli": one.allocated_milli,
+        "requested_milli": one.requested_milli,
+        "fair_share_milli": one.fair_share_milli,
+        "steps": one.steps,
     }
 
 
