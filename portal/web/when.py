@@ -87,5 +87,5 @@ def _jobs(jobs: tuple[str, ...], names: dict[str, str]) -> str:
     known = [names[one] for one in jobs if one in names]
     others = len(jobs) - len(known)
     if others:
-        known.append(plural(others, "job of other projects,jobs of other projects"))
+        known.append(plural(others, "job of another project,jobs of other projects"))
     return ", ".join(known)

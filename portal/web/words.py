@@ -66,6 +66,14 @@ def short_gpu(model: str) -> str:
     return name.removesuffix(" GPU").removesuffix(" Generation") or model
 
 
+def gpu_time(gpu_seconds: float) -> str:
+    """45 GPU-min, 1.6 GPU-h, 260 GPU-h."""
+    hours = gpu_seconds / 3600
+    if hours < 1:
+        return f"{gpu_seconds / 60:.0f}{NB}GPU-min"
+    return f"{hours:.1f}{NB}GPU-h" if hours < 100 else f"{hours:,.0f}{NB}GPU-h"
+
+
 def cores(milli: int) -> str:
     """4 cores, 1 core, 0.5 core."""
     amount = f"{milli / 1000:g}"

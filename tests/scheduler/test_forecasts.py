@@ -139,4 +139,4 @@ def test_a_move_says_why(waiting) -> None:
     assert newest.came == ("aaaaaaaaaa", "bbbbbbbbbb") and newest.later
     sentences = " ".join(why(newest, {"aaaaaaaaaa": "sweep"}))
     assert "later." in sentences and "limit now" in sentences
-    assert "sweep, 1\u00a0job of other projects are now ahead of it." in sentences
+    assert "sweep, 1\u00a0job of another project are now ahead of it." in sentences
