@@ -7,6 +7,7 @@ that has none, and when its median moved by more than a fifth of what was left t
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from collections.abc import Mapping
 
 from django.db import transaction
@@ -20,8 +21,12 @@ from scheduler.core.cluster import JobId
 from scheduler.core.plan import StartInterval
 from scheduler.leases import Held
 
+log = logging.getLogger(__name__)
+
 MOVED_BY = 0.2
 LEAST_MOVE_S = 60.0
+TOLD_AT_ONCE = 200
+"""Open pages are told of at most this many new intervals at once; the others poll."""
 ALPHA = 0.2
 """1 - ALPHA is the nominal coverage of an interval."""
 SCORED_FROM_S = 60.0
@@ -35,22 +40,22 @@ def write_intervals(intervals: Mapping[JobId, StartInterval], leader: Held | Non
 
     With ``leader`` it raises Deposed when that scheduler has been replaced.
     """
-    if not intervals:
+    sound = {job: interval for job, interval in intervals.items() if is_sound(interval)}
+    if unsound := len(intervals) - len(sound):
+        log.warning("%s start intervals make no sense and were dropped", unsound)
+    moved_jobs = _moved_jobs(sound)
+    if not moved_jobs:
         return 0
     now = timezone.now()
     with transaction.atomic():
         if leader is not None:
             leases.check(leader)
         rows = Standing.objects.select_for_update(of=("self",), no_key=True).select_related("job")
-        moved = [
-            row
-            for row in rows.filter(job__public_id__in=list(intervals)).order_by("job_id")
-            if has_moved(row, intervals[JobId(row.job.public_id)])
-        ]
+        moved = list(rows.filter(job__public_id__in=moved_jobs).order_by("job_id"))
         first = _never_foreseen([row.job_id for row in moved if row.p50_at is None])
         made = []
         for row in moved:
-            interval = intervals[JobId(row.job.public_id)]
+            interval = sound[JobId(row.job.public_id)]
             row.foreseen_at = now
             row.p10_at, row.p50_at, row.p90_at = map(_at, (interval.p10_s, interval.p50_s, interval.p90_s))
             made.append(
@@ -65,19 +70,37 @@ def write_intervals(intervals: Mapping[JobId, StartInterval], leader: Held | Non
                     ahead=row.ahead,
                 )
             )
+        for row in moved[:TOLD_AT_ONCE]:
             announce(f"job.{row.job.public_id}", {"kind": "forecast"})
         Standing.objects.bulk_update(moved, _INTERVAL, batch_size=1000)
         Forecast.objects.bulk_create(made, batch_size=1000)
     return len(made)
 
 
-def has_moved(standing: Standing, interval: StartInterval) -> bool:
+def is_sound(interval: StartInterval) -> bool:
+    """True when the three times are in order, and times at all: between 2001 and 2286."""
+    return 1e9 <= interval.p10_s <= interval.p50_s <= interval.p90_s < 1e10
+
+
+def has_moved(middle: dt.datetime | None, foreseen_at: dt.datetime | None, interval: StartInterval) -> bool:
     """True when the median is new, or moved by more than a fifth of the wait that was foreseen (1 min at least)."""
-    if standing.p50_at is None or standing.foreseen_at is None:
+    if middle is None or foreseen_at is None:
         return True
-    foreseen_s = (standing.p50_at - standing.foreseen_at).total_seconds()
-    shift_s = abs(interval.p50_s - standing.p50_at.timestamp())
+    foreseen_s = (middle - foreseen_at).total_seconds()
+    shift_s = abs(interval.p50_s - middle.timestamp())
     return shift_s > max(LEAST_MOVE_S, MOVED_BY * foreseen_s)
+
+
+def _moved_jobs(intervals: Mapping[JobId, StartInterval]) -> list[JobId]:
+    """The jobs (public ids) with a verdict whose interval is new or moved: one query, and none without intervals."""
+    if not intervals:
+        return []
+    rows = Standing.objects.filter(job__public_id__in=list(intervals))
+    return [
+        JobId(job)
+        for job, middle, foreseen_at in rows.values_list("job__public_id", "p50_at", "foreseen_at")
+        if has_moved(middle, foreseen_at, intervals[JobId(job)])
+    ]
 
 
 def score_started() -> int:

@@ -140,3 +140,17 @@ def test_a_move_says_why(waiting) -> None:
     sentences = " ".join(why(newest, {"aaaaaaaaaa": "sweep"}))
     assert "later." in sentences and "limit now" in sentences
     assert "sweep, 1\u00a0job of another project are now ahead of it." in sentences
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        StartInterval(2e9, 1.9e9, 2.1e9),
+        StartInterval(2e9, 2.1e9, float("nan")),
+        StartInterval(2e9, 2.1e9, float("inf")),
+        StartInterval(-5.0, 0.0, 5.0),
+    ],
+)
+def test_an_interval_that_makes_no_sense_breaks_no_cycle(waiting, given) -> None:
+    outcome = run_cycle("test", "me", decide=foreseeing(given))
+    assert outcome is not None and not Forecast.objects.exists()
