@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from django.db import DatabaseError, transaction
+from django.db import Error as DatabaseError
+from django.db import transaction
 from django.utils import timezone
 
 from portal.events import announce
