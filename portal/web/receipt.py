@@ -54,6 +54,11 @@ def amount(milli: float) -> str:
     return gpu_amount(round(milli / 10) * 10)
 
 
+def percent(part: float) -> str:
+    """A part of 1 in percent, three figures; what is hardly anything says so."""
+    return "next to nothing" if part < 0.0005 else f"{100 * part:.3g} %"
+
+
 def _lines(receipt: Receipt) -> list[Line]:
     lines, rounds = [], 0
     for step in receipt.steps:
@@ -74,7 +79,7 @@ def _step(kind: str, numbers: dict[str, Any], rounds: int) -> tuple[str, str]:
         case "round" if {"rest", "weight", "usage", "part", "need"} <= set(known):
             return f"Round {rounds}", (
                 f"{amount(known['rest'])} left; weight {known['weight']:g} and past use "
-                f"{100 * known['usage']:.3g} % make its part {100 * known['part']:.3g} %; "
+                f"{percent(known['usage'])} make its part {percent(known['part'])}; "
                 f"it needs {amount(known['need'])} more"
             )
         case "remainder" if {"rest", "fraction"} <= set(known):
