@@ -4,7 +4,7 @@
 import os
 import sys
 
-SPELLED_WITH_HYPHENS = {"check-all": "check_all", "node-setup": "node_setup"}
+SPELLED_WITH_HYPHENS = {"check-all": "check_all", "node-setup": "node_setup", "policy-docs": "policy_docs"}
 
 
 def main() -> None:

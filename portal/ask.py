@@ -60,7 +60,8 @@ def ask(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[str, Any] 
 
 
 def ask_would_start(request: dict[str, Any], wait_s: float = 1.0) -> dict[str, Any] | None:
-    """Whether a request would start now: ``{starts_now, never, where, verdict, alternatives}``, or None.
+    """Whether a request would start now: ``{starts_now, never, where, verdict, alternatives, interval,
+    victims}``, or None. ``victims`` are the running jobs that would be asked to leave, with the work they would lose.
 
     ``request`` holds the columns of a Job by name, with public ids for ``project``, ``user``, ``environment``
     and ``pool``; what is missing has the model's default.

@@ -14,9 +14,17 @@ from portal.ask import ALIVE_FOR_S, ALIVE_KEY, ANSWER_KEPT_S, answer_key
 from portal.models import ClusterSettings, Environment, Job, Question
 from portal.valkey import valkey
 from portal.words.states import JobKind
-from scheduler.core.cluster import NodeId, PendingRow, PoolId, ProjectId, UserId
+from scheduler.core.cluster import (
+    WHOLE_MILLI,
+    NodeId,
+    PendingRow,
+    PoolId,
+    ProjectId,
+    Snapshot,
+    UserId,
+)
 from scheduler.core.decide import would_start
-from scheduler.core.plan import Answer
+from scheduler.core.plan import Answer, Eviction, Verdict
 from scheduler.snapshot import ASKED, Photo, take_photo
 from scheduler.standings import change_fields, verdict_fields
 
@@ -119,4 +127,32 @@ def as_json(answer: Answer, photo: Photo) -> dict[str, Any]:
         "where": sorted({names[place] for place in places}),
         "verdict": verdict_fields(answer.verdict) if answer.verdict else None,
         "alternatives": [change_fields(change) for change in answer.alternatives],
+        "interval": interval_fields(answer.verdict),
+        "victims": [victim_fields(eviction, photo.snapshot) for eviction in answer.evictions],
+    }
+
+
+def interval_fields(verdict: Verdict | None) -> dict[str, float] | None:
+    """When else it would start, seconds since the epoch; None while nobody has worked that out."""
+    if verdict is None or verdict.interval is None:
+        return None
+    return {"p10_s": verdict.interval.p10_s, "p50_s": verdict.interval.p50_s, "p90_s": verdict.interval.p90_s}
+
+
+def victim_fields(eviction: Eviction, snapshot: Snapshot) -> dict[str, Any]:
+    """A running job that would leave: what it holds, and the work it would lose since it last saved, GPU-seconds."""
+    row = next(row for row in snapshot.running if row.job == eviction.job)
+    milli = sum(
+        share.milli
+        for rank, task in enumerate(row.tasks)
+        if not eviction.ranks or (rank if task.rank is None else task.rank) in eviction.ranks
+        for share in task.gpus
+    )
+    saved_s = max(row.started_s, row.checkpoint_s or row.started_s)
+    return {
+        "job": eviction.job,
+        "reason": eviction.reason.value,
+        "milli": milli,
+        "lost_gpu_s": milli / WHOLE_MILLI * max(0.0, snapshot.now_s - saved_s),
+        "saved": row.checkpoint_s is not None,
     }

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from django.db import Error as DatabaseError
 from django.db import transaction
 from django.utils import timezone
 
@@ -20,9 +21,12 @@ from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import decide
 from scheduler.core.plan import Plan, Start, Verdict
 from scheduler.core.policy import Policy
+from scheduler.failed import keep_failed
+from scheduler.forecasts import write_intervals
 from scheduler.leases import Held
 from scheduler.snapshot import Photo, take_photo
 from scheduler.standings import write_standings
+from scheduler.totals import count_cycle
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +49,18 @@ def run_cycle(cause: str, holder: str, decide: Decide = decide) -> Outcome | Non
         return None
     started_at, begin_s = timezone.now(), time.monotonic()
     settings = ClusterSettings.objects.get_or_create(id=1)[0]
+    photo: Photo | None = None
     try:
         photo = take_photo(settings)
         photo_s = time.monotonic()
         killpoint("cycle.photographed")
         plan = decide(photo.snapshot, photo.policy)
         decided_s = time.monotonic()
-    except ValueError as wrong:  # a snapshot or a policy that the core refuses: no guess is better than none
-        _alarm(leader, settings, f"The scheduler starts nothing: {wrong}")
+    except DatabaseError:
+        raise  # the record is away: that says nothing of what stands in it
+    except Exception as wrong:  # what the core refuses, or a fault of ours: no guess is better than none
+        sentence = keep_failed(leader, settings, photo, wrong, cause)
+        _alarm(leader, settings, sentence)
         return Outcome(0, (), again=False)
     _alarm(leader, settings, "")
     killpoint("cycle.decided")
@@ -77,6 +85,7 @@ def run_cycle(cause: str, holder: str, decide: Decide = decide) -> Outcome | Non
     with transaction.atomic():
         leases.check(leader)
         row.save()
+        count_cycle(row, plan, committed=not photo.adopt_only)
         announce("cluster", {"kind": "cycle", "pending": row.pending, "started": row.started_jobs})
     return Outcome(row.started_jobs, tuple(refused), again=bool(refused) and row.started_jobs > 0)
 
@@ -96,6 +105,7 @@ def _commit(leader: Held, photo: Photo, plan: Plan) -> list[Refusal]:
                 log.info("start of %s refused: %s", start.job, refusal.sentence)
                 refused.append(refusal)
     write_standings(leader, photo, verdicts)
+    write_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
     return refused
 
 

@@ -27,6 +27,7 @@ from portal.models import (
     Task,
     Volume,
 )
+from portal.selectors.past_use import past_use
 from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, GpuHealth, JobKind, JobState, NodeState, RuntimeKind
 from scheduler.core.cluster import (
@@ -48,10 +49,7 @@ from scheduler.core.cluster import (
     UsageRow,
     UserId,
 )
-from scheduler.core.policy import Policy
-
-FORGOTTEN_AFTER_HALF_LIVES = 20
-"""Use older than this counts less than a millionth of itself, and is not read."""
+from scheduler.core.policy import Policy, PolicyError
 
 ASKED = JobId("asked")
 """The id of a job that nobody has submitted; it is shorter than a public id."""
@@ -84,10 +82,10 @@ class Photo:
 
 
 def take_photo(settings: ClusterSettings) -> Photo:
-    """The record as it is now. Raises PolicyError when the cluster's knobs are out of range."""
-    policy = Policy(**settings.policy)
+    """The record as it is now. Raises PolicyError when a knob of the cluster or a pool is out of range."""
+    policy = Policy.of(settings.policy)
     with _one_moment() as now_s:
-        pools = _pools()
+        pools = _pools(settings.policy)
         tasks = _held_tasks()
         shares, whole = _live_allocations()
         gpus = _gpus(whole)
@@ -131,9 +129,17 @@ def _one_moment() -> Iterator[float]:
         yield now_s
 
 
-def _pools() -> tuple[PoolRow, ...]:
-    rows = NodePool.objects.order_by("name").values_list("public_id", "name", "spread")
-    return tuple(PoolRow(PoolId(id_), name, "spread" if spread else None) for id_, name, spread in rows)
+def _pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
+    """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``."""
+    found = []
+    for id_, name, own in NodePool.objects.order_by("name").values_list("public_id", "name", "policy"):
+        try:
+            Policy.of({**knobs, **own})
+        except PolicyError as wrong:
+            raise PolicyError(wrong.field, f"in pool {name}: {wrong.message}") from wrong
+        placement = own.get("placement")
+        found.append(PoolRow(PoolId(id_), name, placement, tuple(sorted(own.items()))))
+    return tuple(found)
 
 
 def _held_tasks() -> dict[int, dict[str, Any]]:
@@ -229,33 +235,11 @@ def _quotas() -> tuple[QuotaRow, ...]:
 
 
 def _usage(now_s: float, half_life_s: float) -> tuple[UsageRow, ...]:
-    """GPU-seconds by project, pool and person, each second halved once for every half-life since it passed.
-
-    The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h).
-    """
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            SELECT project.public_id, pool.public_id, person.public_id, sum(span.seconds)
-              FROM (SELECT project_id, pool_id, user_id,
-                           milli / 1000.0::float8 * %(h)s / ln(2::float8) * (
-                               power(0.5::float8, greatest(0, %(now)s - coalesce(
-                                   extract(epoch FROM ended_at)::float8, %(now)s)) / %(h)s)
-                             - power(0.5::float8, greatest(0, %(now)s
-                                   - extract(epoch FROM started_at)::float8) / %(h)s)) AS seconds
-                      FROM portal_usageledger
-                     WHERE ended_at IS NULL OR ended_at > to_timestamp(%(now)s - %(forgotten)s)) AS span
-              JOIN portal_project project ON project.id = span.project_id
-              JOIN portal_nodepool pool ON pool.id = span.pool_id
-              JOIN portal_user person ON person.id = span.user_id
-             GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
-            """,
-            {"now": now_s, "h": half_life_s, "forgotten": FORGOTTEN_AFTER_HALF_LIVES * half_life_s},
-        )
-        return tuple(
-            UsageRow(ProjectId(project), PoolId(pool), UserId(user), seconds)
-            for project, pool, user, seconds in cursor.fetchall()
-        )
+    """GPU-seconds by project, pool and person, each second halved once for every half-life since it passed."""
+    return tuple(
+        UsageRow(ProjectId(row.project), PoolId(row.pool), UserId(row.user), row.gpu_seconds)
+        for row in past_use(now_s, half_life_s)
+    )
 
 
 def _running(tasks: dict[int, dict[str, Any]], shares: dict[int, list[GpuShare]]) -> tuple[RunningRow, ...]:

@@ -10,12 +10,14 @@ from django.db.models import DurationField, ExpressionWrapper, F
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from portal.models import Attempt, Cycle, Node, Outbox, Question
+from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question
 from portal.services import lifecycle, nodes, restored
 from portal.services.idempotency import forget_old_keys
 from portal.wake import send_hint
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import AttemptState, JobKind, NodeState
+from scheduler.failed import drop_old_failures
+from scheduler.forecasts import FORECASTS_KEPT, score_started
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ def sweep() -> None:
     end_unsent_on_silent_nodes()
     mark_silent_nodes()
     restored.end_looking()
+    score_started()
 
 
 def end_overdue() -> None:
@@ -114,10 +117,12 @@ def trim() -> None:
     for rows in (
         Outbox.objects.filter(sent_at__lt=now - OUTBOX_KEPT),
         Cycle.objects.filter(started_at__lt=now - CYCLES_KEPT),
+        Forecast.objects.filter(made_at__lt=now - FORECASTS_KEPT),
         Question.objects.filter(asked_at__lt=now - QUESTIONS_KEPT),
     ):
         ids = list(rows.order_by("pk").values_list("pk", flat=True)[:TRIMMED_AT_ONCE])
         rows.model._default_manager.filter(pk__in=ids).delete()
+    drop_old_failures()
     forget_old_keys()
 
 

@@ -16,6 +16,7 @@ from portal.api.job_bodies import JobBody, check_request, job_request
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import jobs as shapes
 from portal.models import Job, User
+from portal.selectors.forecasts import moves_of
 from portal.selectors.jobs import (
     JobFilter,
     attempts_of,
@@ -26,6 +27,7 @@ from portal.selectors.jobs import (
     seen_around,
     seen_of,
 )
+from portal.selectors.receipts import receipts_for
 from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again, do_submit_job
 from portal.services.tokens import Scope
 from portal.words.states import JobKind, JobState
@@ -80,13 +82,17 @@ def whole(person: User, row: Job) -> dict[str, Any]:
     standing = shapes.standing_of(row)
     newest = list(events_of(row).order_by("-id")[:TIMELINE])
     attempts, room_made = attempts_of(row), room_made_for(row)
-    ahead = seen_of(person, standing.ahead if standing else [])
+    moves = moves_of(row)
+    named = {one for move in moves for one in (*move.came, *move.went)}
+    ahead = seen_of(person, {*(standing.ahead if standing else []), *named})
     return shapes.job_whole(
         row,
         attempts=attempts,
         room_made=room_made,
         events=newest[::-1],
         seen=ahead | seen_around(person, attempts, room_made),
+        moves=moves,
+        receipts=receipts_for(person, row) if standing else [],
         with_environ=can(person, Verb.CONTROL, row),
     )
 

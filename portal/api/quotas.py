@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from portal.api.bodies import Closed, Number, Text, Whole
 from portal.api.cursors import NEWEST
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import projects as shapes
-from portal.errors import Conflict, NotAllowed, NotThere, PreconditionNeeded, Stale
+from portal.errors import Conflict, NotAllowed, NotThere, Stale
 from portal.models import NodePool, Project, Quota
 from portal.selectors.projects import pool_for, project_for, quota_changes, quotas_for
 from portal.services.projects import (
@@ -94,13 +93,9 @@ class QuotaDoor(Route):
         """The version that If-Match names; PreconditionNeeded without it, Stale when it is another."""
         if not self.person.is_admin:
             raise NotAllowed("Only administrators change quotas.")
-        given = self.request.headers.get("If-Match")
-        if not given:
-            raise PreconditionNeeded("Send the ETag you read as If-Match.", code="if_match_needed")
-        version = place.quota.version if place.quota else 0
-        if given.strip() != "*" and place.etag not in re.findall(r'"[^"]*"', given):
+        if not self.if_match(place.etag):
             raise self.stale(place)
-        return version
+        return place.quota.version if place.quota else 0
 
     def stale(self, place: Place) -> Stale:
         """The refusal of an edit that is based on an older version, with what stands now."""

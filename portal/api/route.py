@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +25,7 @@ from portal.access import Policy, demand, signed_in
 from portal.api import cursors, problems
 from portal.api.bodies import Closed, StrictJson, read_body, read_query
 from portal.api.credentials import BearerToken, Session, sender_of
-from portal.errors import Invalid, NotAllowed
+from portal.errors import Invalid, NotAllowed, PreconditionNeeded
 from portal.models import ApiToken, User
 from portal.services import idempotency
 from portal.services.tokens import Scope, has_scope
@@ -183,6 +184,13 @@ class Route(APIView):
     ) -> HttpResponse:
         """One page of a list."""
         return self.answer(cursors.page(self.request, rows, order, self.query, shown))
+
+    def if_match(self, etag: str) -> bool:
+        """Whether the request is based on what stands; PreconditionNeeded when it does not say."""
+        given = self.request.headers.get("If-Match")
+        if not given:
+            raise PreconditionNeeded("Send the ETag you read as If-Match.", code="if_match_needed")
+        return given.strip() == "*" or etag in re.findall(r'"[^"]*"', given)
 
     def once(
         self, work: Callable[[], Any], status: int = 201, *, check: Callable[[], object] | None = None

@@ -3,8 +3,18 @@
 from portal.models.access_tokens import ApiToken, Invitation, SignInLink
 from portal.models.audit import AuditEntry
 from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation
-from portal.models.engine import ClusterSettings, Cycle, Lease, Outbox, Question, Standing
+from portal.models.engine import (
+    ClusterSettings,
+    Cycle,
+    FailedCycle,
+    Lease,
+    Outbox,
+    Question,
+    Standing,
+    Totals,
+)
 from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
+from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
 from portal.models.jobs import Allocation, Attempt, Job, JobEvent, Task
 from portal.models.people import User
@@ -22,6 +32,8 @@ __all__ = [
     "Cycle",
     "Environment",
     "EnvironmentOnNode",
+    "FailedCycle",
+    "Forecast",
     "Gpu",
     "IdempotencyKey",
     "Invitation",
@@ -43,6 +55,7 @@ __all__ = [
     "Standing",
     "Task",
     "Template",
+    "Totals",
     "UnknownContainer",
     "UsageLedger",
     "UsageMinute",

@@ -17,7 +17,8 @@ class NodePool(models.Model):
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
     engine = models.CharField(max_length=16, default="ssh", help_text="What drives the nodes; ours is ssh.")
-    spread = models.BooleanField(default=False, help_text="Spread jobs over nodes instead of packing them.")
+    policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the cluster's.")
+    policy_version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
     allow_node_network = models.BooleanField(
         default=False, help_text="Tasks of multi-node gangs may use the node's network."
     )

@@ -18,6 +18,7 @@ class ClusterSettings(models.Model):
         help_text="After a restore: start nothing until every node was reconciled once or fenced.",
     )
     policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the defaults.")
+    policy_version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
     alarm = models.CharField(max_length=1000, blank=True, help_text="Why the scheduler stopped, if it did.")
     alarm_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -64,6 +65,10 @@ class Standing(models.Model):
     cheapest = models.JSONField(null=True)
     decided_at = models.DateTimeField()
     since = models.DateTimeField(help_text="When this code became the verdict.")
+    foreseen_at = models.DateTimeField(null=True, blank=True, help_text="When the interval was made.")
+    p10_at = models.DateTimeField(null=True, blank=True, help_text="Start interval; None: no estimate yet.")
+    p50_at = models.DateTimeField(null=True, blank=True)
+    p90_at = models.DateTimeField(null=True, blank=True)
 
 
 class Cycle(models.Model):
@@ -85,6 +90,43 @@ class Cycle(models.Model):
 
     class Meta:
         indexes = [models.Index(fields=["-id"], name="cycle_newest")]
+
+
+class Totals(models.Model):
+    """One row: counters of the scheduler that only grow, for ``/metrics`` (``scheduler.totals`` writes them)."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    counts = models.JSONField(default=dict)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="totals_one_row")]
+
+
+class FailedCycle(models.Model):
+    """A cycle that decided nothing: what was wrong, and what it had to decide on, for replay.
+
+    The newest 20 of the last 30 days are kept. One that goes on failing alike is one row.
+    """
+
+    public_id = PublicIdField()
+    first_at = models.DateTimeField()
+    last_at = models.DateTimeField()
+    times = models.PositiveIntegerField(default=1, help_text="Cycles that failed alike, one after the other.")
+    kind = models.CharField(max_length=12, help_text="snapshot, policy or fault.")
+    field = models.CharField(max_length=300, blank=True, help_text="What of the snapshot or policy is wrong.")
+    sentence = models.CharField(max_length=1000)
+    woken_by = models.CharField(max_length=40)
+    content = models.BinaryField(
+        help_text="Snapshot and policy as gzip JSON; empty if it could not be saved."
+    )
+    size_bytes = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(kind__in=["snapshot", "policy", "fault"]), name="failed_cycle_kind"
+            )
+        ]
 
 
 class Question(models.Model):

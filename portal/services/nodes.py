@@ -30,15 +30,15 @@ FULL_DISK = "The disk of the node is full"
 # -- admins ----------------------------------------------------------------------------------------
 
 
-def do_add_pool(actor: User, name: str, *, spread: bool = False) -> NodePool:
+def do_add_pool(actor: User, name: str) -> NodePool:
     """An empty pool."""
     if not actor.is_admin:
         raise NotAllowed("Only administrators add pools.")
     _check_name(name)
     try:
         with transaction.atomic():
-            pool = NodePool.objects.create(name=name, spread=spread)
-            record_act(actor, "pool.create", pool, after={"name": name, "spread": spread})
+            pool = NodePool.objects.create(name=name)
+            record_act(actor, "pool.create", pool, after={"name": name})
     except IntegrityError as clash:
         raise Invalid(
             fields={"name": f"There is already a pool called {name}."}, code="name_taken"

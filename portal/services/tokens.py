@@ -42,6 +42,7 @@ class Scope(StrEnum):
     WORKSPACES = "workspaces"  # submit, open, stop and start workspaces
     PROJECTS = "projects"  # make and change projects and their members
     QUOTAS = "quotas"  # change and undo quotas
+    METRICS = "metrics"  # read /metrics, where its owner is an administrator
     TOKENS = "tokens"  # make and revoke tokens, never stronger than itself
     ADMIN = "admin"  # everything its owner may do
 
@@ -52,6 +53,7 @@ SCOPE_SENTENCES: dict[Scope, str] = {
     Scope.WORKSPACES: "Submit, open, stop and start workspaces.",
     Scope.PROJECTS: "Make and change projects and their members.",
     Scope.QUOTAS: "Change and undo quotas.",
+    Scope.METRICS: "Read /metrics, for Prometheus; its owner must be an administrator.",
     Scope.TOKENS: "Make and revoke tokens that are no stronger than itself.",
     Scope.ADMIN: "Everything its owner may do.",
 }

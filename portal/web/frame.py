@@ -11,9 +11,10 @@ from django.urls import reverse
 from django.utils.functional import SimpleLazyObject
 
 from portal.access import visible_jobs
-from portal.models import Gpu, User
+from portal.models import Gpu, Job, User
 from portal.selectors.restored import restored
-from portal.words.states import JOB_LIVE, GpuHealth, NodeState
+from portal.selectors.scheduler import alarm
+from portal.words.states import JOB_LIVE, Desired, GpuHealth, JobState, NodeState
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,12 @@ PLACES: dict[str, tuple[Place, ...]] = {
             ),
             tab=True,
         ),
+        Place("Queue", "queue", "queue", "q", count="waiting"),
+        Place("Scheduler", "scheduler", "flask", "d", admin=True),
         Place("Environments", "environments", "model", "e", here=("environment",)),
     ),
     "Sharing": (
-        Place("Quotas", "quotas", "quota", "q", here=("save-quotas",), tab=True),
+        Place("Quotas", "quotas", "quota", "s", here=("save-quotas",), tab=True),
         Place(
             "Projects",
             "projects",
@@ -79,6 +82,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
             "p",
             here=("project", "add-project", "set-member", "invite-into"),
         ),
+        Place("Policy", "policy", "gear", "k", here=("save-policy",)),
         Place("People", "people", "people", "u", here=("invite", "change-person"), admin=True),
         Place("Audit", "audit", "report", "a", admin=True),
     ),
@@ -94,11 +98,14 @@ class Figures:
     free: int
     simulated: int
     my_live_jobs: int
+    waiting: int
 
     def beside(self, name: str) -> str:
         """The figure under this name as text, empty when it says nothing."""
         if name == "jobs":
             return str(self.my_live_jobs) if self.my_live_jobs else ""
+        if name == "waiting":
+            return str(self.waiting) if self.waiting else ""
         if name == "free":
             return f"{self.free} free" if self.gpus else ""
         return ""
@@ -129,6 +136,7 @@ def _frame(request: HttpRequest, user: User | None) -> dict[str, Any]:
         "simulated": figures.simulated,
         "gpus": figures.gpus,
         "restored": restored() if user.is_admin else None,
+        "alarm": alarm() if user.is_admin else None,
     }
 
 
@@ -141,7 +149,7 @@ def _shown(place: Place, here: str, figures: Figures) -> dict[str, Any]:
 
 
 def get_figures(user: User) -> Figures:
-    """Two queries: the GPUs of the cluster, and the person's own live jobs."""
+    """Three queries: the GPUs of the cluster, the person's own live jobs, and all that wait."""
     takes_work = Q(health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True)
     gpus = (
         Gpu.objects.filter(present=True)
@@ -153,4 +161,5 @@ def get_figures(user: User) -> Figures:
         )
     )
     live = visible_jobs(user).filter(owner=user, state__in=[state.value for state in JOB_LIVE]).count()
-    return Figures(gpus["all"], gpus["free"], gpus["simulated"], live)
+    waiting = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value).count()
+    return Figures(gpus["all"], gpus["free"], gpus["simulated"], live, waiting)

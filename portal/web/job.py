@@ -16,10 +16,13 @@ from portal.access import Policy, Verb, can, policy, signed_in
 from portal.models import Attempt, Job, JobEvent, Task, User
 from portal.selectors.cluster import Square, square_of
 from portal.selectors.jobs import attempts_of, events_of, job_for, jobs_for, room_made_for, seen_around
+from portal.selectors.receipts import receipts_for
 from portal.services import workspaces
 from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again
 from portal.web.failure import failure_of
 from portal.web.job_row import JobRow, numbers_of, rows_of, standing_of
+from portal.web.receipt import sums_of
+from portal.web.when import when_of
 from portal.web.words import duration
 from portal.words.states import ATTEMPT_LIVE, AttemptState, JobState
 
@@ -73,9 +76,12 @@ def overview(user: User, found: Job) -> dict[str, Any]:
     room_made = room_made_for(found)
     seen = seen_around(user, attempts[:1], room_made)
     events = list(events_of(found).order_by("-id")[:NEWEST_EVENTS])
+    waits_for = standing if found.state == JobState.PENDING and not found.held else None
     return context | {
         "phases": phases_of(row, last),
-        "standing": standing if found.state == JobState.PENDING and not found.held else None,
+        "standing": waits_for,
+        "when": when_of(user, found, waits_for) if waits_for else None,
+        "sums": sums_of(receipts_for(user, found)) if waits_for else [],
         "numbers": numbers_of(standing) if standing else [],
         "ahead": _ahead(user, found),
         "left_for": OtherJob.of(last.stop_for, seen) if last and last.stop_for else None,

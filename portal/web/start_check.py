@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import datetime as dt
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from portal.ask import ask_would_start
 from portal.errors import FairwayError, Impossible, Invalid
 from portal.models import NodePool, User
 from portal.selectors.cluster import ModelStrip
+from portal.selectors.leaving import Leaving, leaving_of, lost_gpu_s
 from portal.services.jobs import JobRequest, check_job, question_body
 from portal.web.launch_form import initial_of_fields
 from portal.web.words import gpus as gpu_words
@@ -35,6 +37,19 @@ class StartCheck:
     sentence: str = ""
     ways: list[Way] = field(default_factory=list)
     wrong: dict[str, str] = field(default_factory=dict)
+    low: dt.datetime | None = None
+    high: dt.datetime | None = None
+    leaving: list[Leaving] = field(default_factory=list)
+
+    @property
+    def lost_gpu_s(self) -> float:
+        """The work that those would lose who would leave for it, GPU-seconds."""
+        return lost_gpu_s(self.leaving)
+
+    @property
+    def hidden(self) -> int:
+        """How many of those who would leave the reader may not see."""
+        return sum(one.job is None for one in self.leaving)
 
     @property
     def may_launch(self) -> bool:
@@ -57,7 +72,7 @@ def check_start(user: User, request: JobRequest, strips: list[ModelStrip], *, as
     answer = ask_would_start(question_body(user, request), wait_s=WAIT_S) if ask else None
     if answer is None or "error" in answer:
         return _by_counting(request, strips)
-    return _from_answer(answer)
+    return replace(_from_answer(answer), leaving=leaving_of(user, answer.get("victims") or []))
 
 
 def _from_answer(answer: dict[str, Any]) -> StartCheck:
@@ -72,7 +87,15 @@ def _from_answer(answer: dict[str, Any]) -> StartCheck:
         return StartCheck("now", "It starts now", f"There is a place for it on {where}." if where else "")
     if answer.get("never"):
         return StartCheck("never", "This can never start here", sentence, ways)
-    return StartCheck("waits", "It would wait", sentence, ways)
+    interval = answer.get("interval")
+    low, high = (_at(interval["p10_s"]), _at(interval["p90_s"])) if interval else (None, None)
+    if answer.get("victims"):
+        return StartCheck("waits", "Others would make room", sentence, ways, low=low, high=high)
+    return StartCheck("waits", "It would wait", sentence, ways, low=low, high=high)
+
+
+def _at(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)
 
 
 def nearest_ways(facts: dict[str, Any]) -> list[Way]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import zoneinfo
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +25,7 @@ from portal.web import words
 
 register = template.Library()
 
-for _name in ("duration", "memory", "gpus", "gpu_amount", "short_gpu", "cores", "plural"):
+for _name in ("duration", "memory", "gpus", "gpu_amount", "gpu_time", "short_gpu", "cores", "plural"):
     register.filter(_name, getattr(words, _name))
 
 
@@ -115,11 +114,7 @@ def _around(view: str) -> tuple[str, str]:
 
 def zone_of(context: Context) -> dt.tzinfo:
     """The time zone of the person who reads."""
-    user = context.get("user")
-    try:
-        return zoneinfo.ZoneInfo(getattr(user, "timezone", "") or "UTC")
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
-        return dt.UTC
+    return words.zone(getattr(context.get("user"), "timezone", ""))
 
 
 def _time(context: Context, at: dt.datetime | None, text: str, habit: str) -> SafeString:
@@ -166,6 +161,15 @@ def clock(context: Context, at: dt.datetime | None) -> SafeString:
     return (
         _time(context, at, words.clock(at, zone_of(context), timezone.now()), "") if at else SafeString("–")
     )
+
+
+@register.simple_tag(takes_context=True)
+def clock_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeString:
+    """Two times of day: the day stands once where it is the same."""
+    here = zone_of(context)
+    same = low.astimezone(here).date() == high.astimezone(here).date()
+    later = _time(context, high, f"{high.astimezone(here):%H:%M}", "") if same else clock(context, high)
+    return format_html("{} – {}", clock(context, low), later)
 
 
 @register.simple_tag(takes_context=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, cluster, home, job, jobs, launch, metrics, search, signin
+from portal.web import account, cluster, home, job, jobs, launch, metrics, queue, search, signin
 from portal.web import logs as job_logs
 
 urlpatterns = [
@@ -34,6 +34,7 @@ urlpatterns = [
     path("jobs/<slug:public_id>/hold/", job.hold, name="job-hold"),
     path("jobs/<slug:public_id>/again/", job.again, name="job-again"),
     path("jobs/<slug:public_id>/open/", job.open_workspace, name="job-open"),
+    path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),
     path("", include("portal.web.admin.urls")),  # before a node's page: nodes/add/ is no node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import zoneinfo
 
 NB = "\u00a0"
 _MAKER = re.compile(r"^(NVIDIA|AMD|Intel)\s+", re.IGNORECASE)
@@ -65,10 +66,26 @@ def short_gpu(model: str) -> str:
     return name.removesuffix(" GPU").removesuffix(" Generation") or model
 
 
+def gpu_time(gpu_seconds: float) -> str:
+    """45 GPU-min, 1.6 GPU-h, 260 GPU-h."""
+    hours = gpu_seconds / 3600
+    if hours < 1:
+        return f"{gpu_seconds / 60:.0f}{NB}GPU-min"
+    return f"{hours:.1f}{NB}GPU-h" if hours < 100 else f"{hours:,.0f}{NB}GPU-h"
+
+
 def cores(milli: int) -> str:
     """4 cores, 1 core, 0.5 core."""
     amount = f"{milli / 1000:g}"
     return f"{amount}{NB}{'core' if milli <= 1000 else 'cores'}"
+
+
+def zone(name: str) -> dt.tzinfo:
+    """The time zone of that name; UTC where there is none of it."""
+    try:
+        return zoneinfo.ZoneInfo(name or "UTC")
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        return dt.UTC
 
 
 def exact(at: dt.datetime, zone: dt.tzinfo) -> str:
@@ -78,13 +95,15 @@ def exact(at: dt.datetime, zone: dt.tzinfo) -> str:
 
 
 def clock(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
-    """13:52 today, yesterday 13:52, 9 May 13:52, 9 May 2025."""
+    """13:52 today, yesterday 13:52, tomorrow 13:52, 9 May 13:52, 9 May 2025."""
     here, today = at.astimezone(zone), now.astimezone(zone)
     days = (today.date() - here.date()).days
     if days == 0:
         return f"{here:%H:%M}"
     if days == 1:
         return f"yesterday {here:%H:%M}"
+    if days == -1:
+        return f"tomorrow {here:%H:%M}"
     if here.year == today.year:
         return f"{here.day} {here:%b %H:%M}"
     return f"{here.day} {here:%b %Y}"

@@ -1,4 +1,7 @@
-"""The knobs of scheduling policy: name, unit, range, default and a sentence for people."""
+"""The knobs of scheduling policy: name, unit, range, default and a sentence for people.
+
+The page, REST, the check and ``docs/policy.md`` read these tables; a knob is added here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A number an admin may turn. ``low`` and ``high`` are inclusive."""
+    """A number an admin may turn. ``low`` and ``high`` are inclusive.
+
+    ``per_pool`` False: one value for the whole cluster, since a cycle is one for all pools.
+    """
 
     name: str
     unit: str
@@ -15,6 +21,7 @@ class Knob:
     high: float
     default: float
     sentence: str
+    per_pool: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,7 @@ class Choice:
     options: tuple[str, ...]
     default: str
     sentence: str
+    per_pool: bool = True
 
 
 DAY_S = 86_400.0
@@ -63,6 +71,7 @@ KNOBS: dict[str, Knob] = {
             10_000_000,
             200_000,
             "Placements and victim sets tried in one cycle; jobs not reached are told so.",
+            per_pool=False,
         ),
         Knob(
             "change_budget_steps",
@@ -71,6 +80,7 @@ KNOBS: dict[str, Knob] = {
             100_000,
             400,
             "Of these, how many may search for the cheapest change that would start a waiting job.",
+            per_pool=False,
         ),
         Knob(
             "ahead_shown",
@@ -79,6 +89,7 @@ KNOBS: dict[str, Knob] = {
             50,
             5,
             "How many of the jobs ahead a verdict names.",
+            per_pool=False,
         ),
         Knob(
             "reserve_after_s",
@@ -124,3 +135,44 @@ CHOICES: dict[str, Choice] = {
         ),
     )
 }
+
+
+KnobValue = float | str
+
+
+def knob_names(*, per_pool: bool = False) -> tuple[str, ...]:
+    """Every name, numbers first; ``per_pool`` leaves out those that only the whole cluster has."""
+    every: list[Knob | Choice] = [*KNOBS.values(), *CHOICES.values()]
+    return tuple(knob.name for knob in every if knob.per_pool or not per_pool)
+
+
+def default_of(name: str) -> KnobValue:
+    """What holds where nobody said otherwise. KeyError for an unknown name."""
+    return KNOBS[name].default if name in KNOBS else CHOICES[name].default
+
+
+def figure(value: float) -> str:
+    """A number with its thousands parted, and no more decimals than it has: 31,536,000 or 0.5."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+
+
+def fault_of(name: str, value: object, *, per_pool: bool = False) -> str | None:
+    """What is wrong with a value for a knob, as a sentence; None when it may stand."""
+    if name not in knob_names():
+        return "There is no such knob."
+    if per_pool and name not in knob_names(per_pool=True):
+        return "This knob has one value for the whole cluster."
+    if (choice := CHOICES.get(name)) is not None:
+        return None if value in choice.options else f"Must be one of: {', '.join(choice.options)}."
+    knob = KNOBS[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "Must be a number."
+    if not knob.low <= value <= knob.high:
+        unit = f" {knob.unit}" if knob.unit else ""
+        return f"Must be between {figure(knob.low)} and {figure(knob.high)}{unit}."
+    return None if whole(name, value) == value else "Must be a whole number."
+
+
+def whole(name: str, value: KnobValue) -> KnobValue:
+    """The value as its knob has it: a knob whose default is a whole number counts something."""
+    return int(value) if isinstance(default_of(name), int) else value

@@ -74,11 +74,15 @@ class TopologyRow:
 
 @dataclass(frozen=True, slots=True)
 class PoolRow:
-    """A group of nodes that a quota speaks about. ``placement`` None means the policy's strategy."""
+    """A group of nodes that a quota speaks about. ``placement`` None means the policy's strategy.
+
+    ``knobs`` are the knobs of the policy that have another value in this pool, by name.
+    """
 
     id: PoolId
     name: str
     placement: str | None = None  # "pack" | "spread"
+    knobs: tuple[tuple[str, float | str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answ
     start = next((start for start in plan.starts if start.job == request.job), None)
     verdict = next((verdict for verdict in plan.verdicts if verdict.job == request.job), None)
     alternatives = () if start else decision.explainer.alternatives(request)
-    return Answer(start is not None, start, verdict, alternatives)
+    evictions = tuple(eviction for eviction in plan.evictions if eviction.for_job == request.job)
+    return Answer(start is not None, start, verdict, alternatives, evictions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,8 @@ class Answer:
     start: Start | None
     verdict: Verdict | None
     alternatives: tuple[Change, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    """Who would be asked to leave for it."""
 
     @property
     def never(self) -> bool:

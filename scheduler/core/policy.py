@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from portal.words.knobs import CHOICES, KNOBS
 
@@ -16,6 +18,7 @@ class PolicyError(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,18 @@ class Policy:
                 raise PolicyError(field.name, f"{value!r} is none of {', '.join(choice.options)}")
         if unknown := set(self.actions) - set(ACTIONS):
             raise PolicyError("actions", f"{sorted(unknown)[0]!r} is none of {', '.join(ACTIONS)}")
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, Any]) -> Policy:
+        """The defaults with these knobs turned. Raises PolicyError naming one that is unknown or out of range."""
+        known = {field.name for field in fields(cls)}
+        for name in knobs:
+            if name not in known:
+                raise PolicyError(name, "is no knob of this version")
+        turned: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in knobs.items()
+        }
+        return cls(**turned)
 
     @classmethod
     def kai(cls) -> Policy:

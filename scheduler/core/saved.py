@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from scheduler.core.check import SnapshotError
@@ -30,6 +30,12 @@ def snapshot_from_json(text: str) -> Snapshot:
     return cast(Snapshot, _read(Snapshot, outer.get("snapshot"), "snapshot"))
 
 
+def case_to_json(snapshot: Snapshot | None, policy: dict[str, Any]) -> str:
+    """What a decision was asked, as one JSON object: the photograph (None if there was none) and the knobs."""
+    shown = None if snapshot is None else _plain(snapshot)
+    return json.dumps({"format": FORMAT, "snapshot": shown, "policy": policy}, sort_keys=True, allow_nan=True)
+
+
 def plan_to_json(plan: Plan) -> str:
     """A plan as JSON, for records and for comparing replays."""
     return json.dumps(_plain(plan), sort_keys=True, allow_nan=False)
@@ -48,14 +54,15 @@ def _plain(value: Any) -> Any:
 
 
 def _read(kind: Any, value: Any, at: str) -> Any:
-    """``value`` as ``kind``, refusing unknown and missing fields and wrong types."""
+    """``value`` as ``kind``, refusing unknown fields, missing ones that have no default, and wrong types."""
     origin = get_origin(kind)
     if hasattr(kind, "__supertype__"):
         return _read(kind.__supertype__, value, at)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in get_args(kind):
             return None
-        return _read(next(arg for arg in get_args(kind) if arg is not type(None)), value, at)
+        kinds = [arg for arg in get_args(kind) if arg is not type(None)]
+        return _read(str if str in kinds and isinstance(value, str) else kinds[0], value, at)
     if origin is tuple:
         return _read_tuple(get_args(kind), value, at)
     if is_dataclass(kind):
@@ -90,6 +97,6 @@ def _read_row(kind: Any, value: Any, at: str) -> Any:
         if name not in hints:
             raise SnapshotError(f"{at}.{name}", "is no field of this format")
     for field in fields(kind):
-        if field.name not in value:
+        if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
             raise SnapshotError(f"{at}.{field.name}", "is missing")
     return kind(**{name: _read(hints[name], item, f"{at}.{name}") for name, item in value.items()})

@@ -4,7 +4,7 @@ import { startKeys } from "./keys.js";
 import { lookAgain, startLive } from "./live.js";
 import { openPalette, startPalette } from "./palette.js";
 import { applyProperties } from "./properties.js";
-import { startAutoSubmit, startBulk, startCopy, startFocusKeeping, startTabs } from "./small.js";
+import { startAutoSubmit, startBulk, startCopy, startFocusKeeping, startPlaceKeeping, startTabs } from "./small.js";
 import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./times.js";
 import { startTips } from "./tips.js";
@@ -37,6 +37,7 @@ startTips();
 lookAt(document.body);
 startLive();
 startFocusKeeping();
+startPlaceKeeping();
 document.addEventListener("htmx:load", (event) => {
   if (event.target === document.body) return;
   lookAt(event.target);

@@ -84,3 +84,18 @@ export function startFocusKeeping() { // a fragment that is fetched anew must no
     mark = null;
   });
 }
+
+export function startPlaceKeeping() { // nor close what was opened, nor scroll back what was scrolled; both need an id
+  let open = [];
+  let scrolled = [];
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const target = event.detail.target;
+    open = [...(target?.querySelectorAll("details[open][id]") ?? [])].map((one) => one.id);
+    scrolled = [...(target?.querySelectorAll("[data-keep-scroll][id]") ?? [])].map((one) => [one.id, one.scrollLeft, one.scrollTop]);
+  });
+  document.addEventListener("htmx:afterSwap", () => {
+    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    for (const [id, left, top] of scrolled) document.getElementById(id)?.scrollTo(left, top);
+    open = scrolled = [];
+  });
+}

@@ -17,6 +17,7 @@ OWNER = frozenset({"member"})
 
 JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
 LAB = {"name": "more", "project": "vision", "environment": "lab"}
+KNOBS = {"knobs": {"usage_weight": 0.5, "half_life_s": None}}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
 
 
@@ -32,7 +33,7 @@ class Row:
     status: int = 200
     denied: int = 403
     hidden: int = 404
-    if_match: bool = False
+    if_match: bool | str = False  # True: the ETag of the world's quota
     differs: dict[str, int] = field(default_factory=dict)
 
     def expected(self, actor: str) -> int:
@@ -74,6 +75,10 @@ ROWS = [
     Row("quotas_put", "put", "quotas/{quota}/", ADMIN, NUMBERS, if_match=True),
     Row("quotas_patch", "patch", "quotas/{quota}/", ADMIN, {"weight": 3}, if_match=True),
     Row("quota_changes", "get", "quotas/{quota}/changes/", INSIDE),
+    Row("policy_get", "get", "policy/", EVERYBODY),
+    Row("policy_change", "patch", "policy/", ADMIN, KNOBS, if_match="*", hidden=403),
+    Row("pool_policy_get", "get", "pools/{pool}/policy/", EVERYBODY),
+    Row("pool_policy_change", "patch", "pools/{pool}/policy/", ADMIN, KNOBS, if_match="*", hidden=403),
     Row("quota_undo", "post", "quotas/{quota}/undo/", ADMIN, {}, if_match=True),
     Row("jobs_list", "get", "jobs/", EVERYBODY),
     Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=400),
@@ -92,6 +97,7 @@ ROWS = [
     Row("workspaces_open", "post", "workspaces/{workspace}/open/", OWNER, {}, 409),
     Row("workspaces_stop", "post", "workspaces/{workspace}/stop/", CONTROLLERS, {}),
     Row("workspaces_start_again", "post", "workspaces/{ended_workspace}/start-again/", OWNER, {}, 201),
+    Row("queue", "get", "queue/", EVERYBODY),
     Row("ask", "post", "ask/", WORKERS, JOB, hidden=400),
     Row("pools_list", "get", "pools/", EVERYBODY),
     Row("pools_get", "get", "pools/{pool}/", EVERYBODY),
@@ -111,6 +117,10 @@ ROWS = [
     # nothing was restored in this world
     Row("restored_keep", "post", "restored/containers/{container}/keep/", ADMIN, {}, 409, hidden=403),
     Row("restored_stop", "post", "restored/containers/{container}/stop/", ADMIN, {}, 409, hidden=403),
+    Row("scheduler_get", "get", "scheduler/", EVERYBODY),
+    Row("metrics", "get", "/metrics", ADMIN, hidden=403),
+    Row("failed_cycles", "get", "scheduler/failed/", ADMIN, hidden=403),
+    Row("failed_cycles_download", "get", "scheduler/failed/{failed}/", ADMIN, hidden=403),
     Row("gpus_list", "get", "gpus/", EVERYBODY),
     Row("gpus_get", "get", "gpus/{gpu}/", EVERYBODY),
     Row("environments_list", "get", "environments/", EVERYBODY),

@@ -7,8 +7,9 @@ from typing import Any
 
 from django.db import transaction
 from django.test import Client
+from django.utils import timezone
 
-from portal.models import Job, Node, NodeCheck, Quota, Template, UnknownContainer, User
+from portal.models import FailedCycle, Job, Node, NodeCheck, Quota, Template, UnknownContainer, User
 from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
 from portal.services.logs import write_log_bytes
@@ -91,6 +92,9 @@ def make() -> World:
         "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
         "container": UnknownContainer.objects.create(
             node=node, name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
+        ),
+        "failed": FailedCycle.objects.create(
+            first_at=timezone.now(), last_at=timezone.now(), kind="fault", sentence="It broke.", content=b"x"
         ),
         **jobs,
     }

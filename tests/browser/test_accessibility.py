@@ -45,7 +45,19 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
     node = f"/nodes/{scene.nodes['ada-1'].public_id}/"
     project = f"/projects/{scene.projects['vision'].public_id}/"
     assert (
-        look_at(page, ["/cluster/", node, "/quotas/?pool=h200", "/projects/", project, "/environments/"])
+        look_at(
+            page,
+            [
+                "/cluster/",
+                "/queue/",
+                node,
+                "/quotas/?pool=h200",
+                "/policy/",
+                "/projects/",
+                project,
+                "/environments/",
+            ],
+        )
         == ""
     )
     page.goto("/cluster/")
@@ -57,7 +69,16 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
 def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     with_history(scene)
     page = open_as("r-castellan", width=390, dark=dark)
-    for address in ("/cluster/", "/quotas/?pool=h200", "/projects/", "/people/", "/audit/", "/jobs/"):
+    for address in (
+        "/cluster/",
+        "/queue/",
+        "/quotas/?pool=h200",
+        "/policy/?pool=h200",
+        "/projects/",
+        "/people/",
+        "/audit/",
+        "/jobs/",
+    ):
         assert look_at(page, [address]) == ""
         assert page.evaluate(SQUEEZED) == [], f"{address}: cells that others cover"
 

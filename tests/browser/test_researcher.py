@@ -19,7 +19,7 @@ from tests.web.scene import start
 
 pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
-PAGES = ["/", "/jobs/", "/launch/", "/account/"]
+PAGES = ["/", "/jobs/", "/queue/", "/policy/?pool=h200", "/launch/", "/account/"]
 
 
 def test_a_one_time_link_lets_one_in_and_leaves_no_code_in_the_address(open_as):
@@ -230,3 +230,19 @@ def test_a_finger_reads_the_exact_time_of_a_change(open_as, scene):
     assert page.locator(".fw-tip").inner_text() == exact
     page.get_by_role("heading", name="History").tap()
     assert page.locator(".fw-tip").count() == 0
+
+
+def test_the_queue_is_a_key_away_moves_by_itself_and_keeps_what_was_opened(open_as, scene):
+    page = open_as("m-okafor")
+    page.goto("/")
+    page.keyboard.press("g")
+    page.keyboard.press("q")
+    page.wait_for_url("**/queue/")
+    expect(page.locator("[data-live-chip]")).to_have_text("live")
+    page.get_by_text("The same as a table").click()
+    expect(page.locator("#queue-table-box")).to_be_visible()
+    job = Job.objects.get(pk=scene.jobs["depth-anything-ft"].pk)
+    elsewhere(lambda: do_hold_job(scene.people["m-okafor"], job, True))
+    elsewhere(lambda: announce("cluster", {"kind": "cycle"}))
+    expect(page.locator("#queue").get_by_text("Held", exact=True)).to_be_visible(timeout=10_000)
+    expect(page.locator("#queue-table-box")).to_be_visible()

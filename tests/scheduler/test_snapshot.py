@@ -15,6 +15,7 @@ from portal.services import lifecycle
 from portal.services.lifecycle import Seat
 from portal.words.reasons import EndReason
 from scheduler.core.policy import PolicyError
+from scheduler.core.saved import snapshot_from_json, snapshot_to_json
 from scheduler.snapshot import take_photo
 from tests import record
 
@@ -143,3 +144,24 @@ def test_a_knob_out_of_range_is_refused(scene) -> None:
     settings.policy = {"half_life_s": 1}
     with pytest.raises(PolicyError):
         take_photo(settings)
+
+
+def test_a_pool_brings_its_own_knobs_and_its_own_memory(scene) -> None:
+    day_s = 86_400.0
+    attempt = place(scene, submit(scene))
+    now = timezone.now()
+    UsageLedger.objects.filter(job=attempt.job).update(started_at=now - dt.timedelta(seconds=day_s))
+    before = take_photo(record.cluster()).snapshot
+    assert before.pools[0].knobs == () and before.pools[0].placement is None
+    (long_memory,) = before.usage
+    scene["pool"].policy = {"placement": "spread", "half_life_s": day_s / 4}
+    scene["pool"].save()
+    photo = take_photo(record.cluster())
+    assert photo.snapshot.pools[0].placement == "spread"
+    assert dict(photo.snapshot.pools[0].knobs) == scene["pool"].policy
+    (short_memory,) = photo.snapshot.usage
+    expected = day_s / 4 / math.log(2) * (1 - 0.5**4)
+    assert short_memory.gpu_seconds == pytest.approx(expected, rel=0.01)
+    assert long_memory.gpu_seconds > 2 * short_memory.gpu_seconds
+    snapshot = snapshot_from_json(snapshot_to_json(photo.snapshot))
+    assert snapshot == photo.snapshot

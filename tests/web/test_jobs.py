@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from portal.access import Verb, allowed, can
-from portal.models import Attempt, Job, Standing
+from portal.models import Attempt, Forecast, Job, Standing
 from portal.selectors.logs import LogLine
 from portal.services import lifecycle
 from portal.web import jobs as job_list
@@ -20,6 +22,10 @@ from portal.web.logs import shown
 from portal.words.reasons import EndReason
 from portal.words.states import JobKind
 from tests import record
+
+
+def words(answer) -> str:
+    return " ".join(answer.content.decode().split())
 
 
 def names(answer) -> list[str]:
@@ -350,3 +356,35 @@ def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of
     assert (made["job"]["id"], made["reason"], made["gone_at"]) == (victim.public_id, "reclaimed", None)
     (hidden,) = told("member", winner)["room_made"]
     assert (hidden["job"], hidden["project"], hidden["reason"]) == (None, None, "reclaimed")
+
+
+def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, client_of):
+    job = scene.jobs["depth-anything-ft"]
+    address = reverse("job", args=[job.public_id])
+    assert "No estimate yet" in words(client_of("member").get(address))
+    now = timezone.now()
+    times = {
+        "p10_at": now + dt.timedelta(minutes=20),
+        "p50_at": now + dt.timedelta(minutes=35),
+        "p90_at": now + dt.timedelta(minutes=70),
+    }
+    Standing.objects.filter(job=job).update(foreseen_at=now, **times)
+    made = Forecast.objects.create(job=job, made_at=now - dt.timedelta(hours=1), at_submit=True, **times)
+    page = words(client_of("member").get(address))
+    assert "Meant to hold in 8 of 10 cases" in page and "None was scored in the last 30 days" in page
+    assert "How it moved" not in page  # there is only the first
+    Forecast.objects.create(
+        job=scene.jobs["moe-7b-sft"],
+        made_at=now,
+        at_submit=True,
+        started_at=now,
+        inside=True,
+        score_s=9,
+        **times,
+    )
+    Forecast.objects.create(job=job, made_at=now, **times | {"p90_at": now + dt.timedelta(hours=2)})
+    page = words(client_of("member").get(address))
+    assert '<b class="fw-medium">100&nbsp;%</b> held' in page and "How it moved" in page
+    assert "The first forecast." in page
+    Standing.objects.filter(job=job).update(p90_at=made.made_at)
+    assert "It was to have started by now" in words(client_of("member").get(address))

@@ -160,7 +160,7 @@ def test_what_people_type_is_shown_as_text(scene, client_of):
         assert "<img src=x" not in page
 
 
-@pytest.mark.parametrize("page", ["home", "jobs", "launch", "job", "cluster", "quotas", "projects"])
+@pytest.mark.parametrize("page", ["home", "jobs", "launch", "job", "cluster", "queue", "quotas", "projects"])
 def test_query_counts_do_not_grow(scene, client_of, page):
     """Pinned in tests/query_counts.json under ``web.<page>``; the same with three times the rows."""
     client = client_of("member")

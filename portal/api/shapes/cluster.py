@@ -46,7 +46,6 @@ class Pool(Named):
     """Nodes that share one quota."""
 
     engine = serializers.CharField()
-    spread = serializers.BooleanField()
     nodes = serializers.IntegerField()
     gpus = serializers.IntegerField()
     used_milli = serializers.IntegerField()
@@ -144,7 +143,6 @@ def pool(row: Any) -> dict[str, Any]:
         "id": row.public_id,
         "name": row.name,
         "engine": row.engine,
-        "spread": row.spread,
         "nodes": row.node_count,
         "gpus": row.gpu_count,
         "used_milli": row.used_milli,

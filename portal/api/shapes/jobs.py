@@ -12,6 +12,8 @@ from portal.models import Attempt as AttemptRow
 from portal.models import Job as JobRow
 from portal.models import JobEvent, Standing
 from portal.models import Task as TaskRow
+from portal.selectors.forecasts import Move
+from portal.selectors.receipts import Receipt
 from portal.words.states import AttemptState, Desired, JobKind, JobState
 
 STATES = [state.value for state in JobState]
@@ -38,6 +40,53 @@ class Verdict(ShortVerdict):
     ahead_count = serializers.IntegerField(help_text="All jobs ahead of it that the verdict names.")
     cheapest = serializers.DictField(allow_null=True, help_text="The smallest change that would start it.")
     decided_at = serializers.DateTimeField()
+
+
+class Interval(serializers.Serializer[Any]):
+    """When it is expected to start: 8 of 10 such intervals, from p10 to p90, are meant to hold."""
+
+    made_at = serializers.DateTimeField()
+    p10_at = serializers.DateTimeField()
+    p50_at = serializers.DateTimeField()
+    p90_at = serializers.DateTimeField()
+
+
+class ForecastOut(Interval):
+    """One forecast of the history."""
+
+    at_submit = serializers.BooleanField(help_text="The first one: it is scored when the job starts.")
+    code = serializers.CharField(allow_blank=True, help_text="Its verdict then.")
+    moved_s = serializers.FloatField(
+        allow_null=True, help_text="By how much the median moved; null on the first."
+    )
+    came_ahead = serializers.ListField(
+        child=serializers.CharField(), help_text="Jobs ahead that were not, of those you may see."
+    )
+    went = serializers.ListField(child=serializers.CharField(), help_text="Jobs that are not ahead any more.")
+    started_at = serializers.DateTimeField(allow_null=True)
+    inside = serializers.BooleanField(allow_null=True, help_text="null: not scored.")
+    score_s = serializers.FloatField(allow_null=True, help_text="Winkler's interval score, alpha 0.2.")
+
+
+class ReceiptStep(serializers.Serializer[Any]):
+    """One step of a fair share."""
+
+    kind = serializers.ChoiceField(["guaranteed", "round", "remainder"])
+    amount_milli = serializers.FloatField(help_text="What it adds.")
+    numbers = serializers.DictField(help_text="What it was made of.")
+
+
+class ReceiptOut(serializers.Serializer[Any]):
+    """How the fair share of a project in a pool came about in the newest cycle; the steps add up."""
+
+    project = Named()
+    pool = Named()
+    guaranteed_milli = serializers.IntegerField()
+    limit_milli = serializers.IntegerField(allow_null=True)
+    allocated_milli = serializers.IntegerField()
+    requested_milli = serializers.IntegerField(help_text="What it holds and asks for, cut at its limit.")
+    fair_share_milli = serializers.FloatField()
+    steps = ReceiptStep(many=True)
 
 
 class Job(serializers.Serializer[Any]):
@@ -146,6 +195,11 @@ class JobWhole(Job):
     """One job with everything that is known of it."""
 
     verdict = Verdict(allow_null=True)
+    interval = Interval(allow_null=True, help_text="null: it does not wait, or there is no estimate yet.")
+    receipts = ReceiptOut(
+        many=True, help_text="While it waits: of its project, then of those above it that you may see."
+    )
+    forecasts = ForecastOut(many=True, help_text="Newest first, at most 20.")
     desired = serializers.ChoiceField([word.value for word in Desired])
     template = Named(allow_null=True)
     gpu_model = serializers.CharField(allow_blank=True)
@@ -281,12 +335,17 @@ def job_whole(
     room_made: list[AttemptRow],
     events: list[JobEvent],
     seen: Collection[str],
+    moves: list[Move],
+    receipts: list[Receipt],
     with_environ: bool,
 ) -> dict[str, Any]:
     """One job with everything that is known of it; other jobs are named only when in ``seen``."""
     return {
         **job(row),
         "verdict": verdict(standing_of(row), seen),
+        "interval": interval(standing_of(row)),
+        "receipts": [receipt(one) for one in receipts],
+        "forecasts": [forecast(move, seen) for move in moves],
         "desired": row.desired,
         "template": named(row.template),
         "gpu_model": row.gpu_model,
@@ -311,6 +370,51 @@ def job_whole(
             for one in room_made
         ],
         "timeline": [event(one) for one in events],
+    }
+
+
+def interval(standing: Standing | None) -> dict[str, Any] | None:
+    """When a waiting job is expected to start, or null."""
+    if standing is None or standing.p50_at is None:
+        return None
+    return {
+        "made_at": when(standing.foreseen_at),
+        "p10_at": when(standing.p10_at),
+        "p50_at": when(standing.p50_at),
+        "p90_at": when(standing.p90_at),
+    }
+
+
+def forecast(move: Move, seen: Collection[str]) -> dict[str, Any]:
+    """One forecast, and how it differs from the one before; other jobs are named only when in ``seen``."""
+    row = move.forecast
+    return {
+        "made_at": when(row.made_at),
+        "p10_at": when(row.p10_at),
+        "p50_at": when(row.p50_at),
+        "p90_at": when(row.p90_at),
+        "at_submit": row.at_submit,
+        "code": row.code,
+        "moved_s": move.shift_s,
+        "came_ahead": [one for one in move.came if one in seen],
+        "went": [one for one in move.went if one in seen],
+        "started_at": when(row.started_at),
+        "inside": row.inside,
+        "score_s": row.score_s,
+    }
+
+
+def receipt(one: Receipt) -> dict[str, Any]:
+    """A fair share with its steps."""
+    return {
+        "project": named(one.project),
+        "pool": named(one.pool),
+        "guaranteed_milli": one.guaranteed_milli,
+        "limit_milli": one.limit_milli,
+        "allocated_milli": one.allocated_milli,
+        "requested_milli": one.requested_milli,
+        "fair_share_milli": one.fair_share_milli,
+        "steps": one.steps,
     }
 
 

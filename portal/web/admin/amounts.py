@@ -11,6 +11,7 @@ NO_LIMIT = frozenset({"", "none", "no limit", "-", "–", "∞"})
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 LONGEST = 20
+SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 
 def milli_of(text: str, field: str) -> int:
@@ -31,6 +32,29 @@ def weight_of(text: str, field: str) -> float:
     return float(_decimal(text, field, "a weight"))
 
 
+def seconds_of(text: str, field: str) -> float:
+    """Seconds, or another unit by name: "90", "90 s", "30 min", "2 h", "7 d"."""
+    number, unit = _parted(text)
+    if unit not in SECONDS:
+        raise Invalid(
+            fields={field: f"“{text.strip()[:LONGEST]}” is no time; write it as in 45 s, 30 min, 2 h or 7 d."}
+        )
+    return float(_decimal(number, field, "a time")) * SECONDS[unit]
+
+
+def shown_seconds(seconds: float) -> str:
+    """Seconds in the largest unit in which they are whole: "7 d", "90 min", "45 s"."""
+    for unit in ("d", "h", "min"):
+        if seconds and seconds % SECONDS[unit] == 0:
+            return f"{seconds / SECONDS[unit]:g} {unit}"
+    return f"{seconds:g} s"
+
+
+def number_of(text: str, field: str) -> float:
+    """A number with or without decimals; its bounds are the service's."""
+    return float(_decimal(text, field, "a number"))
+
+
 def whole_number_of(text: str, field: str) -> int:
     """A whole number, with its sign."""
     return int(_digits(_WHOLE, text, field, "a whole number"))
@@ -41,6 +65,13 @@ def shown_gpus(milli: int | None) -> str:
     if milli is None:
         return "none"
     return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """A number and the unit behind it; seconds where none stands."""
+    words = text.strip().lower()
+    number = words.rstrip("abcdefghijklmnopqrstuvwxyz")
+    return number.strip(), words[len(number) :] or "s"
 
 
 def _decimal(text: str, field: str, what: str) -> Decimal:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.web.admin import audit, environments, nodes, people, projects, quotas, restored
+from portal.web.admin import audit, environments, nodes, people, policy, projects, quotas, restored, scheduler
 
 urlpatterns = [
     path("quotas/", quotas.quotas, name="quotas"),
     path("quotas/save/", quotas.save_quotas, name="save-quotas"),
     path("quotas/undo/<int:change_id>/", quotas.undo_quota_change, name="undo-quota"),
+    path("policy/", policy.policy_page, name="policy"),
+    path("policy/save/", policy.save_policy, name="save-policy"),
     path("projects/", projects.project_list, name="projects"),
     path("projects/add/", projects.add_project, name="add-project"),
     path("projects/<slug:public_id>/", projects.project_page, name="project"),
@@ -33,5 +35,7 @@ urlpatterns = [
     path("environments/add/", environments.save_environment, name="add-environment"),
     path("environments/<slug:public_id>/", environments.environment_page, name="environment"),
     path("environments/<slug:public_id>/save/", environments.save_environment, name="save-environment"),
+    path("scheduler/", scheduler.scheduler_page, name="scheduler"),
+    path("scheduler/failed/<slug:public_id>/", scheduler.failed_cycle, name="failed-cycle"),
     path("audit/", audit.audit, name="audit"),
 ]

@@ -1,0 +1,63 @@
+"""``manage.py policy-docs``: writes docs/policy.md from the knobs' own table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from portal.words.knobs import CHOICES, KNOBS, figure
+
+HEAD = """# Policy: the knobs of the scheduler
+
+Written by `manage.py policy-docs` from `portal/words/knobs.py`; a test fails when the two differ.
+
+Administrators turn them on the page *Policy* (`g k`) or by REST (`policy/`, `pools/{pool}/policy/`), for the
+cluster and for each pool. A pool's value stands above the cluster's; a knob that a pool leaves blank inherits the
+cluster's value, and one that the cluster leaves blank holds the default. A change is audited with old and new
+values, wakes the scheduler, and counts from that cycle on. A value outside its range is refused with the knob
+named; two administrators cannot overwrite each other, since each change names the version it is based on.
+
+| knob | from, to | default | pools | what it does |
+|---|---|---|---|---|
+"""
+
+
+def policy_text() -> str:
+    """docs/policy.md as it should be."""
+    rows = [
+        (
+            knob.name,
+            f"{figure(knob.low)} to {figure(knob.high)} {knob.unit}".strip(),
+            f"{figure(knob.default)} {knob.unit}".strip(),
+            knob.per_pool,
+            knob.sentence,
+        )
+        for knob in KNOBS.values()
+    ] + [
+        (
+            choice.name,
+            " or ".join(f"`{word}`" for word in choice.options),
+            f"`{choice.default}`",
+            choice.per_pool,
+            choice.sentence,
+        )
+        for choice in CHOICES.values()
+    ]
+    lines = [
+        f"| `{name}` | {span} | {default} | {'own values' if per_pool else 'cluster only'} | {sentence} |"
+        for name, span, default, per_pool, sentence in rows
+    ]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+class Command(BaseCommand):
+    """Writes the page."""
+
+    help = "Write docs/policy.md from the table of knobs."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Overwrites the file."""
+        Path(settings.BASE_DIR, "docs", "policy.md").write_text(policy_text())

@@ -1,0 +1,48 @@
+"""When waiting jobs were expected to start, kept so that every forecast can be held against what came."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import F, Q
+
+
+class Forecast(models.Model):
+    """One answer to "when does it start": nominally 8 of 10 such intervals, from p10 to p90, hold.
+
+    The first of a job (``at_submit``) is the one that is scored, once, when the job starts.
+    """
+
+    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="forecasts")
+    made_at = models.DateTimeField()
+    at_submit = models.BooleanField(default=False)
+    p10_at = models.DateTimeField()
+    p50_at = models.DateTimeField()
+    p90_at = models.DateTimeField()
+    code = models.CharField(max_length=32, blank=True, help_text="Its verdict then.")
+    ahead = models.JSONField(default=list, help_text="The jobs ahead that the verdict named then.")
+    started_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the job started, on the first one."
+    )
+    inside = models.BooleanField(null=True, help_text="None: not scored; the job waited less than a minute.")
+    score_s = models.FloatField(
+        null=True, help_text="Winkler's interval score, alpha 0.2, seconds; less is better."
+    )
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["job"], condition=Q(at_submit=True), name="forecast_one_at_submit"
+            ),
+            models.CheckConstraint(
+                condition=Q(p10_at__lte=F("p50_at"), p50_at__lte=F("p90_at")), name="forecast_in_order"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["job", "-id"], name="forecast_of_job"),
+            models.Index(
+                fields=["job"],
+                name="forecast_unscored",
+                condition=Q(at_submit=True, started_at__isnull=True),
+            ),
+            models.Index(fields=["started_at"], name="forecast_scored", condition=Q(inside__isnull=False)),
+        ]

@@ -1,0 +1,112 @@
+"""Reads what Prometheus is told: the scheduler's totals, the queue, the GPUs, the alarm, how forecasts held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import connection
+from django.db.models import Count, Max, Q
+
+from portal.models import Attempt, Cycle, Gpu, Job, Node, Totals
+from portal.selectors.forecasts import Measured, measured
+from portal.selectors.scheduler import alarm
+from portal.words.reasons import VerdictCode
+from portal.words.states import ATTEMPT_LIVE, Desired, GpuHealth, JobState, NodeState
+
+MOST_POOLS = 100
+OTHER_POOLS = "(other)"
+ANY_POOL = "(any)"
+UNDECIDED = "undecided"
+"""The verdict of a job that no cycle has looked at yet."""
+
+
+@dataclass
+class Measures:
+    """Everything, by label; pools beyond the first hundred by name are one."""
+
+    counts: dict[str, Any]
+    queue: dict[tuple[str, str], int] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
+    gpus: dict[tuple[str, str], float] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
+    alarm: bool = False
+    last_cycle_s: float | None = None
+    forecasts: Measured | None = None
+
+
+def measures() -> Measures:
+    """Eight queries, whatever the size of the cluster."""
+    totals = Totals.objects.filter(id=1).first()
+    found = Measures(totals.counts if totals else {})
+    names = _Pools()
+    _queue(found, names)
+    _running(found, names)
+    _gpus(found, names)
+    nodes = Node.objects.exclude(state=NodeState.RETIRED.value).aggregate(
+        answering=Count("pk", filter=Q(reachable=True)), every=Count("pk")
+    )
+    found.nodes = {"reachable": nodes["answering"], "unreachable": nodes["every"] - nodes["answering"]}
+    found.alarm = bool(alarm().alarm)
+    last = Cycle.objects.aggregate(at=Max("started_at"))["at"]
+    found.last_cycle_s = last.timestamp() if last else None
+    found.forecasts = measured()
+    return found
+
+
+class _Pools:
+    """Names of pools as labels: so many and no more."""
+
+    def __init__(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT name FROM portal_nodepool ORDER BY name LIMIT %s", [MOST_POOLS])
+            self.known = {name for (name,) in cursor.fetchall()}
+
+    def label(self, name: str | None) -> str:
+        """The pool's own name, or the one word for those beyond the bound."""
+        if name is None:
+            return ANY_POOL
+        return name if name in self.known else OTHER_POOLS
+
+
+def _queue(found: Measures, names: _Pools) -> None:
+    codes = {code.value for code in VerdictCode}
+    rows = (
+        Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
+        .order_by()
+        .values_list("pool__name", "standing__code")
+        .annotate(number=Count("pk"))
+    )
+    for pool, code, number in rows:
+        key = (names.label(pool), code if code in codes else UNDECIDED)
+        found.queue[key] = found.queue.get(key, 0) + number
+
+
+def _running(found: Measures, names: _Pools) -> None:
+    rows = (
+        Attempt.objects.filter(state__in=ATTEMPT_LIVE)
+        .order_by()
+        .values_list("pool__name")
+        .annotate(number=Count("pk"))
+    )
+    for pool, number in rows:
+        found.running[names.label(pool)] = found.running.get(names.label(pool), 0) + number
+
+
+def _gpus(found: Measures, names: _Pools) -> None:
+    takes_work = Q(health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True)
+    rows = (
+        Gpu.objects.filter(present=True)
+        .exclude(node__state=NodeState.RETIRED.value)
+        .order_by()
+        .values_list("node__pool__name")
+        .annotate(
+            held=Count("pk", filter=Q(used_milli__gt=0)),
+            free=Count("pk", filter=takes_work & Q(used_milli=0)),
+            every=Count("pk"),
+        )
+    )
+    for pool, held, free, every in rows:
+        for word, number in (("held", held), ("free", free), ("closed", every - held - free)):
+            key = (names.label(pool), word)
+            found.gpus[key] = found.gpus.get(key, 0) + number

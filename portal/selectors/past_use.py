@@ -1,0 +1,58 @@
+"""Reads past use as the scheduler counts it: GPU-seconds from the ledger, halved once for every half-life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.db import connection
+
+FORGOTTEN_AFTER_HALF_LIVES = 20
+"""Use older than this counts less than a millionth of itself, and is not read."""
+
+
+class PastUse(NamedTuple):
+    """Faded GPU-seconds of one person in one project and pool, by public ids and row numbers."""
+
+    project: str
+    pool: str
+    user: str
+    gpu_seconds: float
+    project_row: int
+    user_row: int
+
+
+def past_use(now_s: float, half_life_s: float, projects: Sequence[int] | None = None) -> list[PastUse]:
+    """One query; ``projects`` None reads all, else those with these row numbers.
+
+    The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h); the
+    half-life h may be a pool's own.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT project.public_id, pool.public_id, person.public_id, sum(span.seconds), project.id, person.id
+              FROM (SELECT project_id, pool_id, user_id,
+                           milli / 1000.0::float8 * half.life / ln(2::float8) * (
+                               power(0.5::float8, greatest(0, %(now)s - coalesce(
+                                   extract(epoch FROM ended_at)::float8, %(now)s)) / half.life)
+                             - power(0.5::float8, greatest(0, %(now)s
+                                   - extract(epoch FROM started_at)::float8) / half.life)) AS seconds
+                      FROM portal_usageledger
+                      JOIN (SELECT id, coalesce((policy ->> 'half_life_s')::float8, %(h)s) AS life
+                              FROM portal_nodepool) AS half ON half.id = pool_id
+                     WHERE (ended_at IS NULL OR ended_at > to_timestamp(%(now)s - %(remembered)s * half.life))
+                       AND (%(projects)s::bigint[] IS NULL OR project_id = ANY(%(projects)s::bigint[]))) AS span
+              JOIN portal_project project ON project.id = span.project_id
+              JOIN portal_nodepool pool ON pool.id = span.pool_id
+              JOIN portal_user person ON person.id = span.user_id
+             GROUP BY 1, 2, 3, 5, 6 ORDER BY 1, 2, 3
+            """,
+            {
+                "now": now_s,
+                "h": half_life_s,
+                "remembered": FORGOTTEN_AFTER_HALF_LIVES,
+                "projects": None if projects is None else list(projects),
+            },
+        )
+        return [PastUse(*row) for row in cursor.fetchall()]

@@ -1,0 +1,13 @@
+"""How the time of a cycle is counted: its phases, and the buckets of their histograms."""
+
+from __future__ import annotations
+
+PHASES = ("snapshot", "decide", "commit")
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper ends, seconds; what is longer is counted under ``+Inf``."""
+LONGER = "+Inf"
+
+
+def bucket_of(seconds: float) -> str:
+    """The upper end of the first bucket that holds so much, as text."""
+    return next((str(end) for end in BUCKETS_S if seconds <= end), LONGER)

@@ -1,0 +1,139 @@
+"""Keeps when waiting jobs are expected to start, and holds the first forecast of each against what came.
+
+Intervals come with the verdicts of a cycle, or from whoever else works them out; a new one is written for a job
+that has none, and when its median moved by more than a fifth of what was left to wait.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Mapping
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from portal.events import announce
+from portal.models import Forecast, Job, Standing
+from scheduler import leases
+from scheduler.core.cluster import JobId
+from scheduler.core.plan import StartInterval
+from scheduler.leases import Held
+
+log = logging.getLogger(__name__)
+
+MOVED_BY = 0.2
+LEAST_MOVE_S = 60.0
+TOLD_AT_ONCE = 200
+"""Open pages are told of at most this many new intervals at once; the others poll."""
+ALPHA = 0.2
+"""1 - ALPHA is the nominal coverage of an interval."""
+SCORED_FROM_S = 60.0
+FORECASTS_KEPT = dt.timedelta(days=90)
+SCORED_AT_ONCE = 2000
+_INTERVAL = ("foreseen_at", "p10_at", "p50_at", "p90_at")
+
+
+def write_intervals(intervals: Mapping[JobId, StartInterval], leader: Held | None = None) -> int:
+    """Writes the intervals that are new or moved, for jobs that have a verdict; gives their number.
+
+    With ``leader`` it raises Deposed when that scheduler has been replaced.
+    """
+    sound = {job: interval for job, interval in intervals.items() if is_sound(interval)}
+    if unsound := len(intervals) - len(sound):
+        log.warning("%s start intervals make no sense and were dropped", unsound)
+    moved_jobs = _moved_jobs(sound)
+    if not moved_jobs:
+        return 0
+    now = timezone.now()
+    with transaction.atomic():
+        if leader is not None:
+            leases.check(leader)
+        rows = Standing.objects.select_for_update(of=("self",), no_key=True).select_related("job")
+        moved = list(rows.filter(job__public_id__in=moved_jobs).order_by("job_id"))
+        first = _never_foreseen([row.job_id for row in moved if row.p50_at is None])
+        made = []
+        for row in moved:
+            interval = sound[JobId(row.job.public_id)]
+            row.foreseen_at = now
+            row.p10_at, row.p50_at, row.p90_at = map(_at, (interval.p10_s, interval.p50_s, interval.p90_s))
+            made.append(
+                Forecast(
+                    job_id=row.job_id,
+                    made_at=now,
+                    at_submit=row.job_id in first,
+                    p10_at=row.p10_at,
+                    p50_at=row.p50_at,
+                    p90_at=row.p90_at,
+                    code=row.code,
+                    ahead=row.ahead,
+                )
+            )
+        for row in moved[:TOLD_AT_ONCE]:
+            announce(f"job.{row.job.public_id}", {"kind": "forecast"})
+        Standing.objects.bulk_update(moved, _INTERVAL, batch_size=1000)
+        Forecast.objects.bulk_create(made, batch_size=1000)
+    return len(made)
+
+
+def is_sound(interval: StartInterval) -> bool:
+    """True when the three times are in order, and times at all: between 2001 and 2286."""
+    return 1e9 <= interval.p10_s <= interval.p50_s <= interval.p90_s < 1e10
+
+
+def has_moved(middle: dt.datetime | None, foreseen_at: dt.datetime | None, interval: StartInterval) -> bool:
+    """True when the median is new, or moved by more than a fifth of the wait that was foreseen (1 min at least)."""
+    if middle is None or foreseen_at is None:
+        return True
+    foreseen_s = (middle - foreseen_at).total_seconds()
+    shift_s = abs(interval.p50_s - middle.timestamp())
+    return shift_s > max(LEAST_MOVE_S, MOVED_BY * foreseen_s)
+
+
+def _moved_jobs(intervals: Mapping[JobId, StartInterval]) -> list[JobId]:
+    """The jobs (public ids) with a verdict whose interval is new or moved: one query, and none without intervals."""
+    if not intervals:
+        return []
+    rows = Standing.objects.filter(job__public_id__in=list(intervals))
+    return [
+        JobId(job)
+        for job, middle, foreseen_at in rows.values_list("job__public_id", "p50_at", "foreseen_at")
+        if has_moved(middle, foreseen_at, intervals[JobId(job)])
+    ]
+
+
+def score_started() -> int:
+    """Scores the first forecast of each job that has started since; gives their number."""
+    rows = (
+        Forecast.objects.filter(at_submit=True, started_at__isnull=True, job__started_at__isnull=False)
+        .annotate(job_started=F("job__started_at"), job_submitted=F("job__submitted_at"))
+        .order_by("id")[:SCORED_AT_ONCE]
+    )
+    with transaction.atomic():
+        scored = list(rows.select_for_update(of=("self",), no_key=True, skip_locked=True))
+        for row in scored:
+            row.started_at = row.job_started
+            if (row.job_started - row.job_submitted).total_seconds() >= SCORED_FROM_S:
+                row.inside = row.p10_at <= row.job_started <= row.p90_at
+                row.score_s = interval_score(
+                    row.p10_at.timestamp(), row.p90_at.timestamp(), row.job_started.timestamp()
+                )
+        Forecast.objects.bulk_update(scored, ["started_at", "inside", "score_s"], batch_size=1000)
+    return len(scored)
+
+
+def interval_score(low: float, high: float, came: float) -> float:
+    """Winkler's score: the width, and 2 / alpha times the distance by which it was missed; seconds."""
+    missed = max(0.0, low - came) + max(0.0, came - high)
+    return high - low + 2 / ALPHA * missed
+
+
+def _never_foreseen(jobs: list[int]) -> set[int]:
+    """Of these jobs (row numbers) those that never started and have no forecast yet."""
+    rows = Job.objects.filter(pk__in=jobs, started_at__isnull=True).exclude(forecasts__at_submit=True)
+    return set(rows.values_list("pk", flat=True))
+
+
+def _at(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)

@@ -1,0 +1,66 @@
+"""Replays one saved cycle, as the page *Scheduler* gives it out: the same photograph, the same plan or error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from scheduler.core.check import SnapshotError
+from scheduler.core.decide import decide
+from scheduler.core.policy import Policy, PolicyError
+from scheduler.core.saved import plan_to_json, snapshot_from_json
+from scheduler.replay.reading import MalformedFile, read_text
+
+REFUSED = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The file."""
+    parser.add_argument("file", help="snapshot and policy as JSON, plain or gzip")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the plan as one line of JSON, or ``{"error", "field"}`` with status 1 where the cycle failed.
+
+    Raises MalformedFile when the file is no saved cycle.
+    """
+    text = read_text(arguments.file)
+    with_snapshot, knobs = _case(arguments.file, text)
+    try:
+        snapshot = snapshot_from_json(text) if with_snapshot else None
+    except SnapshotError as wrong:
+        raise MalformedFile(arguments.file, "", str(wrong)) from None
+    try:
+        policy = Policy.of(knobs)
+        if snapshot is None:
+            raise MalformedFile(arguments.file, "snapshot", "there is none, and its policy is sound")
+        plan = decide(snapshot, policy)
+    except (SnapshotError, PolicyError) as refused:
+        return _failed(str(refused), refused.field)
+    except MalformedFile:
+        raise
+    except Exception as fault:  # the fault for which the cycle was saved
+        return _failed(f"{type(fault).__name__}: {fault}", "")
+    sys.stdout.write(plan_to_json(plan) + "\n")
+    return 0
+
+
+def _case(path: str, text: str) -> tuple[bool, dict[str, Any]]:
+    """Whether a snapshot is there, and the knobs."""
+    try:
+        outer = json.loads(text)
+    except (ValueError, RecursionError) as wrong:
+        raise MalformedFile(path, "", f"this is not JSON ({wrong})") from None
+    if not isinstance(outer, dict) or "snapshot" not in outer:
+        raise MalformedFile(path, "snapshot", "it is missing: this is no saved cycle")
+    knobs = outer.get("policy") or {}
+    if not isinstance(knobs, dict):
+        raise MalformedFile(path, "policy", "this is no object")
+    return outer["snapshot"] is not None, knobs
+
+
+def _failed(sentence: str, field: str) -> int:
+    sys.stdout.write(json.dumps({"error": sentence, "field": field}) + "\n")
+    return REFUSED

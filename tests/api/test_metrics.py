@@ -1,0 +1,148 @@
+"""What Prometheus is told: true to the record, growing counters, bounded labels, and closed to all but admins."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from prometheus_client.parser import text_string_to_metric_families
+
+from portal.models import ClusterSettings, Forecast, NodePool, Standing, Totals
+from portal.selectors import measures
+from portal.services.tokens import Scope, do_create_token
+from scheduler import totals
+from scheduler.core.plan import Eviction, EvictionReason, Plan
+from scheduler.cycle import run_cycle
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene():
+    record.cluster()
+    return record.scene() | {"admin": record.person("root", admin=True)}
+
+
+def scraped(client) -> dict[tuple[str, ...], float]:
+    answer = client.get("/metrics")
+    assert answer.status_code == 200 and answer["Content-Type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.content.decode())
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def admin(client, scene):
+    client.force_login(scene["admin"])
+    return client
+
+
+def test_before_the_first_cycle_it_answers_too(admin) -> None:
+    told = scraped(admin)
+    assert told[("fairway_cycles_total",)] == 0 and told[("fairway_scheduler_alarm",)] == 0
+    assert ("fairway_last_cycle_timestamp_seconds",) not in told
+    assert ("fairway_forecast_coverage_ratio",) not in told
+
+
+def test_cycles_queue_and_gpus_are_those_of_the_record(scene, admin) -> None:
+    for gpus in (3, 2):
+        record.job(
+            scene["owner"], scene["project"], scene["environment"], gpus_per_task=gpus, pool=scene["pool"]
+        )
+    record.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
+    pool = scene["pool"].name
+    assert scraped(admin)[("fairway_queue_jobs", pool, "undecided")] == 2
+    run_cycle("test", "me")
+    run_cycle("test", "me")
+    told = scraped(admin)
+    assert told[("fairway_cycles_total",)] == 2 and told[("fairway_starts_total",)] == 1
+    for phase in ("snapshot", "decide", "commit"):
+        assert told[("fairway_cycle_seconds_count", phase)] == 2
+        assert told[("fairway_cycle_seconds_bucket", "+Inf", phase)] == 2
+        assert 0 < told[("fairway_cycle_seconds_sum", phase)] < 60
+    assert told[("fairway_running_jobs", pool)] == 1
+    assert (told[("fairway_gpus", pool, "held")], told[("fairway_gpus", pool, "free")]) == (3, 1)
+    waiting = {key: value for key, value in told.items() if key[0] == "fairway_queue_jobs"}
+    assert sum(waiting.values()) == 2 and not [key for key in waiting if key[2] == "undecided"]
+    assert told[("fairway_nodes", "reachable")] == 1
+    assert abs(told[("fairway_last_cycle_timestamp_seconds",)] - timezone.now().timestamp()) < 60
+
+
+def test_a_failed_cycle_counts_and_raises_the_alarm(scene, admin) -> None:
+    record.job(scene["owner"], scene["project"], scene["environment"])
+
+    def faulty(snapshot, policy):
+        raise KeyError("gone")
+
+    run_cycle("test", "me", decide=faulty)
+    told = scraped(admin)
+    assert (told[("fairway_cycles_failed_total",)], told[("fairway_scheduler_alarm",)]) == (1, 1)
+
+
+def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
+    class Row:
+        truncated, started_jobs, refused_commits = True, 0, 2
+        snapshot_ms = decide_ms = commit_ms = 20_000.0
+
+    plan = Plan(
+        evictions=(Eviction("a", EvictionReason.RECLAIMED, "b"), Eviction("c", EvictionReason.PREEMPTED, "b"))
+    )
+    with transaction.atomic():
+        totals.count_cycle(Row(), plan, committed=True)
+        totals.count_cycle(Row(), plan, committed=False)
+    told = scraped(admin)
+    assert (
+        told[("fairway_evictions_total", "reclaimed")] == told[("fairway_evictions_total", "preempted")] == 1
+    )
+    assert told[("fairway_cycles_truncated_total",)] == 2 and told[("fairway_commits_refused_total",)] == 4
+    assert told[("fairway_cycle_seconds_bucket", "10.0", "decide")] == 0
+    assert told[("fairway_cycle_seconds_bucket", "+Inf", "decide")] == 2
+    assert Totals.objects.count() == 1
+
+
+def test_forecasts_that_held(scene, admin) -> None:
+    now = timezone.now()
+    for inside in (True, True, True, False):
+        job = record.job(scene["owner"], scene["project"], scene["environment"])
+        Forecast.objects.create(
+            job=job, made_at=now, at_submit=True, p10_at=now, p50_at=now, p90_at=now,
+            started_at=now, inside=inside, score_s=100,
+        )  # fmt: skip
+    told = scraped(admin)
+    assert told[("fairway_forecast_coverage_ratio",)] == 0.75
+    assert told[("fairway_forecast_interval_score_seconds",)] == 100
+
+
+def test_labels_are_bounded_and_so_are_queries(scene, admin, monkeypatch) -> None:
+    monkeypatch.setattr(measures, "MOST_POOLS", 2)
+    counts = []
+    for name in ("zz-1", "zz-2"):
+        with CaptureQueriesContext(connection) as seen:
+            scraped(admin)
+        counts.append(len(seen))
+        pool = NodePool.objects.create(name=name)
+        record.node(pool)
+        job = record.job(scene["owner"], scene["project"], scene["environment"], pool=pool)
+        Standing.objects.create(
+            job=job, code="nonsense", sentence="x", decided_at=timezone.now(), since=timezone.now()
+        )
+    told = scraped(admin)
+    pools = {key[1] for key in told if key[0] == "fairway_gpus"}
+    assert pools == {scene["pool"].name, "zz-1", "(other)"}
+    assert told[("fairway_queue_jobs", "(other)", "undecided")] == 1
+    assert counts[0] == counts[1]
+
+
+def test_a_token_for_metrics_can_do_nothing_else(scene, client) -> None:
+    _, text = do_create_token(scene["admin"], name="prometheus", scopes=[Scope.METRICS])
+    headers = {"Authorization": f"Bearer {text}"}
+    assert client.get("/metrics", headers=headers).status_code == 200
+    assert client.get("/api/v1/jobs/", headers=headers).status_code == 403
+    ClusterSettings.objects.update(alarm="x")
+    scene["admin"].is_admin = False
+    scene["admin"].save()
+    assert client.get("/metrics", headers=headers).status_code == 403

@@ -1,0 +1,191 @@
+"""A cycle that cannot decide: nothing is changed, admins are told, and its case replays to the same error."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import gzip
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+from django.db import InterfaceError, OperationalError
+from django.utils import timezone
+
+from portal.models import Attempt, ClusterSettings, Cycle, FailedCycle, Job, NodePool, Project, Standing
+from scheduler import cycle, failed, sweep
+from scheduler.core.decide import decide
+from scheduler.core.saved import plan_to_json, snapshot_from_json
+from scheduler.cycle import run_cycle
+from scheduler.replay.__main__ import main
+from scheduler.snapshot import take_photo
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene():
+    record.cluster()
+    return record.scene()
+
+
+@pytest.fixture
+def waiting(scene) -> Job:
+    return record.job(scene["owner"], scene["project"], scene["environment"])
+
+
+def replayed(path) -> tuple[int, list[str], str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(["snapshot", str(path)])
+    return status, out.getvalue().splitlines(), err.getvalue()
+
+
+def nothing_changed(waiting: Job) -> bool:
+    return not (
+        Attempt.objects.exists()
+        or Standing.objects.exists()
+        or Cycle.objects.exists()
+        or Job.objects.get(pk=waiting.pk).version != waiting.version
+    )
+
+
+def broken(monkeypatch, **change):
+    """Photographs as the database would never let them be."""
+
+    def photograph(settings):
+        photo = take_photo(settings)
+        snapshot = photo.snapshot
+        (node,) = snapshot.nodes
+        fields = {
+            "gpu": {"nodes": (dataclasses.replace(node, gpus=(over(node.gpus[0]), *node.gpus[1:])),)},
+            "unknown": {
+                "pending": tuple(dataclasses.replace(row, project="nobody") for row in snapshot.pending)
+            },
+            "negative": {"nodes": (dataclasses.replace(node, cpu_milli=-1),)},
+        }[change["how"]]
+        return dataclasses.replace(photo, snapshot=dataclasses.replace(snapshot, **fields))
+
+    def over(gpu):
+        return dataclasses.replace(gpu, used_milli=1500)
+
+    monkeypatch.setattr(cycle, "take_photo", photograph)
+
+
+@pytest.mark.parametrize(
+    ("how", "field"),
+    [("gpu", "used_milli"), ("unknown", "project"), ("negative", "cpu_milli"), ("circle", "parent")],
+)
+def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
+    scene, waiting, monkeypatch, tmp_path, how, field
+) -> None:
+    if how == "circle":  # the database forbids a project to be its own parent, and no longer circle
+        below = record.project(parent=scene["project"])
+        Project.objects.filter(pk=scene["project"].pk).update(parent=below)
+    else:
+        broken(monkeypatch, how=how)
+    outcome = run_cycle("test", "me")
+    assert outcome is not None and (outcome.started, outcome.again) == (0, False)
+    assert nothing_changed(waiting)
+    row = FailedCycle.objects.get()
+    assert (row.kind, row.times, row.woken_by) == ("snapshot", 1, "test")
+    assert field in row.field and row.field in row.sentence
+    alarm = ClusterSettings.objects.get()
+    assert alarm.alarm == row.sentence and alarm.alarm_at is not None
+    path = tmp_path / "case.json.gz"
+    path.write_bytes(row.content)
+    status, lines, _ = replayed(path)
+    assert status == 1 and json.loads(lines[-1])["field"] == row.field
+    assert json.loads(lines[-1])["error"] in row.sentence
+
+
+def test_it_goes_on_trying_and_works_again_by_itself(scene, waiting) -> None:
+    below = record.project(parent=scene["project"])
+    Project.objects.filter(pk=scene["project"].pk).update(parent=below)
+    for _ in range(3):
+        run_cycle("period", "me")
+    row = FailedCycle.objects.get()
+    assert row.times == 3 and row.last_at > row.first_at
+    Project.objects.filter(pk=scene["project"].pk).update(parent=None)
+    outcome = run_cycle("period", "me")
+    assert outcome is not None and outcome.started == 1
+    assert ClusterSettings.objects.get().alarm == ""
+    assert FailedCycle.objects.count() == 1  # kept for whoever asks why
+
+
+def test_a_fault_of_ours_is_kept_with_its_case(scene, waiting, tmp_path) -> None:
+    def faulty(snapshot, policy):
+        raise KeyError("gone")
+
+    assert run_cycle("test", "me", decide=faulty) is not None
+    row = FailedCycle.objects.get()
+    assert (row.kind, row.field) == ("fault", "")
+    assert "Its decision broke with: KeyError" in row.sentence
+    assert nothing_changed(waiting)
+    path = tmp_path / "case.json.gz"
+    path.write_bytes(row.content)
+    status, lines, _ = replayed(path)  # without the fault the same case has a plan, and the same each time
+    outer = json.loads(gzip.decompress(row.content))
+    photograph = snapshot_from_json(gzip.decompress(row.content).decode())
+    assert status == 0 and lines[-1] == plan_to_json(decide(photograph, take_photo(record.cluster()).policy))
+    assert [job["job"] for job in outer["snapshot"]["pending"]] == [waiting.public_id]
+
+
+@pytest.mark.parametrize("place", ["cluster", "pool"])
+def test_a_knob_that_cannot_stand_is_named(scene, waiting, tmp_path, place) -> None:
+    table = ClusterSettings if place == "cluster" else NodePool
+    table.objects.update(policy={"half_life_s": 1})  # past the services, as a hand in the database would
+    run_cycle("test", "me")
+    row = FailedCycle.objects.get()
+    assert (row.kind, row.field) == ("policy", "half_life_s")
+    assert (place == "cluster") == ("in pool" not in row.sentence)
+    assert nothing_changed(waiting)
+    path = tmp_path / "case.json.gz"
+    path.write_bytes(row.content)
+    status, lines, err = replayed(path)
+    if place == "cluster":
+        assert (status, json.loads(lines[-1])["field"]) == (1, "half_life_s")
+    else:  # its pools were not photographed yet
+        assert status == 2 and "there is none" in err
+
+
+@pytest.mark.parametrize("trouble", [OperationalError, InterfaceError])
+def test_a_database_that_is_away_raises_no_alarm(scene, waiting, monkeypatch, trouble) -> None:
+    def away(settings):
+        raise trouble("gone for a moment")
+
+    monkeypatch.setattr(cycle, "take_photo", away)
+    with pytest.raises(trouble):
+        run_cycle("test", "me")
+    assert not FailedCycle.objects.exists() and ClusterSettings.objects.get().alarm == ""
+
+
+def test_the_newest_twenty_of_thirty_days_are_kept() -> None:
+    now = timezone.now()
+    for number in range(25):
+        at = now - dt.timedelta(days=31) if number == 24 else now
+        FailedCycle.objects.create(first_at=at, last_at=at, kind="fault", sentence=str(number), content=b"")
+    failed.drop_old_failures()
+    assert sorted(map(int, FailedCycle.objects.values_list("sentence", flat=True))) == list(range(4, 24))
+    FailedCycle.objects.update(last_at=now - dt.timedelta(days=31))
+    sweep.trim()
+    assert not FailedCycle.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{", "JSON"),
+        ("[]", "snapshot"),
+        ('{"format": 1, "snapshot": {}, "policy": 3}', "policy"),
+        ('{"format": 1, "snapshot": {"nodes": 5}, "policy": {}}', "snapshot.now_s"),
+        ('{"format": 9, "snapshot": {}, "policy": {}}', "format"),
+    ],
+)
+def test_a_file_that_is_no_case_ends_with_status_2(tmp_path, text, place) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(text)
+    status, lines, err = replayed(path)
+    assert (status, lines) == (2, []) and place in err

@@ -1,0 +1,142 @@
+"""Questions answered on a real record: who would leave for a request, and how much of their work would be lost."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from portal.api import asking
+from portal.models import Attempt, Job, Membership, Question, Quota
+from portal.selectors.leaving import leaving_of, lost_gpu_s
+from portal.services.jobs import JobRequest, question_body
+from portal.web import start_check
+from scheduler import answers
+from scheduler.answers import answer_question
+from scheduler.cycle import run_cycle
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    """Four GPUs, promised to the project `owed`; the project `lent` has borrowed three of them."""
+    record.cluster()
+    monkeypatch.setattr(answers, "_photo", None)
+    pool = record.pool("main-pool")
+    record.node(pool)
+    owner, other = record.person("ada"), record.person("eve")
+    owed, lent = record.project("owed", member=owner), record.project("lent", member=other)
+    Quota.objects.create(project=owed, pool=pool, guaranteed_milli=4000)
+    batch = record.environment("batch", tool=False)
+    for name, gpus in (("long-run", 2), ("short-run", 1)):
+        record.job(other, lent, batch, name=name, gpus_per_task=gpus)
+    run_cycle("test", "me")
+    now = timezone.now()
+    for name, hours in (("long-run", 3), ("short-run", 1)):
+        Attempt.objects.filter(job__name=name).update(created_at=now - dt.timedelta(hours=hours))
+    return {"pool": pool, "owner": owner, "owed": owed, "lent": lent, "batch": batch}
+
+
+def request(scene, **fields) -> JobRequest:
+    return JobRequest(
+        name="wanted", project=scene["owed"], environment=scene["batch"], command=["true"], **fields
+    )
+
+
+def answered(body) -> dict:
+    """As worker-ask does it."""
+    question = Question.objects.create(kind="would_start", body=body)
+    answer_question(question.public_id)
+    question.refresh_from_db()
+    return question.answer
+
+
+def ask(scene, **fields) -> dict:
+    return answered(question_body(scene["owner"], request(scene, **fields)))
+
+
+def test_what_is_free_takes_nobodys_place(scene) -> None:
+    answer = ask(scene)
+    assert answer["starts_now"] and answer["victims"] == [] and answer["interval"] is None
+
+
+def test_it_names_who_would_leave_and_what_they_would_lose(scene) -> None:
+    answer = ask(scene, gpus_per_task=2)
+    (victim,) = answer["victims"]
+    assert victim["job"] == Job.objects.get(name="short-run").public_id
+    assert (victim["reason"], victim["milli"], victim["saved"]) == ("reclaimed", 1000, False)
+    assert victim["lost_gpu_s"] == pytest.approx(3600, abs=60)
+    assert not answer["starts_now"] and answer["verdict"]["code"] == "releasing"
+    both = ask(scene, gpus_per_task=4)["victims"]
+    assert sum(one["lost_gpu_s"] for one in both) == pytest.approx(3600 + 2 * 3 * 3600, abs=120)
+    assert Attempt.objects.filter(stop_wanted_at__isnull=False).count() == 0  # asking moves nothing
+
+
+def test_victims_have_names_only_for_those_who_may_see_them(scene) -> None:
+    victims = ask(scene, gpus_per_task=4)["victims"]
+    hidden = leaving_of(scene["owner"], victims)
+    assert [one.job for one in hidden] == [None, None] and lost_gpu_s(hidden) > 20_000
+    Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
+    assert {one.job.name for one in leaving_of(scene["owner"], victims)} == {"long-run", "short-run"}
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """The engine answers at once, in this process, with what its worker would answer."""
+
+    def at_once(body, wait_s=1.0):
+        return answered(body)
+
+    monkeypatch.setattr("portal.services.jobs.ask_would_start", at_once)
+    monkeypatch.setattr(start_check, "ask_would_start", at_once)
+
+
+def test_rest_tells_victims_and_lost_work(scene, engine) -> None:
+    client = Client()
+    client.force_login(scene["owner"])
+    body = {
+        "name": "wanted",
+        "project": "owed",
+        "environment": "batch",
+        "command": ["true"],
+        "gpus_per_task": 2,
+    }
+    told = client.post("/api/v1/ask/", json.dumps(body), content_type="application/json").json()
+    (victim,) = told["victims"]
+    assert victim["job"] is None and victim["milli"] == 1000
+    assert told["lost_gpu_s"] == victim["lost_gpu_s"] > 3000
+    assert told["interval"] is None and told["starts_now"] is False
+    given = asking._interval({"p10_s": 0.0, "p50_s": 60.0, "p90_s": 3600.0})
+    assert given == {
+        "p10_at": "1970-01-01T00:00:00Z",
+        "p50_at": "1970-01-01T00:01:00Z",
+        "p90_at": "1970-01-01T01:00:00Z",
+    }
+
+
+def test_the_launch_rail_says_who_would_leave(scene, engine) -> None:
+    client = Client()
+    client.force_login(scene["owner"])
+    form = {
+        "kind": "training",
+        "name": "wanted",
+        "project": scene["owed"].public_id,
+        "environment": scene["batch"].public_id,
+        "command": "true",
+        "gpus_per_task": "4",
+        "tasks": "1",
+        "cores": "1",
+        "memory_gib": "2",
+        "preemptible": "on",
+    }
+    Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
+    check = start_check.check_start(scene["owner"], request(scene, gpus_per_task=4), [], ask=True)
+    assert (check.title, check.hidden, len(check.leaving)) == ("Others would make room", 0, 2)
+    assert check.lost_gpu_s == pytest.approx(7 * 3600, abs=200)
+    page = " ".join(client.post("/launch/check/", form).content.decode().split())
+    assert "2 jobs would be asked to leave" in page and "long-run" in page and "GPU-h of work" in page

@@ -1,0 +1,111 @@
+"""Knobs of the policy: what may stand, who was faster, what is audited, and what the next cycle follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from portal.errors import Invalid, NotAllowed, Stale
+from portal.management.commands.policy_docs import policy_text
+from portal.models import AuditEntry, ClusterSettings, NodePool, Outbox
+from portal.selectors.policy import policy_sheet
+from portal.services.policy import do_change_policy
+from portal.words.knobs import CHOICES, KNOBS, default_of, fault_of, knob_names
+from tests import record
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def admin():
+    record.cluster()
+    return record.person("ada", admin=True)
+
+
+def values(pool: NodePool | None) -> dict[str, object]:
+    return {knob.name: knob.value for knob in policy_sheet(pool).knobs}
+
+
+def test_a_pool_stands_above_the_cluster_and_the_cluster_above_the_default(admin) -> None:
+    pool, other = record.pool("one"), record.pool("two")
+    do_change_policy(admin, None, {"usage_weight": 0.5, "min_runtime_s": 60}, version=1)
+    do_change_policy(admin, pool, {"usage_weight": 2}, version=1)
+    assert values(None)["usage_weight"] == values(other)["usage_weight"] == 0.5
+    assert (values(pool)["usage_weight"], values(pool)["min_runtime_s"]) == (2, 60)
+    assert values(pool)["half_life_s"] == default_of("half_life_s")
+    do_change_policy(admin, pool, {"usage_weight": None}, version=2)
+    assert values(pool)["usage_weight"] == 0.5
+
+
+def test_every_default_may_stand_and_nothing_beyond_the_range() -> None:
+    for name in knob_names():
+        assert fault_of(name, default_of(name)) is None
+    for knob in KNOBS.values():
+        assert fault_of(knob.name, knob.low) is None and fault_of(knob.name, knob.high) is None
+        for value in (knob.low - 1, knob.high * 2 + 1, "7", True, None, float("nan"), float("inf"), 10**400):
+            assert fault_of(knob.name, value), (knob.name, value)
+    for choice in CHOICES.values():
+        assert fault_of(choice.name, "nonsense") and fault_of(choice.name, 1)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "field"),
+    [
+        ({"usage_weight": -1}, "usage_weight"),
+        ({"usage_weight": 1, "half_life_s": 5}, "half_life_s"),
+        ({"ahead_shown": 2.5}, "ahead_shown"),
+        ({"placement": "scatter"}, "placement"),
+        ({"no_such_knob": 1}, "no_such_knob"),
+        ({"no_such_knob": None}, "no_such_knob"),
+    ],
+)
+def test_a_refusal_names_the_knob_and_changes_nothing(admin, knobs, field) -> None:
+    with pytest.raises(Invalid) as refusal:
+        do_change_policy(admin, None, knobs, version=1)
+    assert list(refusal.value.fields) == [field]
+    assert ClusterSettings.objects.get().policy == {}
+    assert not AuditEntry.objects.filter(act="policy.change").exists()
+
+
+def test_a_budget_of_the_cycle_is_no_pools_own(admin) -> None:
+    with pytest.raises(Invalid) as refusal:
+        do_change_policy(admin, record.pool(), {"cycle_budget_steps": 1000}, version=1)
+    assert "whole cluster" in refusal.value.fields["cycle_budget_steps"]
+
+
+def test_two_administrators_do_not_overwrite_each_other(admin) -> None:
+    do_change_policy(admin, None, {"usage_weight": 0.5}, version=1)
+    with pytest.raises(Stale) as late:
+        do_change_policy(admin, None, {"usage_weight": 3}, version=1)
+    assert late.value.facts == {"current": {"usage_weight": 0.5}, "version": 2}
+    assert values(None)["usage_weight"] == 0.5
+
+
+def test_it_is_audited_with_old_and_new_values_and_wakes_the_scheduler(admin) -> None:
+    pool = record.pool("one")
+    do_change_policy(admin, pool, {"placement": "spread"}, version=1, reason="noisy neighbours")
+    do_change_policy(admin, pool, {"placement": None, "usage_weight": 0}, version=2)
+    first, second = AuditEntry.objects.filter(act="policy.change").order_by("id")
+    assert (first.object_name, first.reason, first.actor) == ("one", "noisy neighbours", admin)
+    assert (first.before, first.after) == ({"placement": None}, {"placement": "spread"})
+    assert second.before == {"placement": "spread", "usage_weight": None}
+    assert second.after == {"placement": None, "usage_weight": 0}
+    assert [row.arguments for row in Outbox.objects.filter(name="scheduler.cycle")] == [["policy"]] * 2
+
+
+def test_what_changes_nothing_leaves_no_trace(admin) -> None:
+    do_change_policy(
+        admin, None, {"usage_weight": default_of("usage_weight"), "min_runtime_s": None}, version=1
+    )
+    assert ClusterSettings.objects.get().policy_version == 1
+    assert not AuditEntry.objects.filter(act="policy.change").exists()
+
+
+def test_others_may_not(admin) -> None:
+    with pytest.raises(NotAllowed):
+        do_change_policy(record.person(), None, {"usage_weight": 2}, version=1)
+
+
+def test_the_page_of_the_docs_is_current() -> None:
+    assert Path("docs/policy.md").read_text() == policy_text(), "run manage.py policy-docs"

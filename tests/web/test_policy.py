@@ -1,0 +1,95 @@
+"""The policy page: who sees and turns knobs, what is refused where, and how a lost race reads."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import reverse
+
+from portal.models import ClusterSettings, NodePool
+
+
+def words(answer) -> str:
+    return " ".join(answer.content.decode().split())
+
+
+def save(client, *, pool: str = "", version: int = 1, **knobs: str):
+    form = {"pool": pool, "version": str(version), "reason": "a test"}
+    form |= {f"knob-{name}": text for name, text in knobs.items() if name != "blank"}
+    form |= {"blank": knobs["blank"]} if "blank" in knobs else {}
+    return client.post(reverse("save-policy"), form)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("anonymous", 302), ("stranger", 200), ("member", 200), ("admin", 200)]
+)
+def test_everybody_may_know_the_rules(client_of, kind, status):
+    for query in ("", "?pool=h200"):
+        assert client_of(kind).get(reverse("policy") + query).status_code == status
+
+
+@pytest.mark.parametrize(("kind", "status"), [("anonymous", 302), ("stranger", 403), ("member", 403)])
+def test_only_administrators_turn_knobs(client_of, kind, status):
+    assert save(client_of(kind), usage_weight="2").status_code == status
+    assert ClusterSettings.objects.get().policy == {}
+    if kind != "anonymous":
+        assert '<input class="form-control fw-edit' not in words(client_of(kind).get(reverse("policy")))
+
+
+def test_times_are_typed_as_people_write_them(client_of):
+    admin = client_of("admin")
+    assert (
+        save(admin, half_life_s="14 d", min_runtime_s="5 min", cycle_budget_steps="100,000").status_code
+        == 302
+    )
+    assert ClusterSettings.objects.get().policy == {
+        "half_life_s": 14 * 86_400,
+        "min_runtime_s": 300,
+        "cycle_budget_steps": 100_000,
+    }
+    page = words(admin.get(reverse("policy")))
+    assert 'value="14 d"' in page and 'value="100,000"' in page and "3 of" in page
+    assert '<s class="fw-3rd">blank</s> → <b class="fw-medium">14 d</b>' in page
+
+
+def test_a_pool_says_what_it_inherits_and_from_whom(scene, client_of):
+    admin = client_of("admin")
+    save(admin, min_runtime_s="5 min")
+    page = words(admin.get(reverse("policy"), {"pool": "h200"}))
+    assert "5 min, the cluster&#x27;s" in page and "7 d, the default" in page
+    assert "A blank knob of pool h200 inherits the cluster&#x27;s value." in page
+    assert "knob-cycle_budget_steps" not in page
+    save(admin, pool="h200", placement="spread")
+    assert NodePool.objects.get(name="h200").policy == {"placement": "spread"}
+    assert 'class="fw-tag">changed' in words(admin.get(reverse("policy"), {"pool": "h200"}))
+
+
+def test_a_refusal_stands_at_its_knob_and_keeps_what_was_typed(client_of):
+    admin = client_of("admin")
+    answer = save(admin, usage_weight="2", half_life_s="a while")
+    page = words(answer)
+    assert answer.status_code == 400 and "Nothing was saved." in page
+    assert "“a while” is no time" in page and 'value="a while"' in page and 'value="2"' in page
+    answer = save(admin, half_life_s="5 s")
+    assert "Must be between 3,600 and 31,536,000 s." in words(answer)
+    assert ClusterSettings.objects.get().policy == {}
+
+
+def test_reset_blanks_one_knob(client_of):
+    admin = client_of("admin")
+    save(admin, usage_weight="2", min_runtime_s="60")
+    assert save(admin, version=2, blank="usage_weight").status_code == 302
+    assert ClusterSettings.objects.get().policy == {"min_runtime_s": 60}
+
+
+def test_who_was_slower_sees_both_values(client_of):
+    admin = client_of("admin")
+    save(admin, usage_weight="2")
+    late = admin.post(
+        reverse("save-policy"),
+        {"pool": "", "version": "1", "seen-usage_weight": "", "knob-usage_weight": "3"},
+    )
+    page = words(late)
+    assert late.status_code == 409 and "Somebody else changed the policy" in page
+    assert 'value="3"' in page and "now <b>2</b>" in page and 'name="version" value="2"' in page
+    assert ClusterSettings.objects.get().policy == {"usage_weight": 2}
+    assert client_of("admin").get(reverse("policy"), {"pool": "nowhere"}).status_code == 404
