@@ -112,9 +112,10 @@ CHOICES: dict[str, Choice] = {
     for choice in (
         Choice(
             "placement",
-            ("pack", "spread"),
+            ("fragmentation", "pack", "spread"),
             "pack",
-            "Pack fills nodes one after the other and keeps large holes; spread evens the load.",
+            "Fragmentation leaves what the usual requests can use; pack fills nodes one after the other; "
+            "spread evens the load.",
         ),
         Choice(
             "victim_order",

@@ -78,7 +78,7 @@ class PoolRow:
 
     id: PoolId
     name: str
-    placement: str | None = None  # "pack" | "spread"
+    placement: str | None = None  # "pack" | "fragmentation" | "spread"
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ class Floor:
 
     def _by_fragmentation(self, shape: Shape, rows: Ints, capacity: Ints) -> tuple[Ints, Ints]:
         """How much of the free GPUs a task on each node would lose to the usual requests; see fragmentation.py."""
-        score, best_free = np.full(len(rows), 100), np.zeros(len(rows), dtype=np.int64)
+        score, best_free = np.full(len(rows), WORST), np.zeros(len(rows), dtype=np.int64)
         able = capacity.nonzero()[0]
         if not len(able) or self._fragmentation is None:
             return score, best_free
@@ -295,7 +295,9 @@ class Floor:
             self.memory_free[nodes] - shape.memory_mib,
         )
         points, best = self._fragmentation.best(task, free, fits, self._kind[nodes], self._lost[nodes])
-        score[able], best_free[able] = 100 - points, best
+        score[able], best_free[able] = (100 - points) * NO_BOUND, best
+        if not shape.gpus:  # takes no GPU: among equals it leaves nodes with free GPUs alone
+            score[able] += free.sum(axis=1)
         return score, best_free
 
     def _lost_on(self, nodes: Ints) -> Ints:
