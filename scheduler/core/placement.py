@@ -277,7 +277,7 @@ class Floor:
     def _by_fragmentation(self, shape: Shape, rows: Ints, capacity: Ints) -> tuple[Ints, Ints]:
         """How much of the free GPUs a task on each node would lose to the usual requests; see fragmentation.py."""
         score, best_free = np.full(len(rows), WORST), np.zeros(len(rows), dtype=np.int64)
-        able = capacity.nonzero()[0]
+        able = (capacity > 0).nonzero()[0]  # an overfull node has less than none
         if not len(able) or self._fragmentation is None:
             return score, best_free
         if self._lost_seen < len(self._changed):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
-from scheduler.core.placement import Floor, Shape
+from scheduler.core.placement import Floor, Held, Shape
 
 STRATEGIES = ("pack", "spread", "fragmentation")
 
@@ -113,3 +113,12 @@ def test_gpus_of_a_cpu_poor_node_are_left_to_those_who_need_little() -> None:
     held = Floor([poor, rich], "fragmentation", asked=asked).place_gang(shape(0, cpu_milli=14_000), 1)
     assert held is not None
     assert held[0].node == 1  # by name: poor, rich
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_node_that_more_is_kept_of_than_it_has_takes_nothing(strategy: str) -> None:
+    """While others leave, places may be kept twice over for a moment; such a node is simply full."""
+    here = Floor([node("a", 1)], strategy, asked=ASKED)
+    for _ in range(2):
+        here.change(Held(0, (0,), 900, 30_000, 60_000), -1)
+    assert all(here.place_gang(one, 1) is None for one in SHAPES)
