@@ -113,7 +113,7 @@ CHOICES: dict[str, Choice] = {
         Choice(
             "placement",
             ("fragmentation", "pack", "spread"),
-            "pack",
+            "fragmentation",
             "Fragmentation leaves what the usual requests can use; pack fills nodes one after the other; "
             "spread evens the load.",
         ),
