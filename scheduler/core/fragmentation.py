@@ -211,7 +211,7 @@ class Fragmentation:
         Returns:
             Scores, and the milli free on the GPU to share (0 where the task takes whole or several GPUs).
         """
-        if task.gpus != 1 or task.milli[0] == WHOLE_MILLI:
+        if task.gpus != 1 or (task.milli == WHOLE_MILLI).all():
             after = free
             if task.gpus:
                 fullest_first = fits[:, ::-1].cumsum(axis=1)[:, ::-1]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuShare, NodeId, NodeRow, PendingRow, RunningTask
-from scheduler.core.fragmentation import TOGETHER, Fragmentation, Kind, Task, suits, usual
+from scheduler.core.fragmentation import TOGETHER, Fragmentation, Kind, Task, milli_by_memory, suits, usual
 from scheduler.core.plan import TaskPlacement
 
 Ints = NDArray[np.int64]
@@ -28,7 +28,11 @@ WORST = np.int64(1) << 60
 
 
 class Shape(NamedTuple):
-    """What one task asks of a node."""
+    """What one task asks of a node.
+
+    ``share_mib`` not None asks for that much memory of each GPU instead of ``milli``: what it then takes of a GPU
+    differs from node to node, and ``milli`` says nothing here.
+    """
 
     gpus: int
     milli: int
@@ -38,6 +42,7 @@ class Shape(NamedTuple):
     memory_mib: int
     avoid_nodes: tuple[NodeId, ...]
     node_affinity: NodeId | None
+    share_mib: int | None = None
 
     @classmethod
     def of(cls, job: PendingRow) -> Shape:
@@ -51,6 +56,7 @@ class Shape(NamedTuple):
             job.memory_mib,
             tuple(sorted(job.avoid_nodes)),
             job.node_affinity,
+            job.share_mib if job.gpus_per_task else None,
         )
 
     @classmethod
@@ -61,7 +67,7 @@ class Shape(NamedTuple):
     @property
     def whole(self) -> bool:
         """True when each GPU is asked for alone."""
-        return self.milli == WHOLE_MILLI
+        return self.milli == WHOLE_MILLI and self.share_mib is None
 
 
 class Held(NamedTuple):
@@ -123,6 +129,7 @@ class Floor:
                 if empty or gpu.healthy:
                     self.free_milli[i, slot] = WHOLE_MILLI - (0 if empty else gpu.used_milli)
         self._masks: dict[tuple[str | None, int | None], Bools] = {}
+        self._shares: dict[int, Ints] = {}
         self._open: dict[tuple[tuple[NodeId, ...], NodeId | None], Bools] = {}
         self._scores: dict[Shape, _Scores] = {}
         self._measured: dict[Shape, _Scores] = {}  # by fragmentation
@@ -152,6 +159,23 @@ class Floor:
                     mask[i, slot] = suits(Kind(gpu.model, gpu.memory_mib), gpu_model, min_gpu_memory_mib)
             self._masks[key] = mask
         return self._masks[key]
+
+    def milli_on(self, shape: Shape) -> Ints:
+        """What a task takes of each of its GPUs, by node; more than a whole GPU where it cannot stand.
+
+        A share by memory is counted by the node's smallest GPU and rounded up, so it never takes too little.
+        """
+        if shape.share_mib is None:
+            return np.full(len(self.nodes), shape.milli)
+        if shape.share_mib not in self._shares:
+            smallest = [min((gpu.memory_mib for gpu in gpus), default=0) for gpus in self.gpus]
+            milli = [min(milli_by_memory(shape.share_mib, mib), WHOLE_MILLI + 1) for mib in smallest]
+            self._shares[shape.share_mib] = np.array(milli, dtype=np.int64)
+        return self._shares[shape.share_mib]
+
+    def _milli(self, shape: Shape, rows: Ints) -> Ints | int:
+        """``milli_on`` in the form that broadcasts over the GPUs of ``rows``."""
+        return shape.milli if shape.share_mib is None else self.milli_on(shape)[rows][:, None]
 
     def open_to(self, shape: Shape) -> Bools:
         """Nodes that take work, that the shape does not avoid, and its home volume's node only."""
@@ -243,7 +267,7 @@ class Floor:
 
     def _gpu_capacities(self, shape: Shape, rows: Ints) -> Ints:
         eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[rows]
-        per_gpu = np.where(eligible, self.free_milli[rows], 0) // shape.milli
+        per_gpu = np.where(eligible, self.free_milli[rows], 0) // self._milli(shape, rows)
         if shape.whole or shape.gpus == 1:
             return np.asarray(per_gpu.sum(axis=1) // shape.gpus, dtype=np.int64)
         # Shares of several GPUs: a task takes distinct ones, so k tasks use at most k shares of each.
@@ -270,8 +294,9 @@ class Floor:
         if shape.whole or shape.gpus != 1:
             return np.asarray(room, dtype=np.int64)
         eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[rows]
-        shared = eligible & (free < WHOLE_MILLI) & (free >= shape.milli)
-        left = np.where(shared, free - shape.milli, WHOLE_MILLI).min(axis=1)
+        milli = self._milli(shape, rows)
+        shared = eligible & (free < WHOLE_MILLI) & (free >= milli)
+        left = np.where(shared, free - milli, WHOLE_MILLI).min(axis=1)
         return np.asarray(np.where(left < WHOLE_MILLI, left, WHOLE_MILLI + room), dtype=np.int64)
 
     def _by_fragmentation(self, shape: Shape, rows: Ints, capacity: Ints) -> tuple[Ints, Ints]:
@@ -287,10 +312,10 @@ class Floor:
         nodes = rows[able]
         free, slots = self._emptiest_first(nodes)
         eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[nodes]
-        fits = np.take_along_axis(eligible, slots, axis=1) & (free >= shape.milli)
+        fits = np.take_along_axis(eligible, slots, axis=1) & (free >= self._milli(shape, nodes))
         task = Task(
             shape.gpus,
-            np.full(len(nodes), shape.milli),
+            self.milli_on(shape)[nodes],
             self.cpu_free[nodes] - shape.cpu_milli,
             self.memory_free[nodes] - shape.memory_mib,
         )
@@ -320,12 +345,13 @@ class Floor:
         self, node: int, shape: Shape, count: int, rather_not: Floor | None, best_free: int = 0
     ) -> Held:
         """Take one of the ``count`` tasks that come to ``node``; a share best where ``best_free`` is free."""
+        milli = shape.milli if shape.share_mib is None else int(self.milli_on(shape)[node])
         slots: tuple[int, ...] = ()
         if shape.gpus:
             free = self.free_milli[node].tolist()
             eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[node].tolist()
-            fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= shape.milli]
-            roomy = [s for s in fitting if free[s] >= shape.milli * count]
+            fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= milli]
+            roomy = [s for s in fitting if free[s] >= milli * count]
             alone = shape.whole or shape.gpus == 1
             if alone or len(roomy) >= shape.gpus:
                 # The fullest that fit; with several GPUs a task those that hold all of its sisters too.
@@ -334,11 +360,11 @@ class Floor:
                     fitting.sort(key=lambda s: free[s] != best_free)
                 if rather_not is not None:
                     free_there = rather_not.free_milli[node].tolist()
-                    fitting.sort(key=lambda s: free_there[s] >= shape.milli)
+                    fitting.sort(key=lambda s: free_there[s] >= milli)
             else:
                 fitting.sort(key=lambda s: -free[s])  # the emptiest, which leave most room to the sisters
             slots = tuple(fitting[: shape.gpus])
-        held = Held(node, slots, shape.milli, shape.cpu_milli, shape.memory_mib)
+        held = Held(node, slots, milli, shape.cpu_milli, shape.memory_mib)
         self.change(held, -1)
         return held
 

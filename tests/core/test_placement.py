@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
@@ -15,8 +16,10 @@ from scheduler.core.placement import Floor, Held, Shape
 STRATEGIES = ("pack", "spread", "fragmentation")
 
 
-def node(name: str, gpus: int = 4, model: str = "A100", cpu_milli: int = 32_000) -> NodeRow:
-    rows = tuple(GpuRow(GpuUuid(f"{name}-{i}"), i, model, 40_960) for i in range(gpus))
+def node(
+    name: str, gpus: int = 4, model: str = "A100", cpu_milli: int = 32_000, memory_mib: int = 40_960
+) -> NodeRow:
+    rows = tuple(GpuRow(GpuUuid(f"{name}-{i}"), i, model, memory_mib) for i in range(gpus))
     return NodeRow(NodeId(name), name, PoolId("p"), True, True, cpu_milli, 0, 65_536, 0, rows)
 
 
@@ -25,15 +28,19 @@ def shape(gpus: int = 1, milli: int = WHOLE_MILLI, cpu_milli: int = 4_000, **mor
 
 
 NODES = [
-    node("a", 8, cpu_milli=64_000), node("b", 4), node("c", 2, "T4"), node("d", 8, cpu_milli=24_000),
-    node("e", 0), node("f", 1, "T4", 128_000),
+    node("a", 8, cpu_milli=64_000), node("b", 4), node("c", 2, "T4", memory_mib=16_384),
+    node("d", 8, cpu_milli=24_000), node("e", 0), node("f", 1, "T4", 128_000),
 ]  # fmt: skip
 SHAPES = (
     shape(), shape(milli=470), shape(milli=810), shape(milli=300, cpu_milli=12_000), shape(2), shape(4),
-    shape(8), shape(0), shape(2, 400), shape(gpu_model="T4"), shape(milli=250, gpu_model="A100|T4"),
+    shape(8), shape(0), shape(share_mib=10_000), shape(2, share_mib=20_480),
+    shape(2, 400), shape(gpu_model="T4"), shape(milli=250, gpu_model="A100|T4"),
 )  # fmt: skip
 ASKED = Counter(
-    {Ask(s.gpus, s.milli, s.cpu_milli, s.memory_mib, s.gpu_model): 9 - i % 4 for i, s in enumerate(SHAPES)}
+    {
+        Ask(s.gpus, s.milli, s.cpu_milli, s.memory_mib, s.gpu_model, None, s.share_mib): 9 - i % 4
+        for i, s in enumerate(SHAPES)
+    }
 )
 moves = st.lists(
     st.tuples(st.integers(0, len(SHAPES) - 1), st.sampled_from((1, 1, 2, 3)), st.booleans()), max_size=40
@@ -122,3 +129,33 @@ def test_a_node_that_more_is_kept_of_than_it_has_takes_nothing(strategy: str) ->
     for _ in range(2):
         here.change(Held(0, (0,), 900, 30_000, 60_000), -1)
     assert all(here.place_gang(one, 1) is None for one in SHAPES)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(deadline=None, max_examples=30)
+@given(share_mib=st.integers(2_000, 90_000), gpus=st.sampled_from((1, 1, 2, 4)))
+def test_shares_by_memory_fill_a_gpu_and_never_pass_its_memory(
+    strategy: str, share_mib: int, gpus: int
+) -> None:
+    sizes = {"small": 16_384, "large": 81_920}
+    here = Floor([node(name, 4, memory_mib=mib) for name, mib in sizes.items()], strategy, asked=ASKED)
+    asked = shape(gpus, cpu_milli=0, memory_mib=0, share_mib=share_mib)
+    promised = here.capacity(asked).tolist()
+    placed = Counter[tuple[str, int]]()
+    while found := here.place_gang(asked, 1):
+        placed.update((here.nodes[found[0].node].name, slot) for slot in found[0].slots)
+    for i, one in enumerate(here.nodes):
+        on = [placed[one.name, slot] for slot in range(4)]
+        assert max(on) * share_mib <= sizes[one.name]
+        assert sum(on) == gpus * promised[i]
+        if gpus == 1:
+            assert (max(on) + 1) * -(-share_mib * WHOLE_MILLI // sizes[one.name]) > WHOLE_MILLI
+
+
+def test_a_node_of_several_kinds_counts_a_share_by_its_smallest_gpu() -> None:
+    mixed = node("mixed", 1)
+    mixed = replace(mixed, gpus=(*mixed.gpus, GpuRow(GpuUuid("big"), 1, "H100", 81_920)))
+    here = Floor([mixed], "pack")
+    found = here.place_gang(shape(2, share_mib=20_480), 1)
+    assert found is not None
+    assert found[0].milli == 500
