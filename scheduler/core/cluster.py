@@ -92,6 +92,7 @@ class GpuRow:
     used_milli: int = 0
     whole: bool = False  # a whole allocation stands on it, so no share may join
     healthy: bool = True
+    island: int | None = None  # GPUs of one node with equal numbers are joined by NVLink; None is not known
 
 
 @dataclass(frozen=True, slots=True)

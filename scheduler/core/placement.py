@@ -14,9 +14,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuShare, NodeId, NodeRow, PendingRow, RunningTask
+from scheduler.core.cluster import (
+    WHOLE_MILLI,
+    Ask,
+    GpuShare,
+    NodeId,
+    NodeRow,
+    PendingRow,
+    RunningTask,
+    TopologyRow,
+)
 from scheduler.core.fragmentation import TOGETHER, Fragmentation, Kind, Task, milli_by_memory, suits, usual
 from scheduler.core.plan import TaskPlacement
+from scheduler.core.topology import NOWHERE, fabric_of, near_slots, nearest
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -97,6 +107,7 @@ class Floor:
     """The nodes of one pool and what is free on them.
 
     ``empty`` photographs the same nodes as if nothing ran and all were ready: what could ever fit.
+    A gang that needs several nodes keeps within few levels of the fabric that ``topologies`` tell.
     ``asked`` tells the strategy "fragmentation" what tasks ask here and how often; without it, it packs.
     """
 
@@ -108,6 +119,7 @@ class Floor:
         empty: bool = False,
         asked: Mapping[Ask, int] | None = None,
         together: int = TOGETHER,
+        topologies: Iterable[TopologyRow] = (),
     ) -> None:
         self.nodes: list[NodeRow] = sorted(nodes, key=lambda node: (node.name, node.id))
         self.strategy = strategy
@@ -119,6 +131,13 @@ class Floor:
         self.cpu_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.memory_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.usable: Bools = np.zeros(len(self.nodes), dtype=bool)
+        self._fabric = None if strategy == "spread" else fabric_of(topologies, self.nodes)
+        self._islands = [
+            [NOWHERE if gpu.island is None else gpu.island for gpu in gpus]
+            if len({gpu.island for gpu in gpus}) > 1
+            else None
+            for gpus in self.gpus
+        ]
         self._slot_of: dict[str, tuple[int, int]] = {}
         for i, node in enumerate(self.nodes):
             self.usable[i] = empty or (node.schedulable and node.reachable)
@@ -212,26 +231,31 @@ class Floor:
         if tasks == 1 and not scores.fitting.any():
             return None
         held: list[Held] = []
+        near: Bools | None = None
+        if self._fabric is not None and tasks > int(scores.capacity.max()):
+            near = nearest(self._fabric, scores.capacity, tasks)
         while len(held) < tasks:
             scores = self._fresh(shape, measured)
-            node, count = self._next_node(scores, tasks - len(held))
+            node, count = self._next_node(scores, tasks - len(held), near)
             best_free = int(scores.best_free[node]) if measured else 0
             held.extend(self._take(node, shape, count - i, rather_not, best_free) for i in range(count))
         return held
 
-    def _next_node(self, scores: _Scores, missing: int) -> tuple[int, int]:
-        """The node for the next tasks of a gang and how many of them.
+    def _next_node(self, scores: _Scores, missing: int, near: Bools | None) -> tuple[int, int]:
+        """The node for the next tasks of a gang and how many of them; of the nodes ``near`` if any are named.
 
         Pack: the tightest node that holds all that is missing, else the roomiest one filled up, so that a
         gang stands on few nodes. Spread: one task on the emptiest node.
         """
+        fitting = scores.fitting if near is None else scores.fitting & near
         if self.strategy == "spread" or missing == 1:
-            return int(np.where(scores.fitting, scores.score, WORST).argmin()), 1
-        enough = scores.capacity >= missing
+            return int(np.where(fitting, scores.score, WORST).argmin()), 1
+        capacity = scores.capacity if near is None else np.where(near, scores.capacity, 0)
+        enough = capacity >= missing
         if enough.any():
             return int(np.where(enough, scores.score, WORST).argmin()), missing
-        most = int(scores.capacity.max())
-        best = np.where(scores.capacity == most, scores.score, WORST)
+        most = int(capacity.max())
+        best = np.where(capacity == most, scores.score, WORST)
         return int(best.argmin()), most
 
     def _fresh(self, shape: Shape, measured: bool) -> _Scores:
@@ -356,6 +380,10 @@ class Floor:
             if alone or len(roomy) >= shape.gpus:
                 # The fullest that fit; with several GPUs a task those that hold all of its sisters too.
                 fitting = sorted(fitting if alone else roomy, key=lambda s: free[s])
+                islands = self._islands[node]
+                if islands is not None and shape.whole:
+                    first = near_slots(fitting, islands, shape.gpus)
+                    fitting = first + [s for s in fitting if s not in first]
                 if best_free:
                     fitting.sort(key=lambda s: free[s] != best_free)
                 if rather_not is not None:

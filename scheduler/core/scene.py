@@ -29,7 +29,7 @@ class PoolScene:
         self._policy = policy
         self._nodes = [node for node in snapshot.nodes if node.pool == pool.id]
         self.strategy = pool.placement or policy.placement
-        self.floor = Floor(self._nodes, self.strategy, asked=self._asked())
+        self.floor = Floor(self._nodes, self.strategy, asked=self._asked(), topologies=snapshot.topologies)
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=lambda r: r.job)
         self.quotas = tree.quotas(snapshot.quotas, pool.id)
         self.ledger = PoolLedger(self.quotas, tree.path)
