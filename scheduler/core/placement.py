@@ -163,6 +163,7 @@ class Floor:
         kinds = sorted(set(first))
         self._kind: Ints = np.array([kinds.index(kind) for kind in first], dtype=np.int64)
         self._fragmentation = Fragmentation(kinds, usual(asked), together)
+        self._as_published = not together  # FGD's ties, too
         self._lost: Ints = self._lost_on(np.arange(len(self.nodes)))
         self._lost_seen = len(self._changed)
 
@@ -335,8 +336,10 @@ class Floor:
             self._lost_seen = len(self._changed)
         nodes = rows[able]
         free, slots = self._emptiest_first(nodes)
-        eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[nodes]
-        fits = np.take_along_axis(eligible, slots, axis=1) & (free >= self._milli(shape, nodes))
+        fits = free >= self._milli(shape, nodes)
+        if shape.gpu_model is not None or shape.min_gpu_memory_mib is not None:
+            eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[nodes]
+            fits &= np.take_along_axis(eligible, slots, axis=1)
         task = Task(
             shape.gpus,
             self.milli_on(shape)[nodes],
@@ -345,7 +348,7 @@ class Floor:
         )
         points, best = self._fragmentation.best(task, free, fits, self._kind[nodes], self._lost[nodes])
         score[able], best_free[able] = (100 - points) * NO_BOUND, best
-        if not shape.gpus:  # takes no GPU: among equals it leaves nodes with free GPUs alone
+        if not shape.gpus and not self._as_published:  # among equals it leaves nodes with free GPUs alone
             score[able] += free.sum(axis=1)
         return score, best_free
 
