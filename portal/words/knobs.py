@@ -123,9 +123,10 @@ CHOICES: dict[str, Choice] = {
     for choice in (
         Choice(
             "placement",
-            ("pack", "spread"),
-            "pack",
-            "Pack fills nodes one after the other and keeps large holes; spread evens the load.",
+            ("fragmentation", "pack", "spread"),
+            "fragmentation",
+            "Fragmentation leaves what the usual requests can use; pack fills nodes one after the other; "
+            "spread evens the load.",
         ),
         Choice(
             "victim_order",

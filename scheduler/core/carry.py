@@ -35,6 +35,8 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 row.time_limit_s,
                 tasks,
                 name=row.name,
+                gpu_model=row.gpu_model,
+                min_gpu_memory_mib=row.min_gpu_memory_mib,
             )
         )
     nodes = _hold(snapshot.nodes, started, +1)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from portal.words.knobs import CHOICES
 from portal.words.reasons import VerdictCode
 from scheduler.core.cluster import (
     WHOLE_MILLI,
@@ -36,7 +37,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
     _finite("now_s", snapshot.now_s)
     pools = _unique("pools", (pool.id for pool in snapshot.pools))
     for pool in snapshot.pools:
-        if pool.placement not in (None, "pack", "spread"):
+        if pool.placement is not None and pool.placement not in CHOICES["placement"].options:
             raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is no placement")
     nodes = _unique("nodes", (node.id for node in snapshot.nodes))
     _unique("gpus", (gpu.uuid for node in snapshot.nodes for gpu in node.gpus))

@@ -81,7 +81,7 @@ class PoolRow:
 
     id: PoolId
     name: str
-    placement: str | None = None  # "pack" | "spread"
+    placement: str | None = None  # "pack" | "fragmentation" | "spread"
     knobs: tuple[tuple[str, float | str], ...] = ()
 
 
@@ -96,6 +96,7 @@ class GpuRow:
     used_milli: int = 0
     whole: bool = False  # a whole allocation stands on it, so no share may join
     healthy: bool = True
+    island: int | None = None  # GPUs of one node with equal numbers are joined by NVLink; None is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +216,12 @@ class RunningRow:
     submitted_s: float | None = None  # None is when it started
     stale_since_s: float | None = None  # since when fewer tasks are alive than it needs
     stale_grace_s: float | None = None  # None is the policy's
+    kept: tuple[RunningTask, ...] = ()  # where it is to stand once it has left, if it is moved
     gpu_model: str | None = None  # what a new place for it must offer, if it is moved
     min_gpu_memory_mib: int | None = None
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
+    predicted_end_s: float | None = None  # when it is expected to end; None is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +233,7 @@ class PendingRow:
 
     ``milli_per_gpu`` 1000 asks for whole GPUs, less for a share of each of ``gpus_per_task`` GPUs.
     ``node_affinity`` names the one node that holds its home volume. Of the ``avoid_nodes``, those that are
-    ``unfit_nodes`` can never run it (another kind of runtime); the others are avoided for a while. On its
-    ``promised_nodes`` others have made room for it and are gone: it comes first to what they left.
+    ``unfit_nodes`` can never run it (another kind of runtime); the others are avoided for a while.
     """
 
     job: JobId
@@ -256,7 +258,6 @@ class PendingRow:
     node_affinity: NodeId | None = None
     version: int = 0
     unfit_nodes: tuple[NodeId, ...] = ()
-    promised_nodes: tuple[NodeId, ...] = ()
     min_tasks: int | None = None  # elastic: so many of all its tasks are enough to start; None is all
     ranks: tuple[int, ...] = ()  # which ranks wait, in the order they are placed; none is 0 to tasks - 1
     asks: tuple[Ask, ...] = ()  # what each waiting rank asks, where they differ; else the amounts above
@@ -265,6 +266,8 @@ class PendingRow:
     near: Near | None = None
     share_mib: int | None = None  # instead of ``milli_per_gpu``: so much memory of each GPU
     preempt_after_s: float | None = None  # it makes others leave only once it waited so long
+    kept: tuple[RunningTask, ...] = ()  # places that an earlier plan keeps for it, until others have left
+    predicted_s: float | None = None  # how long it is expected to run; None is unknown
 
     @property
     def task_milli(self) -> int:

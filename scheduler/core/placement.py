@@ -7,15 +7,26 @@ id sort first, so the same photograph gives the same places whatever order its r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.cluster import WHOLE_MILLI, GpuShare, NodeId, NodeRow, PendingRow, RunningTask
+from scheduler.core.cluster import (
+    WHOLE_MILLI,
+    Ask,
+    GpuShare,
+    NodeId,
+    NodeRow,
+    PendingRow,
+    RunningTask,
+    TopologyRow,
+)
+from scheduler.core.fragmentation import TOGETHER, Fragmentation, Kind, Task, milli_by_memory, suits, usual
 from scheduler.core.plan import TaskPlacement
+from scheduler.core.topology import NOWHERE, fabric_of, near_slots, nearest
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -27,7 +38,11 @@ WORST = np.int64(1) << 60
 
 
 class Shape(NamedTuple):
-    """What one task asks of a node."""
+    """What one task asks of a node.
+
+    ``share_mib`` not None asks for that much memory of each GPU instead of ``milli``: what it then takes of a GPU
+    differs from node to node, and ``milli`` says nothing here.
+    """
 
     gpus: int
     milli: int
@@ -37,6 +52,7 @@ class Shape(NamedTuple):
     memory_mib: int
     avoid_nodes: tuple[NodeId, ...]
     node_affinity: NodeId | None
+    share_mib: int | None = None
 
     @classmethod
     def of(cls, job: PendingRow) -> Shape:
@@ -50,6 +66,7 @@ class Shape(NamedTuple):
             job.memory_mib,
             tuple(sorted(job.avoid_nodes)),
             job.node_affinity,
+            job.share_mib if job.gpus_per_task else None,
         )
 
     @classmethod
@@ -60,7 +77,7 @@ class Shape(NamedTuple):
     @property
     def whole(self) -> bool:
         """True when each GPU is asked for alone."""
-        return self.milli == WHOLE_MILLI
+        return self.milli == WHOLE_MILLI and self.share_mib is None
 
 
 class Held(NamedTuple):
@@ -76,12 +93,13 @@ class Held(NamedTuple):
 class _Scores:
     """Capacities and scores of one shape over all nodes, and how much of the change log they have seen."""
 
-    __slots__ = ("capacity", "fitting", "score", "seen")
+    __slots__ = ("best_free", "capacity", "fitting", "score", "seen")
 
-    def __init__(self, capacity: Ints, score: Ints, fitting: Bools, seen: int) -> None:
-        self.capacity = capacity
-        self.score = score
-        self.fitting = fitting
+    def __init__(self, nodes: int, seen: int) -> None:
+        self.capacity: Ints = np.zeros(nodes, dtype=np.int64)
+        self.score: Ints = np.zeros(nodes, dtype=np.int64)
+        self.best_free: Ints = np.zeros(nodes, dtype=np.int64)  # of the GPU that a share takes; 0 is any
+        self.fitting: Bools = np.zeros(nodes, dtype=bool)
         self.seen = seen
 
 
@@ -89,9 +107,20 @@ class Floor:
     """The nodes of one pool and what is free on them.
 
     ``empty`` photographs the same nodes as if nothing ran and all were ready: what could ever fit.
+    A gang that needs several nodes keeps within few levels of the fabric that ``topologies`` tell.
+    ``asked`` tells the strategy "fragmentation" what tasks ask here and how often; without it, it packs.
     """
 
-    def __init__(self, nodes: Iterable[NodeRow], strategy: str, *, empty: bool = False) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[NodeRow],
+        strategy: str,
+        *,
+        empty: bool = False,
+        asked: Mapping[Ask, int] | None = None,
+        together: int = TOGETHER,
+        topologies: Iterable[TopologyRow] = (),
+    ) -> None:
         self.nodes: list[NodeRow] = sorted(nodes, key=lambda node: (node.name, node.id))
         self.strategy = strategy
         self.index_of: dict[NodeId, int] = {node.id: i for i, node in enumerate(self.nodes)}
@@ -102,6 +131,13 @@ class Floor:
         self.cpu_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.memory_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.usable: Bools = np.zeros(len(self.nodes), dtype=bool)
+        self._fabric = None if strategy == "spread" else fabric_of(topologies, self.nodes)
+        self._islands = [
+            [NOWHERE if gpu.island is None else gpu.island for gpu in gpus]
+            if len({gpu.island for gpu in gpus}) > 1
+            else None
+            for gpus in self.gpus
+        ]
         self._slot_of: dict[str, tuple[int, int]] = {}
         for i, node in enumerate(self.nodes):
             self.usable[i] = empty or (node.schedulable and node.reachable)
@@ -112,9 +148,24 @@ class Floor:
                 if empty or gpu.healthy:
                     self.free_milli[i, slot] = WHOLE_MILLI - (0 if empty else gpu.used_milli)
         self._masks: dict[tuple[str | None, int | None], Bools] = {}
+        self._shares: dict[int, Ints] = {}
         self._open: dict[tuple[tuple[NodeId, ...], NodeId | None], Bools] = {}
         self._scores: dict[Shape, _Scores] = {}
+        self._measured: dict[Shape, _Scores] = {}  # by fragmentation
         self._changed: list[int] = []
+        self._fragmentation: Fragmentation | None = None
+        if strategy == "fragmentation" and asked:
+            self._measure_fragmentation(asked, together)
+
+    def _measure_fragmentation(self, asked: Mapping[Ask, int], together: int) -> None:
+        """Get ready to score by fragmentation. A node of several kinds of GPU counts as its first one."""
+        first = [Kind(gpus[0].model, gpus[0].memory_mib) if gpus else Kind("", 0) for gpus in self.gpus]
+        kinds = sorted(set(first))
+        self._kind: Ints = np.array([kinds.index(kind) for kind in first], dtype=np.int64)
+        self._fragmentation = Fragmentation(kinds, usual(asked), together)
+        self._as_published = not together  # FGD's ties, too
+        self._lost: Ints = self._lost_on(np.arange(len(self.nodes)))
+        self._lost_seen = len(self._changed)
 
     # -- what fits ------------------------------------------------------------------------------------
 
@@ -125,11 +176,26 @@ class Floor:
             mask = np.zeros(self.free_milli.shape, dtype=bool)
             for i, gpus in enumerate(self.gpus):
                 for slot, gpu in enumerate(gpus):
-                    mask[i, slot] = (gpu_model is None or gpu.model == gpu_model) and (
-                        min_gpu_memory_mib is None or gpu.memory_mib >= min_gpu_memory_mib
-                    )
+                    mask[i, slot] = suits(Kind(gpu.model, gpu.memory_mib), gpu_model, min_gpu_memory_mib)
             self._masks[key] = mask
         return self._masks[key]
+
+    def milli_on(self, shape: Shape) -> Ints:
+        """What a task takes of each of its GPUs, by node; more than a whole GPU where it cannot stand.
+
+        A share by memory is counted by the node's smallest GPU and rounded up, so it never takes too little.
+        """
+        if shape.share_mib is None:
+            return np.full(len(self.nodes), shape.milli)
+        if shape.share_mib not in self._shares:
+            smallest = [min((gpu.memory_mib for gpu in gpus), default=0) for gpus in self.gpus]
+            milli = [min(milli_by_memory(shape.share_mib, mib), WHOLE_MILLI + 1) for mib in smallest]
+            self._shares[shape.share_mib] = np.array(milli, dtype=np.int64)
+        return self._shares[shape.share_mib]
+
+    def _milli(self, shape: Shape, rows: Ints) -> Ints | int:
+        """``milli_on`` in the form that broadcasts over the GPUs of ``rows``."""
+        return shape.milli if shape.share_mib is None else self.milli_on(shape)[rows][:, None]
 
     def open_to(self, shape: Shape) -> Bools:
         """Nodes that take work, that the shape does not avoid, and its home volume's node only."""
@@ -151,53 +217,66 @@ class Floor:
 
     def capacity(self, shape: Shape) -> Ints:
         """How many tasks of ``shape`` each node could take now, exactly."""
-        return self._fresh(shape).capacity
+        measured = bool(self._measured) and shape in self._measured
+        return self._fresh(shape, measured).capacity
 
     def place_gang(self, shape: Shape, tasks: int, rather_not: Floor | None = None) -> list[Held] | None:
         """Take places for all ``tasks`` of a gang, or None and nothing taken.
 
         On a node, GPUs that are free on the floor ``rather_not`` are taken last.
         """
-        scores = self._fresh(shape)
+        measured = tasks == 1 and self._fragmentation is not None
+        scores = self._fresh(shape, measured)
         if tasks > 1 and int(np.minimum(scores.capacity, tasks).sum()) < tasks:
             return None
         if tasks == 1 and not scores.fitting.any():
             return None
         held: list[Held] = []
+        near: Bools | None = None
+        if self._fabric is not None and tasks > int(scores.capacity.max()):
+            near = nearest(self._fabric, scores.capacity, tasks)
         while len(held) < tasks:
-            node, count = self._next_node(self._fresh(shape), tasks - len(held))
-            held.extend(self._take(node, shape, count - i, rather_not) for i in range(count))
+            scores = self._fresh(shape, measured)
+            node, count = self._next_node(scores, tasks - len(held), near)
+            best_free = int(scores.best_free[node]) if measured else 0
+            held.extend(self._take(node, shape, count - i, rather_not, best_free) for i in range(count))
         return held
 
-    def _next_node(self, scores: _Scores, missing: int) -> tuple[int, int]:
-        """The node for the next tasks of a gang and how many of them.
+    def _next_node(self, scores: _Scores, missing: int, near: Bools | None) -> tuple[int, int]:
+        """The node for the next tasks of a gang and how many of them; of the nodes ``near`` if any are named.
 
         Pack: the tightest node that holds all that is missing, else the roomiest one filled up, so that a
         gang stands on few nodes. Spread: one task on the emptiest node.
         """
+        fitting = scores.fitting if near is None else scores.fitting & near
         if self.strategy == "spread" or missing == 1:
-            return int(np.where(scores.fitting, scores.score, WORST).argmin()), 1
-        enough = scores.capacity >= missing
+            return int(np.where(fitting, scores.score, WORST).argmin()), 1
+        capacity = scores.capacity if near is None else np.where(near, scores.capacity, 0)
+        enough = capacity >= missing
         if enough.any():
             return int(np.where(enough, scores.score, WORST).argmin()), missing
-        most = int(scores.capacity.max())
-        best = np.where(scores.capacity == most, scores.score, WORST)
+        most = int(capacity.max())
+        best = np.where(capacity == most, scores.score, WORST)
         return int(best.argmin()), most
 
-    def _fresh(self, shape: Shape) -> _Scores:
-        """Scores of ``shape`` that know of every change so far."""
-        scores = self._scores.get(shape)
+    def _fresh(self, shape: Shape, measured: bool) -> _Scores:
+        """Scores of ``shape`` that know of every change so far; ``measured`` by fragmentation."""
+        cache = self._measured if measured else self._scores
+        scores = cache.get(shape)
         if scores is None:
             rows = np.arange(len(self.nodes))
-            capacity = self.capacity_of(shape, rows)
-            scores = _Scores(capacity, self._score(shape, rows), capacity > 0, len(self._changed))
-            self._scores[shape] = scores
+            scores = cache[shape] = _Scores(len(rows), len(self._changed))
         elif scores.seen < len(self._changed):
             rows = np.fromiter(set(self._changed[scores.seen :]), dtype=np.int64)
-            scores.capacity[rows] = self.capacity_of(shape, rows)
-            scores.score[rows] = self._score(shape, rows)
-            scores.fitting[rows] = scores.capacity[rows] > 0
             scores.seen = len(self._changed)
+        else:
+            return scores
+        scores.capacity[rows] = capacity = self.capacity_of(shape, rows)
+        scores.fitting[rows] = capacity > 0
+        if measured:
+            scores.score[rows], scores.best_free[rows] = self._by_fragmentation(shape, rows, capacity)
+        else:
+            scores.score[rows] = self._by_room(shape, rows)
         return scores
 
     def capacity_of(self, shape: Shape, rows: Ints) -> Ints:
@@ -213,7 +292,7 @@ class Floor:
 
     def _gpu_capacities(self, shape: Shape, rows: Ints) -> Ints:
         eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[rows]
-        per_gpu = np.where(eligible, self.free_milli[rows], 0) // shape.milli
+        per_gpu = np.where(eligible, self.free_milli[rows], 0) // self._milli(shape, rows)
         if shape.whole or shape.gpus == 1:
             return np.asarray(per_gpu.sum(axis=1) // shape.gpus, dtype=np.int64)
         # Shares of several GPUs: a task takes distinct ones, so k tasks use at most k shares of each.
@@ -226,8 +305,8 @@ class Floor:
             high = np.where(holds, high, middle - 1)
         return low
 
-    def _score(self, shape: Shape, rows: Ints) -> Ints:
-        """Smaller is better: how much room a node would leave broken up, or its load when spreading.
+    def _by_room(self, shape: Shape, rows: Ints) -> Ints:
+        """How much room a node would leave broken up, or its load when spreading.
 
         Pack ranks nodes by whole GPUs free, then by what is free in all, so that holes stay large; a share
         of a GPU first looks for the shared GPU that it fills best.
@@ -240,31 +319,83 @@ class Floor:
         if shape.whole or shape.gpus != 1:
             return np.asarray(room, dtype=np.int64)
         eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[rows]
-        shared = eligible & (free < WHOLE_MILLI) & (free >= shape.milli)
-        left = np.where(shared, free - shape.milli, WHOLE_MILLI).min(axis=1)
+        milli = self._milli(shape, rows)
+        shared = eligible & (free < WHOLE_MILLI) & (free >= milli)
+        left = np.where(shared, free - milli, WHOLE_MILLI).min(axis=1)
         return np.asarray(np.where(left < WHOLE_MILLI, left, WHOLE_MILLI + room), dtype=np.int64)
+
+    def _by_fragmentation(self, shape: Shape, rows: Ints, capacity: Ints) -> tuple[Ints, Ints]:
+        """How much of the free GPUs a task on each node would lose to the usual requests; see fragmentation.py."""
+        score, best_free = np.full(len(rows), WORST), np.zeros(len(rows), dtype=np.int64)
+        able = (capacity > 0).nonzero()[0]  # an overfull node has less than none
+        if not len(able) or self._fragmentation is None:
+            return score, best_free
+        if self._lost_seen < len(self._changed):
+            changed = np.fromiter(set(self._changed[self._lost_seen :]), dtype=np.int64)
+            self._lost[changed] = self._lost_on(changed)
+            self._lost_seen = len(self._changed)
+        nodes = rows[able]
+        free, slots = self._emptiest_first(nodes)
+        fits = free >= self._milli(shape, nodes)
+        if shape.gpu_model is not None or shape.min_gpu_memory_mib is not None:
+            eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[nodes]
+            fits &= np.take_along_axis(eligible, slots, axis=1)
+        task = Task(
+            shape.gpus,
+            self.milli_on(shape)[nodes],
+            self.cpu_free[nodes] - shape.cpu_milli,
+            self.memory_free[nodes] - shape.memory_mib,
+        )
+        points, best = self._fragmentation.best(task, free, fits, self._kind[nodes], self._lost[nodes])
+        score[able], best_free[able] = (100 - points) * NO_BOUND, best
+        if not shape.gpus and not self._as_published:  # among equals it leaves nodes with free GPUs alone
+            score[able] += free.sum(axis=1)
+        return score, best_free
+
+    def _lost_on(self, nodes: Ints) -> Ints:
+        free, _ = self._emptiest_first(nodes)
+        if self._fragmentation is None:
+            return np.zeros(len(nodes), dtype=np.int64)
+        return self._fragmentation.lost(
+            free, self._kind[nodes], self.cpu_free[nodes], self.memory_free[nodes]
+        )
+
+    def _emptiest_first(self, nodes: Ints) -> tuple[Ints, Ints]:
+        """What is free on each GPU, the emptiest first, and which slots these are."""
+        width = self.free_milli.shape[1]
+        keys = np.sort(np.arange(width) - np.maximum(self.free_milli[nodes], 0) * width, axis=1)
+        return -(keys // width), keys % width
 
     # -- taking and giving back ---------------------------------------------------------------------------
 
-    def _take(self, node: int, shape: Shape, count: int, rather_not: Floor | None) -> Held:
-        """Take one of the ``count`` tasks that come to ``node``."""
+    def _take(
+        self, node: int, shape: Shape, count: int, rather_not: Floor | None, best_free: int = 0
+    ) -> Held:
+        """Take one of the ``count`` tasks that come to ``node``; a share best where ``best_free`` is free."""
+        milli = shape.milli if shape.share_mib is None else int(self.milli_on(shape)[node])
         slots: tuple[int, ...] = ()
         if shape.gpus:
             free = self.free_milli[node].tolist()
             eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[node].tolist()
-            fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= shape.milli]
-            roomy = [s for s in fitting if free[s] >= shape.milli * count]
+            fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= milli]
+            roomy = [s for s in fitting if free[s] >= milli * count]
             alone = shape.whole or shape.gpus == 1
             if alone or len(roomy) >= shape.gpus:
                 # The fullest that fit; with several GPUs a task those that hold all of its sisters too.
                 fitting = sorted(fitting if alone else roomy, key=lambda s: free[s])
+                islands = self._islands[node]
+                if islands is not None and shape.whole:
+                    first = near_slots(fitting, islands, shape.gpus)
+                    fitting = first + [s for s in fitting if s not in first]
+                if best_free:
+                    fitting.sort(key=lambda s: free[s] != best_free)
                 if rather_not is not None:
                     free_there = rather_not.free_milli[node].tolist()
-                    fitting.sort(key=lambda s: free_there[s] >= shape.milli)
+                    fitting.sort(key=lambda s: free_there[s] >= milli)
             else:
                 fitting.sort(key=lambda s: -free[s])  # the emptiest, which leave most room to the sisters
             slots = tuple(fitting[: shape.gpus])
-        held = Held(node, slots, shape.milli, shape.cpu_milli, shape.memory_mib)
+        held = Held(node, slots, milli, shape.cpu_milli, shape.memory_mib)
         self.change(held, -1)
         return held
 
@@ -283,7 +414,11 @@ class Floor:
         other.cpu_free = self.cpu_free.copy()
         other.memory_free = self.memory_free.copy()
         other._scores = {}
+        other._measured = {}
         other._changed = []
+        if self._fragmentation is not None:
+            other._lost = other._lost_on(np.arange(len(self.nodes)))
+            other._lost_seen = 0
         return other
 
     def set_to_least(self, one: Floor, other: Floor, nodes: Iterable[int]) -> None:
@@ -334,6 +469,13 @@ class Floor:
         )
 
     # -- numbers for people ---------------------------------------------------------------------------------
+
+    def fragmented_milli(self) -> float:
+        """Milli-GPU free here that a request of the usual mix cannot use, on average; 0 where none is known."""
+        if self._fragmentation is None:
+            return 0.0
+        lost = int(self._lost_on(np.arange(len(self.nodes))).sum())
+        return self._fragmentation.milli(lost)
 
     def free_gpus(self, shape: Shape) -> tuple[int, int]:
         """Whole GPUs of the asked kind free on nodes open to it: in all, and on the best node."""

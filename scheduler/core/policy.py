@@ -64,11 +64,12 @@ class Policy:
 
     @classmethod
     def kai(cls) -> Policy:
-        """KAI-Scheduler's habits: no past use, no turns among people, no fill-back, the youngest leaves first."""
+        """KAI-Scheduler's habits: no past use, no turns among people, no fill-back, youngest leaves first, packed."""
         return cls(
             usage_weight=0.0,
             entry_charge_s=0.0,
             fill_back=False,
             victim_order="youngest",
             people_in_turn=False,
+            placement="pack",
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from scheduler.core.check import held_by
-from scheduler.core.cluster import WHOLE_MILLI, PendingRow, PoolRow, ProjectId, Snapshot, UserId
+from scheduler.core.cluster import WHOLE_MILLI, Ask, PendingRow, PoolRow, ProjectId, Snapshot, UserId
 from scheduler.core.fairshare import Claim, Share, divide_tree
+from scheduler.core.fragmentation import asked_in
 from scheduler.core.ledger import Gone, PoolLedger
 from scheduler.core.placement import Floor, Held, Shape
 from scheduler.core.plan import ShareReceipt
@@ -27,7 +29,7 @@ class PoolScene:
         self._policy = policy
         self._nodes = [node for node in snapshot.nodes if node.pool == pool.id]
         self.strategy = pool.placement or policy.placement
-        self.floor = Floor(self._nodes, self.strategy)
+        self.floor = Floor(self._nodes, self.strategy, asked=self._asked(), topologies=snapshot.topologies)
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=lambda r: r.job)
         self.quotas = tree.quotas(snapshot.quotas, pool.id)
         self.ledger = PoolLedger(self.quotas, tree.path)
@@ -52,6 +54,12 @@ class PoolScene:
         self.fair_share_milli: dict[ProjectId, float] = {}
         self.requested_milli: dict[ProjectId, int] = {}
         self._people: dict[ProjectId, PeopleOfProject] = {}
+
+    def _asked(self) -> Counter[Ask] | None:
+        """What tasks ask here, where the strategy looks at it."""
+        if self.strategy != "fragmentation":
+            return None
+        return asked_in(self.pool.id, self._snapshot.running, self._snapshot.pending)
 
     @cached_property
     def empty_floor(self) -> Floor:

@@ -88,8 +88,8 @@ class Row:
         raise MalformedFile(self.path, f"line {self.line}, column {column}", message)
 
     def text(self, column: str, *, blank: bool = True) -> str:
-        """The cell as it stands, without outer blanks."""
-        cell = self._cells[column].strip()
+        """The cell as it stands, without outer blanks; "" where the table has no such column."""
+        cell = self._cells.get(column, "").strip()
         if not cell and not blank:
             self.wrong(column, "it is empty")
         return cell

@@ -32,6 +32,7 @@ from scheduler.core.plan import Plan
 
 NOW_S = 1_000_000.0
 MAIN = PoolId("main")
+PLACEMENTS = (None, "pack", "fragmentation", "spread")
 
 
 def gpus(node: str, count: int, model: str = "A100", memory_mib: int = 81_920) -> tuple[GpuRow, ...]:
@@ -140,7 +141,7 @@ def places(plan: Plan, job: str) -> list[tuple[str, int]]:
 @st.composite
 def snapshots(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
     """Small clusters with everything that can go wrong in them: drained nodes, lost GPUs, trees, shares."""
-    pools = [PoolRow(PoolId(f"pool{i}"), f"pool {i}", draw(st.sampled_from([None, "spread"]))) for i in range(
+    pools = [PoolRow(PoolId(f"pool{i}"), f"pool {i}", draw(st.sampled_from(PLACEMENTS))) for i in range(
         draw(st.integers(1, 2)))]  # fmt: skip
     nodes = [_drawn_node(draw, i, draw(st.sampled_from(pools)).id) for i in range(draw(st.integers(0, 4)))]
     projects = _drawn_projects(draw)

@@ -1,0 +1,21 @@
+"""The rows of the scheduler's decisions, one part after the other; no part needs a database.
+
+    python -m bench scheduler [PART ...]
+
+Each part is a process of its own with a limit on its time, as in ``bench spine``.
+"""
+
+from __future__ import annotations
+
+from bench.parts import run_parts
+
+PARTS: dict[str, tuple[list[str], float]] = {
+    "decide": (["decide"], 120),
+    "openb": (["openb"], 300),
+}
+"""What to run and within how many seconds."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the parts named, or all; 1 when a part did not finish."""
+    return run_parts("scheduler", PARTS, arguments, within_s=480)

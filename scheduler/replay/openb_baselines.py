@@ -1,0 +1,139 @@
+"""The policies that FGD was measured against (Weng et al., USENIX ATC 2023, section 6), for the same replay.
+
+Each looks at the nodes where a pod fits and names one with the GPUs on it. Scores are whole points of 100, as in
+Kubernetes; ties fall to the first node, and a share goes to the fullest GPU that holds it unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from scheduler.core.cluster import WHOLE_MILLI
+from scheduler.core.placement import Bools, Floor, Ints, Shape
+
+NONE = -1
+
+
+class Choice(Protocol):
+    """Where a pod should stand: a node's index and GPU slots there, or None where it fits nowhere."""
+
+    def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None: ...
+
+
+class _Scored:
+    """The node with the most points among those that can take the pod."""
+
+    def __init__(self, floor: Floor, seed: int) -> None:
+        self.floor = floor
+        self.random = random.Random(~seed)  # noqa: S311 - a choice among nodes, nothing secret
+        self.most_cpu = max(int(floor.cpu_free.max()), 1)
+        self.gpus_of = np.array([len(gpus) for gpus in floor.gpus])
+        self.most_milli = max(int(self.gpus_of.max()), 1) * WHOLE_MILLI
+
+    def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None:
+        fits = self.floor.capacity(pod) > 0
+        if not fits.any():
+            return None
+        node = self.node(pod, fits)
+        return node, self.slots(pod, node)
+
+    def node(self, pod: Shape, fits: Bools) -> int:
+        return int(np.where(fits, self.points(pod), NONE).argmax())
+
+    def points(self, pod: Shape) -> Ints:
+        raise NotImplementedError
+
+    def slots(self, pod: Shape, node: int) -> tuple[int, ...]:
+        free = self.floor.free_milli[node]
+        return tuple(sorted(self.fitting(pod, node), key=lambda slot: int(free[slot]))[: pod.gpus])
+
+    def fitting(self, pod: Shape, node: int) -> list[int]:
+        return [slot for slot in range(self.gpus_of[node]) if self.floor.free_milli[node, slot] >= pod.milli]
+
+    def free(self) -> Ints:
+        return np.asarray(self.floor.free_milli.sum(axis=1), dtype=np.int64)
+
+
+class Random(_Scored):
+    """Any node and any GPU that fits."""
+
+    def node(self, pod: Shape, fits: Bools) -> int:
+        return self.random.choice(fits.nonzero()[0].tolist())
+
+    def slots(self, pod: Shape, node: int) -> tuple[int, ...]:
+        return tuple(self.random.sample(self.fitting(pod, node), pod.gpus))
+
+
+class BestFit(_Scored):
+    """The least of CPU and GPU left, each as a part of the largest node's, weighted half and half."""
+
+    def points(self, pod: Shape) -> Ints:
+        cpu = (self.floor.cpu_free - pod.cpu_milli) / self.most_cpu
+        gpu = (self.free() - pod.gpus * pod.milli * (pod.gpus > 0)) / self.most_milli
+        return np.asarray(100 * (1 - (cpu + gpu) / 2), dtype=np.int64)
+
+
+class DotProd(_Scored):
+    """The smallest product of what is free and what is asked (Grandl et al., SIGCOMM 2014)."""
+
+    def points(self, pod: Shape) -> Ints:
+        cpu = self.floor.cpu_free / self.most_cpu * (pod.cpu_milli / self.most_cpu)
+        gpu = self.free() / self.most_milli * (pod.gpus * pod.milli / self.most_milli)
+        return np.asarray(100 * (1 - (cpu + gpu) / 2), dtype=np.int64)
+
+
+class GpuPacking(_Scored):
+    """First GPUs in use, then idle GPUs of nodes in use, then idle nodes (Weng et al., NSDI 2022)."""
+
+    def points(self, pod: Shape) -> Ints:
+        free = self.floor.free_milli
+        if not pod.gpus:
+            return np.zeros(len(free), dtype=np.int64)
+        idle = (free == WHOLE_MILLI).sum(axis=1)
+        fits = free >= pod.milli
+        shared = np.where(fits & (free < WHOLE_MILLI), free, 0)
+        opened = np.maximum(pod.gpus - (shared > 0).sum(axis=1), 0)
+        tightest = np.sort(np.where(shared > 0, shared, 10 * WHOLE_MILLI), axis=1)[:, : pod.gpus].sum(axis=1)
+        points = np.where(opened > 0, np.maximum(50 - opened, 33), np.maximum(100 - tightest // 100, 50))
+        return np.asarray(np.where(idle == self.gpus_of, np.maximum(33 - idle, idle), points), dtype=np.int64)
+
+
+class GpuClustering(_Scored):
+    """Pods that ask for the same number of GPUs, or a share, stand together (Xiao et al., OSDI 2018)."""
+
+    def __init__(self, floor: Floor, seed: int) -> None:
+        super().__init__(floor, seed)
+        self._kinds = np.zeros(len(floor.nodes), dtype=np.int64)
+        self._of_kind: dict[int, Bools] = {}
+
+    def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None:
+        chosen = super().__call__(pod)
+        if chosen is not None and pod.gpus:
+            self._alike(pod)[chosen[0]] = True
+            self._kinds[chosen[0]] = sum(here[chosen[0]] for here in self._of_kind.values())
+        return chosen
+
+    def points(self, pod: Shape) -> Ints:
+        if not pod.gpus:
+            return np.zeros(len(self._kinds), dtype=np.int64)
+        used = 25 * (self.most_milli - self.free()) // self.most_milli
+        alike = self._alike(pod)
+        group = np.where(alike, np.where(self._kinds == 1, 75, 50), np.where(self._kinds == 0, 25, 0))
+        return np.asarray(group + used, dtype=np.int64)
+
+    def _alike(self, pod: Shape) -> Bools:
+        kind = pod.gpus if pod.whole else 0
+        return self._of_kind.setdefault(kind, np.zeros(len(self._kinds), dtype=bool))
+
+
+BASELINES: dict[str, Callable[[Floor, int], Choice]] = {
+    "bestfit": BestFit,
+    "dotprod": DotProd,
+    "gpupacking": GpuPacking,
+    "gpuclustering": GpuClustering,
+    "random": Random,
+}

@@ -1,0 +1,161 @@
+"""What the floor remembers is what it would find out anew, whichever strategy places."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
+from scheduler.core.placement import Floor, Held, Shape
+
+STRATEGIES = ("pack", "spread", "fragmentation")
+
+
+def node(
+    name: str, gpus: int = 4, model: str = "A100", cpu_milli: int = 32_000, memory_mib: int = 40_960
+) -> NodeRow:
+    rows = tuple(GpuRow(GpuUuid(f"{name}-{i}"), i, model, memory_mib) for i in range(gpus))
+    return NodeRow(NodeId(name), name, PoolId("p"), True, True, cpu_milli, 0, 65_536, 0, rows)
+
+
+def shape(gpus: int = 1, milli: int = WHOLE_MILLI, cpu_milli: int = 4_000, **more: object) -> Shape:
+    return Shape(gpus, milli, None, None, cpu_milli, 1_024, (), None)._replace(**more)
+
+
+NODES = [
+    node("a", 8, cpu_milli=64_000), node("b", 4), node("c", 2, "T4", memory_mib=16_384),
+    node("d", 8, cpu_milli=24_000), node("e", 0), node("f", 1, "T4", 128_000),
+]  # fmt: skip
+SHAPES = (
+    shape(), shape(milli=470), shape(milli=810), shape(milli=300, cpu_milli=12_000), shape(2), shape(4),
+    shape(8), shape(0), shape(share_mib=10_000), shape(2, share_mib=20_480),
+    shape(2, 400), shape(gpu_model="T4"), shape(milli=250, gpu_model="A100|T4"),
+)  # fmt: skip
+ASKED = Counter(
+    {
+        Ask(s.gpus, s.milli, s.cpu_milli, s.memory_mib, s.gpu_model, None, s.share_mib): 9 - i % 4
+        for i, s in enumerate(SHAPES)
+    }
+)
+moves = st.lists(
+    st.tuples(st.integers(0, len(SHAPES) - 1), st.sampled_from((1, 1, 2, 3)), st.booleans()), max_size=40
+)
+
+
+def floor(strategy: str, nodes: list[NodeRow] = NODES) -> Floor:
+    return Floor(nodes, strategy, asked=ASKED)
+
+
+def looked_at_anew(old: Floor, strategy: str) -> Floor:
+    new = floor(strategy)
+    new.set_to_least(old, old, range(len(NODES)))
+    return new
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(moves=moves)
+def test_what_is_remembered_is_what_a_fresh_look_gives(strategy: str, moves) -> None:
+    """After any takes and returns, the next place is the one that a floor without memory would give."""
+    lived, taken = floor(strategy), []
+    for which, tasks, back in moves:
+        fresh = looked_at_anew(lived, strategy)
+        assert lived.capacity(SHAPES[which]).tolist() == fresh.capacity(SHAPES[which]).tolist()
+        assert lived.copy().place_gang(SHAPES[which], tasks) == fresh.copy().place_gang(SHAPES[which], tasks)
+        held = lived.place_gang(SHAPES[which], tasks)
+        assert held == fresh.place_gang(SHAPES[which], tasks)
+        if held is None:
+            continue
+        if back:
+            lived.give_back(held)
+        else:
+            taken.append(held)
+        assert (lived.free_milli >= 0).all() and (lived.free_milli <= WHOLE_MILLI).all()
+        assert (lived.cpu_free >= 0).all() and (lived.memory_free >= 0).all()
+    for held in taken:
+        lived.give_back(held)
+    assert (lived.free_milli == floor(strategy).free_milli).all()
+    assert (lived.cpu_free == floor(strategy).cpu_free).all()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(moves=moves, random=st.randoms(use_true_random=False))
+def test_the_order_of_rows_does_not_matter(strategy: str, moves, random) -> None:
+    shuffled = NODES.copy()
+    random.shuffle(shuffled)
+    one, other = floor(strategy), floor(strategy, shuffled)
+    for which, tasks, _ in moves:
+        assert one.place_gang(SHAPES[which], tasks) == other.place_gang(SHAPES[which], tasks)
+
+
+def test_without_known_requests_fragmentation_packs() -> None:
+    packed, unknown = Floor(NODES, "pack"), Floor(NODES, "fragmentation")
+    for one in SHAPES * 3:
+        assert packed.place_gang(one, 1) == unknown.place_gang(one, 1)
+
+
+def test_a_share_joins_the_gpu_that_it_fills() -> None:
+    here = floor("fragmentation")
+    here.place_gang(shape(milli=470), 1)
+    first = here.place_gang(shape(milli=470), 1)
+    assert first is not None
+    assert np.count_nonzero(here.free_milli[first[0].node] == 60) == 1
+
+
+def test_a_gang_stands_on_few_nodes_by_fragmentation_too() -> None:
+    here = floor("fragmentation")
+    held = here.place_gang(shape(1), 8)
+    assert held is not None
+    assert {one.node for one in held} == {0}
+
+
+def test_gpus_of_a_cpu_poor_node_are_left_to_those_who_need_little() -> None:
+    """Two nodes with equal GPUs: the task that asks for much CPU goes where its CPU is no loss."""
+    asked = {Ask(1, WHOLE_MILLI, 4_000, 0): 1}
+    rich, poor = node("rich", 2, cpu_milli=64_000), node("poor", 2, cpu_milli=16_000)
+    held = Floor([poor, rich], "fragmentation", asked=asked).place_gang(shape(0, cpu_milli=14_000), 1)
+    assert held is not None
+    assert held[0].node == 1  # by name: poor, rich
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_node_that_more_is_kept_of_than_it_has_takes_nothing(strategy: str) -> None:
+    """While others leave, places may be kept twice over for a moment; such a node is simply full."""
+    here = Floor([node("a", 1)], strategy, asked=ASKED)
+    for _ in range(2):
+        here.change(Held(0, (0,), 900, 30_000, 60_000), -1)
+    assert all(here.place_gang(one, 1) is None for one in SHAPES)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(deadline=None, max_examples=30)
+@given(share_mib=st.integers(2_000, 90_000), gpus=st.sampled_from((1, 1, 2, 4)))
+def test_shares_by_memory_fill_a_gpu_and_never_pass_its_memory(
+    strategy: str, share_mib: int, gpus: int
+) -> None:
+    sizes = {"small": 16_384, "large": 81_920}
+    here = Floor([node(name, 4, memory_mib=mib) for name, mib in sizes.items()], strategy, asked=ASKED)
+    asked = shape(gpus, cpu_milli=0, memory_mib=0, share_mib=share_mib)
+    promised = here.capacity(asked).tolist()
+    placed = Counter[tuple[str, int]]()
+    while found := here.place_gang(asked, 1):
+        placed.update((here.nodes[found[0].node].name, slot) for slot in found[0].slots)
+    for i, one in enumerate(here.nodes):
+        on = [placed[one.name, slot] for slot in range(4)]
+        assert max(on) * share_mib <= sizes[one.name]
+        assert sum(on) == gpus * promised[i]
+        if gpus == 1:
+            assert (max(on) + 1) * -(-share_mib * WHOLE_MILLI // sizes[one.name]) > WHOLE_MILLI
+
+
+def test_a_node_of_several_kinds_counts_a_share_by_its_smallest_gpu() -> None:
+    mixed = node("mixed", 1)
+    mixed = replace(mixed, gpus=(*mixed.gpus, GpuRow(GpuUuid("big"), 1, "H100", 81_920)))
+    here = Floor([mixed], "pack")
+    found = here.place_gang(shape(2, share_mib=20_480), 1)
+    assert found is not None
+    assert found[0].milli == 500
