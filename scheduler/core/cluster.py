@@ -215,6 +215,7 @@ class RunningRow:
     min_gpu_memory_mib: int | None = None
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
+    predicted_end_s: float | None = None  # when it is expected to end; None is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,7 @@ class PendingRow:
     near: Near | None = None
     share_mib: int | None = None  # instead of ``milli_per_gpu``: so much memory of each GPU
     preempt_after_s: float | None = None  # it makes others leave only once it waited so long
+    predicted_s: float | None = None  # how long it is expected to run; None is unknown
 
     @property
     def task_milli(self) -> int:

@@ -29,6 +29,9 @@ class Policy:
     change_budget_steps: int = int(KNOBS["change_budget_steps"].default)
     ahead_shown: int = int(KNOBS["ahead_shown"].default)
     reserve_after_s: float = KNOBS["reserve_after_s"].default
+    size_ageing_s_per_gpu: float = KNOBS["size_ageing_s_per_gpu"].default
+    predicted_ageing: float = KNOBS["predicted_ageing"].default
+    spare_ending_s: float = KNOBS["spare_ending_s"].default
     min_runtime_s: float = KNOBS["min_runtime_s"].default
     max_victims: int = int(KNOBS["max_victims"].default)
     placement: str = CHOICES["placement"].default
@@ -56,4 +59,6 @@ class Policy:
             fill_back=False,
             victim_order="youngest",
             people_in_turn=False,
+            predicted_ageing=0.0,
+            spare_ending_s=0.0,
         )
