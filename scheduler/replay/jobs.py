@@ -1,0 +1,101 @@
+"""Jobs of a trace on a simulated clock, under Fairway's own decision or a reference policy.
+
+``fairway`` sees no durations. ``fairway-predict`` learns them from jobs that have ended by then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from portal.words.knobs import KNOBS
+from scheduler.core.decide import decide
+from scheduler.core.policy import Policy, PolicyError
+from scheduler.replay.clock import Clock, Replay
+from scheduler.replay.peers import PREEMPTING_POLICIES, WAITING_POLICIES, replay_peer
+from scheduler.replay.trace import Size, read_moment, read_projects, read_quotas, read_trace
+
+OWN_POLICIES = ("fairway", "fairway-predict")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this replay."""
+    parser.add_argument("--trace", required=True, help="comma-separated table, plain or gzip")
+    parser.add_argument("--from", dest="from_s", type=_moment, default=-math.inf, metavar="TIME")
+    parser.add_argument("--to", dest="to_s", type=_moment, default=math.inf, metavar="TIME")
+    parser.add_argument("--projects", metavar="FILE", help="JSON list of the projects to replay; else all")
+    parser.add_argument("--quota-file", metavar="FILE", help="JSON object: guaranteed GPUs of each project")
+    parser.add_argument("--nodes", type=_count, required=True)
+    parser.add_argument("--gpus-per-node", type=_count, default=8)
+    parser.add_argument(
+        "--policy", choices=(*OWN_POLICIES, *WAITING_POLICIES, *PREEMPTING_POLICIES), default="fairway"
+    )
+    parser.add_argument(
+        "--knob",
+        action="append",
+        type=_knob,
+        default=[],
+        metavar="NAME=VALUE",
+        help="of Fairway's own policy",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replays and prints one JSON line; 0."""
+    projects = read_projects(arguments.projects) if arguments.projects else None
+    jobs = read_trace(arguments.trace, arguments.from_s, arguments.to_s, projects)
+    quotas = read_quotas(arguments.quota_file, {job.project for job in jobs}) if arguments.quota_file else {}
+    size = Size(arguments.nodes, arguments.gpus_per_node)
+    fitting = [job for job in jobs if job.gpus <= size.gpus]
+    kept = [job._replace(number=number) for number, job in enumerate(fitting)]
+    began_s = time.monotonic()
+    further: dict[str, Any] = {"never_fit": len(jobs) - len(kept)}
+    if not kept:
+        sys.stderr.write("no job of this trace fits on this cluster\n")
+        return 1
+    if arguments.policy in OWN_POLICIES:
+        policy = policy_with(dict(arguments.knob))
+        clock = Clock(Replay(kept, size, quotas, policy, decide))
+        outcome = clock.run()
+        further |= {"decisions": clock.decisions, "decisions_cut_short": clock.not_reached}
+    else:
+        outcome = replay_peer(kept, size, arguments.policy)
+    figures = {"policy": arguments.policy, "nodes": size.nodes, **outcome.figures(), **further}
+    figures["wall_s"] = round(time.monotonic() - began_s, 1)
+    sys.stdout.write(json.dumps(figures) + "\n")
+    return 0
+
+
+def policy_with(knobs: dict[str, Any]) -> Policy:
+    """Fairway's default policy with some knobs turned."""
+    return replace(Policy(), **knobs)
+
+
+def _moment(text: str) -> int:
+    try:
+        return read_moment(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time as in 2017-10-01T08:00:00") from None
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100000")
+    return int(text)
+
+
+def _knob(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    if name not in KNOBS:
+        raise argparse.ArgumentTypeError(f"{name!r} is no knob; they are {', '.join(KNOBS)}")
+    try:
+        number = float(value)
+        policy_with({name: number})
+    except (ValueError, PolicyError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return name, int(number) if number.is_integer() else number
