@@ -62,9 +62,12 @@ class Watcher:
         """``job`` was submitted; the row it joins the queue with."""
         return row
 
-    def started(self, job: TracedJob, row: RunningRow, now_s: float) -> RunningRow:
-        """``job`` started; the row it runs with."""
+    def started(self, job: TracedJob, row: RunningRow, had_s: float) -> RunningRow:
+        """``job`` started, with ``had_s`` of running behind it; the row it runs with."""
         return row
+
+    def left(self, job: TracedJob, row: RunningRow, had_s: float) -> None:
+        """``job`` gave way and queues again, with ``had_s`` of running behind it."""
 
     def ended(self, job: TracedJob, now_s: float) -> None:
         """``job`` ended after all its work."""
@@ -87,6 +90,8 @@ class Clock:
         self.not_reached = 0
         self._rows = _Rows(replay)
         self._left_s = [float(job.duration_s) for job in replay.jobs]
+        self._had_s = [0.0] * len(replay.jobs)
+        self._asked: dict[JobId, PendingRow] = {}
         self._attempt = [0] * len(replay.jobs)
         self._ends: list[tuple[float, int, int]] = []
         self._pending: dict[JobId, PendingRow] = {}
@@ -112,7 +117,7 @@ class Clock:
             while arrived < len(jobs) and jobs[arrived].submitted_s <= now_s:
                 job = jobs[arrived]
                 row = self.watcher.arrived(job, self._rows.pending(job), now_s)
-                self._pending[row.job] = row
+                self._pending[row.job] = self._asked[row.job] = row
                 arrived += 1
             if self._pending:
                 self._decide(now_s)
@@ -139,7 +144,7 @@ class Clock:
     def _start(self, start: Start, now_s: float) -> None:
         job = self.replay.jobs[int(start.job)]
         row = self._rows.running(self._pending.pop(start.job), start, now_s)
-        self._running[row.job] = self.watcher.started(job, row, now_s)
+        self._running[row.job] = self.watcher.started(job, row, self._had_s[job.number])
         self._rows.hold(row, +1)
         self._usage.hold(job, +1)
         if math.isnan(self.outcome.started_s[job.number]):
@@ -148,6 +153,11 @@ class Clock:
 
     def _end(self, job: TracedJob, now_s: float) -> None:
         self._stop(job, now_s)
+        self._over(job, now_s)
+
+    def _over(self, job: TracedJob, now_s: float) -> None:
+        """All its work is done."""
+        del self._asked[_id(job)]
         self.outcome.ended_s[job.number] = now_s
         self.watcher.ended(job, now_s)
 
@@ -157,6 +167,7 @@ class Clock:
         self._rows.hold(row, -1)
         self._usage.hold(job, -1)
         self._attempt[job.number] += 1
+        self._had_s[job.number] += now_s - row.started_s
         self.outcome.ran(job, row.started_s, now_s)
         return now_s - row.started_s
 
@@ -170,11 +181,11 @@ class Clock:
             job = self.replay.jobs[int(eviction.job)]
             self._left_s[job.number] -= self._stop(job, now_s)
             if self._left_s[job.number] <= 0:
-                self.outcome.ended_s[job.number] = now_s
-                self.watcher.ended(job, now_s)
+                self._over(job, now_s)
             else:
                 self._left_s[job.number] += self.outcome.preempted(job)
-                self._pending[row.job] = self._rows.pending(job)
+                self._pending[row.job] = self._asked[row.job]
+                self.watcher.left(job, row, self._had_s[job.number])
             promised.setdefault(eviction.for_job, set()).update(task.node for task in row.tasks)
         self._leaving = []
         for winner, nodes in promised.items():
@@ -187,7 +198,7 @@ def _id(job: TracedJob) -> JobId:
 
 
 class _Rows:
-    """The rows of the photograph: each made once, and anew only when what it says changed."""
+    """Makes the rows of the photograph; those of nodes anew only when what they say changed."""
 
     def __init__(self, replay: Replay) -> None:
         projects = sorted({job.project for job in replay.jobs} | set(replay.quotas))
@@ -207,31 +218,28 @@ class _Rows:
             self._free.update({gpu.uuid: gpu for gpu in gpus})
             self._used.update({g.uuid: replace(g, used_milli=WHOLE_MILLI, whole=True) for g in gpus})
             self._nodes[node] = NodeRow(node, str(node), POOL, True, True, 0, 0, 0, 0, tuple(gpus))
-        self._made: dict[int, PendingRow] = {}
 
     def pending(self, job: TracedJob) -> PendingRow:
         """The row of a waiting job. One that spans nodes and does not fill them comes in equal smaller tasks."""
-        if job.number not in self._made:
-            each = job.gpus if job.gpus <= self._per_node else math.gcd(job.gpus, self._per_node)
-            self._made[job.number] = PendingRow(
-                _id(job),
-                "",
-                ProjectId(job.project),
-                UserId(job.project),
-                (POOL,),
-                float(job.submitted_s),
-                PRIORITY,
-                True,
-                job.gpus // each,
-                each,
-                WHOLE_MILLI,
-                None,
-                None,
-                0,
-                0,
-                None,
-            )
-        return self._made[job.number]
+        each = job.gpus if job.gpus <= self._per_node else math.gcd(job.gpus, self._per_node)
+        return PendingRow(
+            _id(job),
+            "",
+            ProjectId(job.project),
+            UserId(job.project),
+            (POOL,),
+            float(job.submitted_s),
+            PRIORITY,
+            True,
+            job.gpus // each,
+            each,
+            WHOLE_MILLI,
+            None,
+            None,
+            0,
+            0,
+            None,
+        )
 
     def running(self, row: PendingRow, start: Start, now_s: float) -> RunningRow:
         """The row of a job that starts now."""

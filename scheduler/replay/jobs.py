@@ -10,15 +10,19 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from portal.words.knobs import KNOBS
 from scheduler.core.decide import decide
 from scheduler.core.policy import Policy, PolicyError
-from scheduler.replay.clock import Clock, Replay
+from scheduler.replay.clock import Clock, Replay, Watcher
+from scheduler.replay.forecasting import Forecasting
 from scheduler.replay.peers import PREEMPTING_POLICIES, WAITING_POLICIES, replay_peer
-from scheduler.replay.trace import Size, read_moment, read_projects, read_quotas, read_trace
+from scheduler.replay.predicting import Predicting
+from scheduler.replay.trace import Size, TracedJob, read_moment, read_projects, read_quotas, read_trace
 
 OWN_POLICIES = ("fairway", "fairway-predict")
 
@@ -43,32 +47,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="of Fairway's own policy",
     )
+    parser.add_argument(
+        "--forecast", action="store_true", help="of Fairway's own policies: forecast and score every start"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replays and prints one JSON line; 0."""
+    """Replays and prints one JSON line; 0, or 1 when nothing fits."""
     projects = read_projects(arguments.projects) if arguments.projects else None
     jobs = read_trace(arguments.trace, arguments.from_s, arguments.to_s, projects)
-    quotas = read_quotas(arguments.quota_file, {job.project for job in jobs}) if arguments.quota_file else {}
+    known = projects or {job.project for job in jobs}
+    quotas = read_quotas(arguments.quota_file, known) if arguments.quota_file else {}
     size = Size(arguments.nodes, arguments.gpus_per_node)
-    fitting = [job for job in jobs if job.gpus <= size.gpus]
-    kept = [job._replace(number=number) for number, job in enumerate(fitting)]
-    began_s = time.monotonic()
-    further: dict[str, Any] = {"never_fit": len(jobs) - len(kept)}
-    if not kept:
+    fitting = those_that_fit(jobs, size)
+    if not fitting:
         sys.stderr.write("no job of this trace fits on this cluster\n")
         return 1
-    if arguments.policy in OWN_POLICIES:
-        policy = policy_with(dict(arguments.knob))
-        clock = Clock(Replay(kept, size, quotas, policy, decide))
-        outcome = clock.run()
-        further |= {"decisions": clock.decisions, "decisions_cut_short": clock.not_reached}
-    else:
-        outcome = replay_peer(kept, size, arguments.policy)
-    figures = {"policy": arguments.policy, "nodes": size.nodes, **outcome.figures(), **further}
-    figures["wall_s"] = round(time.monotonic() - began_s, 1)
-    sys.stdout.write(json.dumps(figures) + "\n")
+    figures = {"policy": arguments.policy, "nodes": size.nodes} | replay(
+        fitting, size, arguments.policy, quotas, dict(arguments.knob), forecast=arguments.forecast
+    )
+    sys.stdout.write(json.dumps(figures | {"never_fit": len(jobs) - len(fitting)}) + "\n")
     return 0
+
+
+def those_that_fit(jobs: Sequence[TracedJob], size: Size) -> list[TracedJob]:
+    """The jobs that the cluster could run when empty, numbered anew."""
+    fitting = (job for job in jobs if job.gpus <= size.gpus)
+    return [job._replace(number=number) for number, job in enumerate(fitting)]
+
+
+def replay(
+    jobs: Sequence[TracedJob],
+    size: Size,
+    policy: str,
+    quotas: Mapping[str, int] = MappingProxyType({}),
+    knobs: Mapping[str, float] = MappingProxyType({}),
+    *,
+    forecast: bool = False,
+) -> dict[str, Any]:
+    """The figures of one replay. ``jobs`` all fit; ``quotas``, ``knobs`` and ``forecast`` are of Fairway's own."""
+    began_s = time.monotonic()
+    further: dict[str, Any] = {}
+    if policy in OWN_POLICIES:
+        rules = policy_with(dict(knobs))
+        watcher = Predicting() if policy == "fairway-predict" else Watcher()
+        forecasting = Forecasting(watcher, rules) if forecast else None
+        clock = Clock(Replay(jobs, size, quotas, rules, decide), forecasting or watcher)
+        outcome = clock.run()
+        further = {"decisions": clock.decisions, "decisions_cut_short": clock.not_reached}
+        further |= forecasting.figures() if forecasting else {}
+    else:
+        outcome = replay_peer(jobs, size, policy)
+    return {**outcome.figures(), **further, "wall_s": round(time.monotonic() - began_s, 1)}
 
 
 def policy_with(knobs: dict[str, Any]) -> Policy:

@@ -119,14 +119,14 @@ def read_quotas(path: str | Path, projects: Collection[str]) -> Mapping[str, int
     """Guaranteed GPUs of each project: a JSON object from name to whole number.
 
     Raises:
-        MalformedFile: it is none, or it names a project that has no job here.
+        MalformedFile: it is none, or it names none of ``projects``.
     """
     quotas = read_json(path)
     if not isinstance(quotas, dict):
         raise MalformedFile(path, "$", "an object from project to guaranteed GPUs is expected")
     for project, gpus in quotas.items():
         if project not in projects:
-            raise MalformedFile(path, f"$.{project}", "no job here is of this project")
+            raise MalformedFile(path, f"$.{project}", "this is none of the projects that are replayed")
         if not isinstance(gpus, int) or isinstance(gpus, bool) or not 0 <= gpus <= MOST_GPUS:
             raise MalformedFile(path, f"$.{project}", f"{gpus!r} is not a number of GPUs")
     return quotas

@@ -17,8 +17,10 @@ from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
 from scheduler.replay.__main__ import main
 from scheduler.replay.clock import Clock, Replay, Watcher
+from scheduler.replay.forecasting import winkler
 from scheduler.replay.outcome import Outcome
 from scheduler.replay.peers import PREEMPTING_POLICIES, WAITING_POLICIES, replay_peer
+from scheduler.replay.predicting import Predicting
 from scheduler.replay.trace import Size, TracedJob, read_trace
 
 MORNING = Path(__file__).parents[1] / "data" / "philly" / "jobs.csv.gz"
@@ -82,7 +84,7 @@ def test_a_malformed_trace_ends_with_status_2_and_the_place(
 @pytest.mark.parametrize(
     ("option", "content", "place"),
     [
-        ("--quota-file", '{"6214e9": 8, "nobody": 8}', "$.nobody: no job here is of this project"),
+        ("--quota-file", '{"6214e9": 8, "nobody": 8}', "$.nobody: this is none of the projects"),
         ("--quota-file", '{"6214e9": -1}', "$.6214e9"),
         ("--quota-file", '{"6214e9": true}', "$.6214e9"),
         ("--quota-file", "[1]", "$: an object"),
@@ -232,3 +234,55 @@ def test_the_command_says_one_line(capsys: pytest.CaptureFixture[str], policy: s
         "p50_completion_s", "p95_completion_s", "p99_completion_s", "mean_wait_16plus_s", "max_wait_s",
         "utilisation", "preemptions", "lost_gpu_s", "wait_by_project_s"}  # fmt: skip
     assert 0 < figures["utilisation"] <= 1
+
+
+# -- predictions and forecasts -------------------------------------------------------------------------------
+
+
+class Looks(Predicting):
+    """Notes what is expected of each job, and that nothing is known before somebody ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected: dict[str, float | None] = {}
+        self.past: list[float] = []
+
+    def decided(self, snapshot: Snapshot, plan: Plan) -> None:
+        self.expected |= {row.job: row.predicted_s for row in snapshot.pending}
+        self.past += [snapshot.now_s - (row.predicted_end_s or 0.0) for row in snapshot.running]
+
+
+def test_a_prediction_knows_only_jobs_that_have_ended() -> None:
+    traced = jobs(*((100 * n, 40, 1) for n in range(5)), (150, 4_000, 1), (460, 9, 1))
+    watcher = Looks()
+    fairway([job._replace(number=n) for n, job in enumerate(sorted(traced, key=lambda j: j.submitted_s))],
+            Size(1, 4), watcher=watcher)  # fmt: skip
+    assert watcher.expected == {f"{n:06d}": None for n in range(6)} | {"000006": 40.0}
+
+
+def test_a_prediction_that_has_passed_is_made_anew() -> None:
+    watcher = Looks()
+    fairway(read_trace(MORNING)[:120], Size(3, 8), watcher=watcher)
+    assert max(watcher.past) < 0.0  # every running job is expected to end in the future
+
+
+@pytest.mark.parametrize(("low", "high", "waited", "score"), [
+    (10.0, 30.0, 20.0, 20.0), (10.0, 30.0, 5.0, 70.0), (10.0, 30.0, 31.0, 30.0)])  # fmt: skip
+def test_the_interval_score_is_width_and_ten_times_the_miss(
+    low: float, high: float, waited: float, score: float
+) -> None:
+    assert winkler(low, high, waited) == pytest.approx(score)
+
+
+def test_forecasts_are_scored_and_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["jobs", "--trace", str(MORNING), "--nodes", "3", "--to", "2017-10-09T08:00"]
+    assert main(words) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main([*words, "--forecast"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["mean_completion_s"] == plain["mean_completion_s"]
+    assert told["forecasts"] > 10
+    assert 0.0 <= told["coverage"] <= 1.0
+    assert told["winkler"] > 0.0
+    assert told["baseline_winkler"] > 0.0
+    assert told["median_width_s"] > 0.0
