@@ -14,8 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from scheduler.core.cluster import JobId
-from scheduler.core.placement import Floor, Held, Shape
+from scheduler.core.placement import Bools, Floor, Held, Shape
 
 
 class Ending(NamedTuple):
@@ -128,6 +130,17 @@ class Reservations:
             both.set_to_least(room, shadow, range(len(room.nodes)))
             room = both
         return room
+
+    def open_nodes(self, ends_s: float | None) -> Bools:
+        """Nodes that carry nothing of a reservation which begins before a job has ended.
+
+        Coarser than ``room_for``: what a reserved gang leaves over of its nodes stays closed too.
+        """
+        mask = np.ones(len(self.floor.nodes), dtype=bool)
+        for each in self.made:
+            if ends_s is None or ends_s > each.start_s:
+                mask[[one.node for one in each.held]] = False
+        return mask
 
     def _touched(self, ends_s: float | None) -> Iterable[Floor]:
         """The shadows of reservations that begin before a job has ended."""
