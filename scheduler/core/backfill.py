@@ -131,14 +131,14 @@ class Reservations:
             room = both
         return room
 
-    def open_nodes(self, ends_s: float | None) -> Bools:
-        """Nodes that carry nothing of a reservation which begins before a job has ended.
+    def open_nodes(self, ends_s: float | None, job: JobId | None = None) -> Bools:
+        """Nodes that carry nothing of a reservation of others which begins before ``job`` has ended.
 
         Coarser than ``room_for``: what a reserved gang leaves over of its nodes stays closed too.
         """
         mask = np.ones(len(self.floor.nodes), dtype=bool)
         for each in self.made:
-            if ends_s is None or ends_s > each.start_s:
+            if each.job != job and (ends_s is None or ends_s > each.start_s):
                 mask[[one.node for one in each.held]] = False
         return mask
 

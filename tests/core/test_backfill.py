@@ -81,6 +81,7 @@ def test_a_job_that_may_pass_is_led_to_places_beside_the_reservation() -> None:
     assert long.tolist() == [0, 3]
     assert reservations.room_for(shape(1), 1, NOW_S + 60.0) is ground
     assert reservations.open_nodes(None).tolist() == [False, True]
+    assert reservations.open_nodes(None, JobId("gang")).tolist() == [True, True]
     assert reservations.open_nodes(NOW_S + 100.0).tolist() == [True, True]
 
 
