@@ -25,6 +25,7 @@ from scheduler.replay.predicting import Predicting
 from scheduler.replay.trace import Size, TracedJob, read_moment, read_projects, read_quotas, read_trace
 
 OWN_POLICIES = ("fairway", "fairway-predict")
+MISMATCH = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replays and prints one JSON line; 0, or 1 when nothing fits."""
+    """Replays and prints one JSON line; 0, 1 when nothing fits, 2 when words do not go together."""
+    of_ours_only = arguments.forecast or arguments.knob or arguments.quota_file
+    if of_ours_only and arguments.policy not in OWN_POLICIES:
+        sys.stderr.write("--forecast, --knob and --quota-file go with Fairway's own policies\n")
+        return MISMATCH
     projects = read_projects(arguments.projects) if arguments.projects else None
     jobs = read_trace(arguments.trace, arguments.from_s, arguments.to_s, projects)
     known = projects or {job.project for job in jobs}

@@ -120,6 +120,19 @@ def test_words_that_mean_nothing_are_refused(words: list[str]) -> None:
     assert ended.value.code == 2
 
 
+def test_what_is_ours_alone_is_not_asked_of_another_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["jobs", "--trace", str(MORNING), "--nodes", "4", "--policy", "fifo", "--forecast"]
+    assert main(words) == 2
+    assert "Fairway's own" in capsys.readouterr().err
+
+
+def test_where_nothing_fits_it_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(HEAD + "2017-10-01 00:00:00,5,64,5,a\n")
+    assert main(["jobs", "--trace", str(path), "--nodes", "2"]) == 1
+    assert "fits" in capsys.readouterr().err
+
+
 # -- the reference policies ----------------------------------------------------------------------------------
 
 SMALL = Size(2, 4)
