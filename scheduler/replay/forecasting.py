@@ -1,0 +1,116 @@
+"""Forecasts while a trace is replayed: given at submit, scored when the job starts, against a plain baseline.
+
+Only jobs that waited at least a minute are scored, once, on the forecast given at submit. The score of an
+interval from l to u for a wait w is Winkler's: ``u - l``, and ``2/alpha`` times the distance when w lies
+outside; alpha is 0.2. The baseline always answers p10 to p90 of the last 500 waits of the same size that
+would have been scored too, which is the stricter of its readings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+from scheduler.core.cluster import JobId, PendingRow, RunningRow, Snapshot
+from scheduler.core.forecast import HIGH, LOW, Calibration, Interval, Outlook
+from scheduler.core.plan import Plan
+from scheduler.core.policy import Policy
+from scheduler.core.predict import Durations
+from scheduler.replay.clock import POOL, Watcher
+from scheduler.replay.predicting import kind_of
+from scheduler.replay.trace import TracedJob
+
+ALPHA = 0.2
+SCORED_FROM_S = 60.0
+BASELINE_WAITS = 500
+
+
+def winkler(low_s: float, high_s: float, waited_s: float) -> float:
+    """The interval score: smaller is better."""
+    outside_s = max(0.0, low_s - waited_s) + max(0.0, waited_s - high_s)
+    return high_s - low_s + 2.0 / ALPHA * outside_s
+
+
+class Forecasting(Watcher):
+    """Forecasts each job that does not start at once, and passes everything on to another watcher."""
+
+    def __init__(self, inner: Watcher, policy: Policy) -> None:
+        self._inner = inner
+        self._policy = policy
+        self._durations = Durations()
+        self._calibration = Calibration()
+        self._jobs: dict[JobId, TracedJob] = {}
+        self._new: list[JobId] = []
+        self._had_s: dict[JobId, float] = {}
+        self._forecasts: dict[JobId, tuple[float, Interval, tuple[float, float]]] = {}
+        self._waits: dict[int, deque[float]] = {}
+        self._scores: list[tuple[float, float, bool, float]] = []  # ours, baseline's, covered, width
+
+    def arrived(self, job: TracedJob, row: PendingRow, now_s: float) -> PendingRow:
+        """It is forecast after the next decision."""
+        self._jobs[row.job] = job
+        self._new.append(row.job)
+        return self._inner.arrived(job, row, now_s)
+
+    def decided(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Forecasts the newcomers that wait."""
+        self._inner.decided(snapshot, plan)
+        started = {start.job for start in plan.starts}
+        waiting = [job for job in self._new if job not in started]
+        self._new = []
+        if waiting:
+            outlook = Outlook(snapshot, plan, POOL, self._durations, self._policy, self._had_s)
+            for job in waiting:
+                median_s = outlook.median_s(job)
+                gpus = self._jobs[job].gpus
+                interval = self._calibration.interval(gpus, median_s)
+                self._forecasts[job] = (median_s, interval, self._baseline(gpus))
+
+    def started(self, job: TracedJob, row: RunningRow, had_s: float) -> RunningRow:
+        """Scores its forecast when this is its first start."""
+        waited_s = row.started_s - job.submitted_s
+        if had_s == 0.0 and waited_s >= SCORED_FROM_S and (forecast := self._forecasts.pop(row.job, None)):
+            median_s, (low_s, _, high_s), baseline = forecast
+            covered = low_s <= waited_s <= high_s
+            ours = winkler(low_s, high_s, waited_s)
+            self._scores.append((ours, winkler(*baseline, waited_s), covered, high_s - low_s))
+            self._calibration.learn(job.gpus, median_s, waited_s)
+            self._waits.setdefault(job.gpus, deque(maxlen=BASELINE_WAITS)).append(waited_s)
+        self._had_s[row.job] = had_s
+        return self._inner.started(job, row, had_s)
+
+    def left(self, job: TracedJob, row: RunningRow, had_s: float) -> None:
+        """It gave way, with so much running behind it."""
+        self._had_s[row.job] = had_s
+        self._inner.left(job, row, had_s)
+
+    def ended(self, job: TracedJob, now_s: float) -> None:
+        """Its duration is known from now on."""
+        self._durations.learn(kind_of(job), job.duration_s)
+        self._inner.ended(job, now_s)
+
+    def looked(self, running: dict[JobId, RunningRow], now_s: float) -> None:
+        """Nothing of its own."""
+        self._inner.looked(running, now_s)
+
+    def _baseline(self, gpus: int) -> tuple[float, float]:
+        waits = sorted(self._waits.get(gpus, ()))
+        if not waits:
+            return (0.0, 0.0)
+        low, high = (waits[min(len(waits) - 1, int(part * len(waits)))] for part in (LOW, HIGH))
+        return (low, high)
+
+    def figures(self) -> dict[str, Any]:
+        """What the forecasts were worth; None where none was scored."""
+        scored = len(self._scores)
+        if not scored:
+            return {"forecasts": 0, "coverage": None, "winkler": None, "baseline_winkler": None}
+        widths = sorted(width for *_, width in self._scores)
+        return {
+            "forecasts": scored,
+            "coverage": round(sum(covered for _, _, covered, _ in self._scores) / scored, 4),
+            "winkler": round(math.fsum(ours for ours, *_ in self._scores) / scored, 1),
+            "baseline_winkler": round(math.fsum(theirs for _, theirs, *_ in self._scores) / scored, 1),
+            "median_width_s": round(widths[scored // 2], 1),
+        }

@@ -1,0 +1,182 @@
+"""Reserve and backfill: the earliest time of a gang, and who may pass."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.backfill import Ending, Reservations, expected_end_s
+from scheduler.core.cluster import JobId
+from scheduler.core.placement import Floor, Held, Shape
+from tests.core.drawn import NOW_S, node, waits
+
+
+def floor(nodes: int, gpus: int = 4) -> Floor:
+    return Floor([node(f"n{i}", gpus) for i in range(nodes)], "pack")
+
+
+def shape(gpus: int) -> Shape:
+    return Shape.of(waits("j", "p", gpus, cpu_milli=0, memory_mib=0))
+
+
+def held(at: int, *slots: int) -> tuple[Held, ...]:
+    return (Held(at, slots, 1000, 0, 0),)
+
+
+def busy(ground: Floor, *jobs: tuple[str, float | None, tuple[Held, ...]]) -> list[Ending]:
+    """Running jobs with their places taken on ``ground``; ends in seconds from now."""
+    for _, _, places in jobs:
+        for one in places:
+            ground.change(one, -1)
+    return [Ending(JobId(job), None if end is None else NOW_S + end, places) for job, end, places in jobs]
+
+
+def plan(ground: Floor, endings: list[Ending], most_steps: int = 1_000) -> Reservations:
+    return Reservations(ground, endings, NOW_S, most_steps)
+
+
+def test_a_gang_gets_the_time_at_which_enough_nodes_are_whole() -> None:
+    ground = floor(3)
+    endings = busy(
+        ground,
+        ("a", 100.0, held(0, 0, 1, 2, 3)),
+        ("b", 300.0, held(1, 0)),
+        ("c", 200.0, held(2, 0, 1)),
+    )
+    found = plan(ground, endings).reserve(JobId("gang"), shape(4), 2)
+    assert found is not None
+    assert found.start_s == NOW_S + 200.0
+    assert sorted(one.node for one in found.held) == [0, 2]
+
+
+def test_who_never_ends_gives_no_places() -> None:
+    ground = floor(2)
+    endings = busy(ground, ("a", None, held(0, 0)), ("b", 50.0, held(1, 0)))
+    reservations = plan(ground, endings)
+    assert reservations.reserve(JobId("both"), shape(4), 2) is None
+    alone = reservations.reserve(JobId("one"), shape(4), 1)
+    assert alone is not None
+    assert alone.start_s == NOW_S + 50.0
+
+
+def test_a_later_job_passes_when_it_ends_before_or_stands_elsewhere() -> None:
+    ground = floor(2)
+    endings = busy(ground, ("a", 100.0, held(0, 0, 1)), ("b", None, held(1, 0)))
+    reservations = plan(ground, endings)
+    assert reservations.reserve(JobId("gang"), shape(4), 1) is not None  # node 0 in 100 s
+    there, elsewhere = held(0, 2), held(1, 1)
+    assert reservations.admits(there, NOW_S + 100.0)
+    assert not reservations.admits(there, NOW_S + 101.0)
+    assert not reservations.admits(there, None)
+    assert reservations.admits(elsewhere, None)
+
+
+def test_a_job_that_may_pass_is_led_to_places_beside_the_reservation() -> None:
+    ground = floor(2)
+    endings = busy(ground, ("a", 100.0, held(0, 0, 1)), ("b", None, held(1, 0)))
+    reservations = plan(ground, endings)
+    assert reservations.reserve(JobId("gang"), shape(4), 1) is not None
+    long = reservations.room_for(shape(1), 1, None).capacity(shape(1))
+    assert long.tolist() == [0, 3]
+    assert reservations.room_for(shape(1), 1, NOW_S + 60.0) is ground
+    assert reservations.open_nodes(None).tolist() == [False, True]
+    assert reservations.open_nodes(None, JobId("gang")).tolist() == [True, True]
+    assert reservations.open_nodes(NOW_S + 100.0).tolist() == [True, True]
+
+
+def test_a_second_reservation_leaves_the_first_alone() -> None:
+    ground = floor(2)
+    endings = busy(ground, ("a", 100.0, held(0, 0)), ("b", 200.0, held(1, 0)))
+    reservations = plan(ground, endings)
+    first = reservations.reserve(JobId("first"), shape(4), 1)
+    second = reservations.reserve(JobId("second"), shape(4), 1)
+    assert first is not None
+    assert second is not None
+    assert (first.start_s, second.start_s) == (NOW_S + 100.0, NOW_S + 200.0)
+    assert {one.node for one in first.held} & {one.node for one in second.held} == set()
+    assert not reservations.admits(held(1, 1), NOW_S + 250.0)
+
+
+def test_what_started_counts_against_the_next() -> None:
+    ground = floor(2, 3)
+    endings = busy(ground, ("a", 100.0, held(0, 0)), ("b", None, held(1, 0)))
+    reservations = plan(ground, endings)
+    assert reservations.reserve(JobId("gang"), shape(3), 1) is not None  # node 0, in 100 s
+    nodes = []
+    while places := reservations.room_for(shape(1), 1, None).copy().place_gang(shape(1), 1):
+        reservations.started(places, None)
+        ground.change(places[0], -1)
+        nodes.append(places[0].node)
+    assert nodes == [1, 1]
+
+
+def test_the_search_is_bounded() -> None:
+    ground = floor(1)
+    endings = busy(ground, *((f"j{i}", 10.0 * (i + 1), held(0, i)) for i in range(4)))
+    short = plan(ground, endings, most_steps=2)
+    assert short.reserve(JobId("gang"), shape(4), 1) is None
+    assert short.steps_used == 2
+    assert plan(ground, endings).reserve(JobId("gang"), shape(4), 1) is not None
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "predicted_s", "end_s"),
+    [
+        (None, None, None),
+        (500.0, None, NOW_S + 400.0),
+        (50.0, None, NOW_S),
+        (None, 70.0, NOW_S + 70.0),
+        (500.0, 70.0, NOW_S + 70.0),
+        (500.0, 4_000.0, NOW_S + 400.0),
+        (500.0, -1.0, NOW_S + 400.0),
+        (None, -1.0, None),
+    ],
+)
+def test_a_job_is_gone_by_its_prediction_or_its_limit(
+    limit_s: float | None, predicted_s: float | None, end_s: float | None
+) -> None:
+    predicted = None if predicted_s is None else NOW_S + predicted_s
+    assert expected_end_s(NOW_S, NOW_S - 100.0, limit_s, predicted) == end_s
+
+
+@given(data=st.data())
+def test_no_admitted_job_delays_a_reservation(data: st.DataObject) -> None:
+    """At its time, with everybody gone who said so, each reserved gang finds its places free."""
+    ground = floor(3, 3)
+    jobs = [
+        (f"{at}{slot}", data.draw(st.sampled_from([None, 10.0, 20.0, 30.0])), held(at, slot))
+        for at in range(3)
+        for slot in range(3)
+        if data.draw(st.booleans())
+    ]
+    endings = busy(ground, *jobs)
+    reservations = plan(ground, endings)
+    for i in range(data.draw(st.integers(1, 2))):
+        reservations.reserve(
+            JobId(f"gang{i}"), shape(data.draw(st.integers(1, 3))), data.draw(st.integers(1, 3))
+        )
+    passing: list[tuple[float | None, list[Held]]] = []
+    for _ in range(data.draw(st.integers(0, 6))):
+        ends = data.draw(st.sampled_from([None, 5.0, 10.0, 15.0, 25.0]))
+        ends_s = None if ends is None else NOW_S + ends
+        asked = shape(data.draw(st.integers(1, 2)))
+        places = reservations.room_for(asked, 1, ends_s).copy().place_gang(asked, 1)
+        if places is not None and reservations.admits(places, ends_s):
+            reservations.started(places, ends_s)
+            for one in places:
+                ground.change(one, -1)
+            passing.append((ends_s, places))
+    for moment in sorted(each.start_s for each in reservations.made):
+        then = ground.copy()
+        for ending in endings:
+            if ending.ends_s is not None and ending.ends_s <= moment:
+                then.give_back(ending.held)
+        for ends_s, places in passing:
+            if ends_s is not None and ends_s <= moment:
+                then.give_back(places)
+        for each in reservations.made:
+            if each.start_s <= moment:
+                for one in each.held:
+                    then.change(one, -1)
+                assert not then.overfull(each.held)

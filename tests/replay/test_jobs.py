@@ -1,0 +1,301 @@
+"""Job traces: what is read, what is refused with its place, and what the policies come to."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.core.check import check_plan, check_snapshot
+from scheduler.core.cluster import NodeRow, PendingRow, RunningRow, Snapshot
+from scheduler.core.decide import decide
+from scheduler.core.plan import Plan
+from scheduler.core.policy import Policy
+from scheduler.replay.__main__ import main
+from scheduler.replay.clock import Clock, Replay, Watcher
+from scheduler.replay.forecasting import winkler
+from scheduler.replay.outcome import Outcome
+from scheduler.replay.peers import PREEMPTING_POLICIES, WAITING_POLICIES, replay_peer
+from scheduler.replay.predicting import Predicting
+from scheduler.replay.trace import Size, TracedJob, read_trace
+
+MORNING = Path(__file__).parents[1] / "data" / "philly" / "jobs.csv.gz"
+HEAD = "timestamp,duration,num_gpus,gpu_time,cluster\n"
+
+
+def jobs(*rows: tuple[int, int, int] | tuple[int, int, int, str]) -> list[TracedJob]:
+    """(submitted, duration, GPUs[, project])."""
+    full = [(*row, "p")[:4] for row in rows]
+    return [TracedJob(i, str(p), int(s), int(d), int(g)) for i, (s, d, g, p) in enumerate(full)]
+
+
+def fairway(
+    traced: list[TracedJob], size: Size, quotas: dict[str, int] | None = None, watcher: Watcher | None = None
+) -> Outcome:
+    return Clock(Replay(traced, size, quotas or {}, Policy(), decide), watcher).run()
+
+
+def starts(outcome: Outcome) -> list[float]:
+    return [started - job.submitted_s for started, job in zip(outcome.started_s, outcome.jobs, strict=True)]
+
+
+# -- the files ---------------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_read_by_time_of_submit_then_duration(tmp_path: Path) -> None:
+    lines = ["2017-10-01 00:00:09,5,1,5,a", "2017-10-01 00:00:08,9.5,2,18,b", "2017-10-01 00:00:08,3,4,12,a"]
+    path = tmp_path / "trace.csv"
+    path.write_text(HEAD + "\n".join(lines) + "\n\n")
+    found = read_trace(path)
+    assert [(job.number, job.project, job.duration_s, job.gpus) for job in found] == [
+        (0, "a", 3, 4), (1, "b", 10, 2), (2, "a", 5, 1)]  # fmt: skip
+    assert [job.project for job in read_trace(path, projects=["b"])] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("timestamp,duration,cluster\n2017-10-01,5,a\n", "line 1: the column num_gpus is missing"),
+        (HEAD + "2017-10-01 00:00:00,5,1,5,a\nyesterday,5,1,5,a\n", "line 3, column timestamp"),
+        (HEAD + "2017-10-01T00:00:00+02:00,5,1,5,a\n", "line 2, column timestamp"),
+        (HEAD + "2017-10-01 00:00:00,-5,1,5,a\n", "line 2, column duration"),
+        (HEAD + "2017-10-01 00:00:00,nan,1,5,a\n", "line 2, column duration"),
+        (HEAD + "2017-10-01 00:00:00,5,0,5,a\n", "line 2, column num_gpus"),
+        (HEAD + "2017-10-01 00:00:00,5,1.5,5,a\n", "line 2, column num_gpus"),
+        (HEAD + "2017-10-01 00:00:00,5,1,5,\n", "line 2, column cluster"),
+        (HEAD + "2017-10-01 00:00:00,5,1\n", "line 2: 3 cells"),
+        (HEAD, "no job in this window"),
+        (gzip.compress(HEAD.encode() * 99)[:-20], "broken or cut off"),
+    ],
+)
+def test_a_malformed_trace_ends_with_status_2_and_the_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | bytes, place: str
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main(["jobs", "--trace", str(path), "--nodes", "2"]) == 2
+    assert place in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "place"),
+    [
+        ("--quota-file", '{"6214e9": 8, "nobody": 8}', "$.nobody: this is none of the projects"),
+        ("--quota-file", '{"6214e9": -1}', "$.6214e9"),
+        ("--quota-file", '{"6214e9": true}', "$.6214e9"),
+        ("--quota-file", "[1]", "$: an object"),
+        ("--quota-file", "{", "line 1, column 2"),
+        ("--projects", '["6214e9", 7]', "$[1]"),
+        ("--projects", '["6214e9", "6214e9"]', "$[1]"),
+        ("--projects", '{"6214e9": 1}', "$: a list"),
+        ("--projects", '["nobody"]', "no job in this window"),
+    ],
+)
+def test_a_malformed_side_file_is_refused_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, content: str, place: str
+) -> None:
+    path = tmp_path / "side.json"
+    path.write_text(content)
+    assert main(["jobs", "--trace", str(MORNING), "--nodes", "8", option, str(path)]) == 2
+    assert place in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nodes", "0"],
+        ["--nodes", "4", "--from", "noon"],
+        ["--nodes", "4", "--knob", "luck=1"],
+        ["--nodes", "4", "--knob", "half_life_s=-1"],
+        ["--nodes", "4", "--knob", "half_life_s"],
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["jobs", "--trace", str(MORNING), *words])
+    assert ended.value.code == 2
+
+
+def test_what_is_ours_alone_is_not_asked_of_another_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["jobs", "--trace", str(MORNING), "--nodes", "4", "--policy", "fifo", "--forecast"]
+    assert main(words) == 2
+    assert "Fairway's own" in capsys.readouterr().err
+
+
+def test_where_nothing_fits_it_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(HEAD + "2017-10-01 00:00:00,5,64,5,a\n")
+    assert main(["jobs", "--trace", str(path), "--nodes", "2"]) == 1
+    assert "fits" in capsys.readouterr().err
+
+
+# -- the reference policies ----------------------------------------------------------------------------------
+
+SMALL = Size(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        ("fifo", [0, 0, 40, 75, 70]),  # the third waits for a whole node, and the others with it
+        ("fifo-skip", [0, 0, 55, 0, 25]),  # the others pass, and keep its node longer
+        ("sjf", [0, 0, 55, 0, 25]),
+    ],
+)
+def test_who_waits_for_whom(policy: str, wanted: list[int]) -> None:
+    traced = jobs((0, 100, 4), (0, 50, 2), (10, 40, 4), (15, 30, 2), (20, 20, 2))
+    assert starts(replay_peer(traced, SMALL, policy)) == wanted
+
+
+@pytest.mark.parametrize(("policy", "wanted"), [("fifo", [0, 9, 108]), ("sjf", [0, 14, 8])])
+def test_sjf_takes_the_shortest_of_those_that_wait(policy: str, wanted: list[int]) -> None:
+    assert starts(replay_peer(jobs((0, 10, 4), (1, 100, 4), (2, 5, 4)), Size(1, 4), policy)) == wanted
+
+
+def test_srtf_lets_the_shorter_in_and_adds_the_cost_of_a_restart() -> None:
+    traced = jobs((0, 100, 4), (10, 20, 4))
+    outcome = replay_peer(traced, Size(1, 4), "srtf")
+    assert outcome.started_s == [0, 10]
+    assert outcome.ended_s == [100 + 20 + 30, 30]
+    assert (outcome.preemptions, outcome.lost_gpu_s) == (1, 120)
+
+
+def test_tiresias_lets_a_newcomer_in_once_a_job_had_its_time() -> None:
+    traced = jobs((0, 20_000, 4), (100, 50, 4), (9_000, 50, 4))
+    outcome = replay_peer(traced, Size(1, 4), "tiresias")
+    assert starts(outcome) == [0, 7_100, 0]  # the first job gives way at 28,800 GPU-seconds
+
+
+@pytest.mark.parametrize("policy", [*WAITING_POLICIES, *PREEMPTING_POLICIES])
+def test_every_job_ends_after_its_work(policy: str) -> None:
+    outcome = replay_peer(read_trace(MORNING), Size(6, 8), policy)
+    assert all(outcome.wait_s(job) >= 0 for job in outcome.jobs)
+
+
+# -- ours ----------------------------------------------------------------------------------------------------
+
+
+class Careful(Watcher):
+    """Checks every photograph and plan, and that rows that did not change are the same objects."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, NodeRow | PendingRow | RunningRow] = {}
+        self.last_s = -1.0
+        self.new = 0
+
+    def decided(self, snapshot: Snapshot, plan: Plan) -> None:
+        check_snapshot(snapshot)
+        check_plan(snapshot, plan)
+        assert snapshot.now_s >= self.last_s + 1
+        self.last_s = snapshot.now_s
+        rows: Iterator[NodeRow | PendingRow | RunningRow] = iter(
+            [*snapshot.nodes, *snapshot.pending, *snapshot.running]
+        )
+        for row in rows:
+            key = row.id if isinstance(row, NodeRow) else f"{type(row).__name__} {row.job}"
+            before = self.rows.get(key)
+            assert before is row or before != row
+            self.new += before is not row
+            self.rows[key] = row
+
+
+def test_every_plan_holds_and_unchanged_rows_are_the_same_objects() -> None:
+    morning = read_trace(MORNING)
+    watcher = Careful()
+    outcome = fairway(morning[:120], Size(3, 8), watcher=watcher)
+    assert all(outcome.wait_s(job) >= 0 for job in outcome.jobs)
+    assert outcome.preemptions > 0
+    assert watcher.new < 1_500
+
+
+def test_the_same_trace_gives_the_same_figures() -> None:
+    morning = read_trace(MORNING)[:60]
+    assert fairway(morning, Size(3, 8)).figures() == fairway(morning, Size(3, 8)).figures()
+
+
+def test_a_guarantee_is_given_back_at_once_and_the_work_done_is_kept() -> None:
+    """b borrows the whole cluster; a comes for its half: two of b's jobs leave, come back and lose no progress."""
+    size = Size(1, 4)
+    traced = jobs(
+        (0, 1_000, 1, "b"), (0, 1_000, 1, "b"), (1, 1_000, 1, "b"), (2, 1_000, 1, "b"), (500, 100, 2, "a")
+    )
+    outcome = fairway(traced, size, {"a": 2, "b": 2})
+    assert outcome.preemptions == 2
+    assert outcome.started_s[4] == 501
+    assert [outcome.wait_s(job) for job in traced] == [0, 0, 107, 107, 1]
+    assert outcome.lost_gpu_s == 14
+
+
+def test_a_gang_that_does_not_fill_its_nodes_stands_too() -> None:
+    outcome = fairway(jobs((0, 10, 12), (0, 10, 4)), Size(2, 8))
+    assert outcome.ended_s == [10, 10]
+
+
+@pytest.mark.parametrize("policy", ["fairway", "fifo-skip"])
+def test_the_command_says_one_line(capsys: pytest.CaptureFixture[str], policy: str) -> None:
+    words = ["jobs", "--trace", str(MORNING), "--nodes", "6", "--policy", policy, "--to", "2017-10-09T09:00"]
+    assert main(words) == 0
+    figures: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert figures["policy"] == policy
+    assert figures["jobs"] > 50
+    assert figures["mean_completion_s"] > figures["mean_wait_s"] >= 0
+    assert set(figures) >= {
+        "p50_completion_s", "p95_completion_s", "p99_completion_s", "mean_wait_16plus_s", "max_wait_s",
+        "utilisation", "preemptions", "lost_gpu_s", "wait_by_project_s"}  # fmt: skip
+    assert 0 < figures["utilisation"] <= 1
+
+
+# -- predictions and forecasts -------------------------------------------------------------------------------
+
+
+class Looks(Predicting):
+    """Notes what is expected of each job, and that nothing is known before somebody ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected: dict[str, float | None] = {}
+        self.past: list[float] = []
+
+    def decided(self, snapshot: Snapshot, plan: Plan) -> None:
+        self.expected |= {row.job: row.predicted_s for row in snapshot.pending}
+        self.past += [snapshot.now_s - (row.predicted_end_s or 0.0) for row in snapshot.running]
+
+
+def test_a_prediction_knows_only_jobs_that_have_ended() -> None:
+    traced = jobs(*((100 * n, 40, 1) for n in range(5)), (150, 4_000, 1), (460, 9, 1))
+    watcher = Looks()
+    fairway([job._replace(number=n) for n, job in enumerate(sorted(traced, key=lambda j: j.submitted_s))],
+            Size(1, 4), watcher=watcher)  # fmt: skip
+    assert watcher.expected == {f"{n:06d}": None for n in range(6)} | {"000006": 40.0}
+
+
+def test_a_prediction_that_has_passed_is_made_anew() -> None:
+    watcher = Looks()
+    fairway(read_trace(MORNING)[:120], Size(3, 8), watcher=watcher)
+    assert max(watcher.past) < 0.0  # every running job is expected to end in the future
+
+
+@pytest.mark.parametrize(("low", "high", "waited", "score"), [
+    (10.0, 30.0, 20.0, 20.0), (10.0, 30.0, 5.0, 70.0), (10.0, 30.0, 31.0, 30.0)])  # fmt: skip
+def test_the_interval_score_is_width_and_ten_times_the_miss(
+    low: float, high: float, waited: float, score: float
+) -> None:
+    assert winkler(low, high, waited) == pytest.approx(score)
+
+
+def test_forecasts_are_scored_and_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["jobs", "--trace", str(MORNING), "--nodes", "3", "--to", "2017-10-09T08:00"]
+    assert main(words) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main([*words, "--forecast"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["mean_completion_s"] == plain["mean_completion_s"]
+    assert told["forecasts"] > 10
+    assert 0.0 <= told["coverage"] <= 1.0
+    assert told["winkler"] > 0.0
+    assert told["baseline_winkler"] > 0.0
+    assert told["median_width_s"] > 0.0
