@@ -27,6 +27,51 @@ class GpuShare(NamedTuple):
     milli: int
 
 
+class Ask(NamedTuple):
+    """What one task asks of a node: ``gpus`` GPUs with ``milli`` of each, or a share of each by its memory.
+
+    ``share_mib`` not None asks for that much memory of each GPU; its milli then depend on the GPU's memory.
+    """
+
+    gpus: int
+    milli: int
+    cpu_milli: int
+    memory_mib: int
+    gpu_model: str | None = None
+    min_gpu_memory_mib: int | None = None
+    share_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """How close together tasks must or should stand, by levels of a topology (outermost first)."""
+
+    topology: str
+    required: str | None = None  # a level within one domain of which all must stand
+    preferred: str | None = None  # a level that is tried first, before those above it
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A part of a gang: a leaf holds tasks, an inner group holds groups. ``parent`` None is the gang itself.
+
+    ``least`` is how many of its tasks (leaf) or groups (inner) must stand for it to be whole; None is all.
+    """
+
+    name: str
+    parent: str | None = None
+    least: int | None = None
+    near: Near | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyRow:
+    """A fabric: its levels are keys of node labels, outermost first (block, rack, ...)."""
+
+    name: str
+    levels: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PoolRow:
     """A group of nodes that a quota speaks about. ``placement`` None means the policy's strategy."""
@@ -64,6 +109,7 @@ class NodeRow:
     memory_used_mib: int
     gpus: tuple[GpuRow, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    max_tasks: int | None = None  # how many tasks it may carry at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +122,25 @@ class ProjectRow:
     created_s: float
 
 
+UNLIMITED_MILLI = 10**12
+"""A guarantee without end, in thousandths of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The three numbers of a quota for CPU (thousandths of a core) or memory (MiB); None is no bound."""
+
+    guaranteed: int | None = None
+    limit: int | None = None
+    weight: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
     """What a project is promised in a pool. ``limit_milli`` None is no limit.
 
     A project without a row for a pool has guaranteed 0, no limit, weight 1 and priority 0 there.
+    CPU and memory count only where their ``Bounds`` are given.
     """
 
     project: ProjectId
@@ -89,6 +149,9 @@ class QuotaRow:
     limit_milli: int | None
     weight: float = 1.0
     priority: int = 0
+    cpu: Bounds | None = None
+    memory: Bounds | None = None
+    reclaim_min_runtime_s: float | None = None  # protects its running jobs so long; None is the policy's
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +170,19 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class RunningTask:
-    """Where one rank stands and what it was promised there."""
+    """Where one rank stands and what it was promised there.
+
+    ``rank`` None counts on from the task before it. ``stopping``: this task alone is leaving already.
+    """
 
     node: NodeId
     gpus: tuple[GpuShare, ...]
     cpu_milli: int
     memory_mib: int
+    rank: int | None = None
+    group: str | None = None  # the leaf group, in a gang that has groups
+    stopping: bool = False
+    share_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +205,24 @@ class RunningRow:
     stopping_for: JobId | None = None
     checkpoint_s: float | None = None  # when it last saved its work
     name: str = ""
+    min_tasks: int | None = None  # fewest tasks it can work with; None is all of them
+    groups: tuple[GroupRow, ...] = ()
+    near: Near | None = None
+    submitted_s: float | None = None  # None is when it started
+    stale_since_s: float | None = None  # since when fewer tasks are alive than it needs
+    stale_grace_s: float | None = None  # None is the policy's
+    gpu_model: str | None = None  # what a new place for it must offer, if it is moved
+    min_gpu_memory_mib: int | None = None
+    avoid_nodes: tuple[NodeId, ...] = ()
+    node_affinity: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
     """A job that waits. All ``tasks`` start together or none does; the amounts are per task.
+
+    An elastic job (``min_tasks``) starts with fewer and grows one by one; while it runs, a row with the same
+    id stands for the ranks that wait. ``groups`` make a gang of parts that must each be whole.
 
     ``milli_per_gpu`` 1000 asks for whole GPUs, less for a share of each of ``gpus_per_task`` GPUs.
     ``node_affinity`` names the one node that holds its home volume. Of the ``avoid_nodes``, those that are
@@ -170,6 +253,14 @@ class PendingRow:
     version: int = 0
     unfit_nodes: tuple[NodeId, ...] = ()
     promised_nodes: tuple[NodeId, ...] = ()
+    min_tasks: int | None = None  # elastic: so many of all its tasks are enough to start; None is all
+    ranks: tuple[int, ...] = ()  # which ranks wait, in the order they are placed; none is 0 to tasks - 1
+    asks: tuple[Ask, ...] = ()  # what each waiting rank asks, where they differ; else the amounts above
+    groups: tuple[GroupRow, ...] = ()
+    group_of: tuple[str, ...] = ()  # the leaf group of each waiting rank
+    near: Near | None = None
+    share_mib: int | None = None  # instead of ``milli_per_gpu``: so much memory of each GPU
+    preempt_after_s: float | None = None  # it makes others leave only once it waited so long
 
     @property
     def task_milli(self) -> int:
@@ -194,3 +285,4 @@ class Snapshot:
     usage: tuple[UsageRow, ...] = ()
     running: tuple[RunningRow, ...] = ()
     pending: tuple[PendingRow, ...] = ()
+    topologies: tuple[TopologyRow, ...] = ()

@@ -33,15 +33,21 @@ class EvictionReason(StrEnum):
 
     RECLAIMED = "reclaimed"  # for another project
     PREEMPTED = "preempted"  # for a job of higher priority in its own project
+    CONSOLIDATED = "consolidated"  # moved, so that another job fits; it has a new place in the same plan
+    STALE_GANG = "stale_gang"  # fewer of its tasks live than it can work with
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A running job that leaves whole, and the pending job it makes room for."""
+    """A running job that leaves, and the pending job it makes room for (itself, if it was stale).
+
+    ``ranks`` empty is all of it; an elastic job may lose some ranks and work on.
+    """
 
     job: JobId
     reason: EvictionReason
     for_job: JobId
+    ranks: tuple[int, ...] = ()
 
 
 class ChangeKind(StrEnum):
@@ -118,6 +124,8 @@ class Plan:
     receipts: tuple[ShareReceipt, ...] = ()
     steps_used: int = 0
     truncated: bool = False
+    keeps: tuple[Start, ...] = ()
+    """Places kept for gangs that start there once others have left; a victim's place elsewhere is one too."""
 
 
 @dataclass(frozen=True, slots=True)

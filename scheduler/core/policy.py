@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 
 from portal.words.knobs import CHOICES, KNOBS
 
+ACTIONS = ("allocate", "consolidate", "reclaim", "preempt", "stale_gangs")
+"""What a decision does, least disruptive first."""
+
 
 class PolicyError(ValueError):
     """A knob outside its range; ``field`` names it."""
@@ -31,6 +34,8 @@ class Policy:
     placement: str = CHOICES["placement"].default
     victim_order: str = CHOICES["victim_order"].default
     fill_back: bool = True  # spare each victim that turns out not to be needed
+    actions: tuple[str, ...] = ACTIONS
+    people_in_turn: bool = True  # within a project and priority, who used least goes first
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -39,8 +44,16 @@ class Policy:
                 raise PolicyError(field.name, f"{value} is outside {knob.low:g} to {knob.high:g} {knob.unit}")
             if (choice := CHOICES.get(field.name)) and value not in choice.options:
                 raise PolicyError(field.name, f"{value!r} is none of {', '.join(choice.options)}")
+        if unknown := set(self.actions) - set(ACTIONS):
+            raise PolicyError("actions", f"{sorted(unknown)[0]!r} is none of {', '.join(ACTIONS)}")
 
     @classmethod
     def kai(cls) -> Policy:
-        """KAI-Scheduler's habits: no past use, no fill-back, no lost-work order of victims."""
-        return cls(usage_weight=0.0, entry_charge_s=0.0, fill_back=False, victim_order="youngest")
+        """KAI-Scheduler's habits: no past use, no turns among people, no fill-back, the youngest leaves first."""
+        return cls(
+            usage_weight=0.0,
+            entry_charge_s=0.0,
+            fill_back=False,
+            victim_order="youngest",
+            people_in_turn=False,
+        )
