@@ -1,0 +1,1 @@
+"""Replays: recorded work run through the pure core, with no database and no clock but their own."""

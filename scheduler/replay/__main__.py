@@ -1,0 +1,48 @@
+"""``python -m scheduler.replay WHAT ...``: run recorded work through the core; the last line of stdout is the result.
+
+Each kind of replay is a module of this folder with ``add_arguments(parser)`` and ``run(arguments) -> status``.
+Files may be gzip. A file that cannot be read ends with status 2 and one sentence that names the place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+
+from scheduler.replay.reading import MalformedFile
+
+REPLAYS = {
+    "conformance": "cases of other schedulers as facts: which of them our decisions agree with",
+    "openb": "pods of Alibaba's GPU trace placed one by one until the cluster is full",
+    "jobs": "jobs with durations on a simulated clock",
+    "kueue": "Kueue's scenario of 15,000 workloads",
+}
+MALFORMED = 2
+
+
+def main(words: list[str]) -> int:
+    """Runs the replay named first with its own arguments; the status the process should end with."""
+    here = [name for name in REPLAYS if importlib.util.find_spec(f"scheduler.replay.{name}")]
+    parser = argparse.ArgumentParser(
+        prog="python -m scheduler.replay",
+        description="Recorded work, run through the scheduler's core.",
+        epilog="\n".join(f"  {name:13}{REPLAYS[name]}" for name in here),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("replay", choices=here, help="what to replay")
+    name = parser.parse_args(words[:1]).replay
+    replay = importlib.import_module(f"scheduler.replay.{name}")
+    own = argparse.ArgumentParser(prog=f"python -m scheduler.replay {name}", description=replay.__doc__)
+    replay.add_arguments(own)
+    arguments = own.parse_args(words[1:])
+    try:
+        return int(replay.run(arguments))
+    except MalformedFile as problem:
+        sys.stderr.write(f"{problem}\n")
+        return MALFORMED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
