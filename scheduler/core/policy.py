@@ -36,6 +36,9 @@ class Policy:
     fill_back: bool = True  # spare each victim that turns out not to be needed
     actions: tuple[str, ...] = ACTIONS
     people_in_turn: bool = True  # within a project and priority, who used least goes first
+    involved_only: bool = True  # who is over its share is so in a resource that is asked for
+    every_level: bool = True  # work inside a guarantee is safe at every level of its project's path
+    whole_remainder: bool = False  # the last of a division goes out in whole units, wanted or not
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -56,4 +59,7 @@ class Policy:
             fill_back=False,
             victim_order="youngest",
             people_in_turn=False,
+            involved_only=False,
+            every_level=False,
+            whole_remainder=True,
         )
