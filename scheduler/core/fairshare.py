@@ -4,11 +4,14 @@ The division is KAI-Scheduler's (proportion plug-in), with T the total, g the gu
 r what a sibling holds and asks for, W its weight and u its past use over the capacity:
 
 1. ``fs = min(g, min(l, r))``; guarantees stand even when they pass the total, and then the rest is 0.
+   An unlimited guarantee promises the total.
 2. The rest, one priority level after the other (high first), in rounds:
    ``n = W / sum(W of the unmet)``, ``w = max(0, n + k (n - u))``, ``share = rest * w / sum(w)``.
    Who needs less takes its need; others take whole units (floor) and remember the fraction.
    Another round follows while someone took less than its share.
 3. What is left of a level goes by one unit to the largest remembered fraction, then the older sibling.
+
+Each resource is divided by itself (``divide_each``).
 """
 
 from __future__ import annotations
@@ -19,8 +22,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from scheduler.core.plan import ShareStep
+from scheduler.core.resources import Amounts
 
 Key = TypeVar("Key", bound=str)
+
+UNITS = Amounts(1000, 1, 1)
+"""What a share is rounded down to: a whole GPU, a thousandth of a core, a MiB."""
 
 ROUNDING = 1e-9
 """A share this close under a whole GPU is that GPU: sums of floats must not cost one."""
@@ -59,22 +66,31 @@ class Share:
 
 
 def divide(
-    total: float, claims: Sequence[Claim[Key]], usage_weight: float, unit: float
+    total: float,
+    claims: Sequence[Claim[Key]],
+    usage_weight: float,
+    unit: float,
+    *,
+    whole_remainder: bool = False,
 ) -> tuple[dict[Key, Share], float]:
-    """The shares of siblings in ``total`` and what nobody took; ``unit`` is one whole GPU."""
-    shares = give_guaranteed(claims)
+    """The shares of siblings in ``total`` and what nobody took; ``unit`` is one whole GPU.
+
+    ``whole_remainder``: the last step gives whole units even to who asks for less than one (KAI-Scheduler's
+    habit); otherwise nobody is given more than it asks for.
+    """
+    shares = give_guaranteed(total, claims)
     rest = max(0.0, total - sum(share.amount for share in shares.values()))
-    return shares, divide_rest(rest, claims, shares, usage_weight, unit)
+    return shares, divide_rest(rest, claims, shares, usage_weight, unit, whole_remainder=whole_remainder)
 
 
-def give_guaranteed(claims: Iterable[Claim[Key]]) -> dict[Key, Share]:
-    """Step 1: each sibling's guarantee, as far as it asks for it."""
+def give_guaranteed(total: float, claims: Iterable[Claim[Key]]) -> dict[Key, Share]:
+    """Step 1: each sibling's guarantee, as far as it asks for it; an unlimited one promises the total."""
     shares: dict[Key, Share] = {}
     for claim in claims:
         share = shares[claim.key] = Share()
         share.add(
             "guaranteed",
-            min(claim.guaranteed, claim.requestable),
+            min(total if claim.guaranteed == math.inf else claim.guaranteed, claim.requestable),
             guaranteed=claim.guaranteed,
             requestable=claim.requestable,
         )
@@ -82,13 +98,19 @@ def give_guaranteed(claims: Iterable[Claim[Key]]) -> dict[Key, Share]:
 
 
 def divide_rest(
-    rest: float, claims: Sequence[Claim[Key]], shares: dict[Key, Share], usage_weight: float, unit: float
+    rest: float,
+    claims: Sequence[Claim[Key]],
+    shares: dict[Key, Share],
+    usage_weight: float,
+    unit: float,
+    *,
+    whole_remainder: bool = False,
 ) -> float:
     """Steps 2 and 3: the rest, priority level by level; returns what nobody could take."""
     for priority in sorted({claim.priority for claim in claims}, reverse=True):
         level = sorted((c for c in claims if c.priority == priority), key=lambda c: (c.created, c.key))
         rest, fractions = _rounds(rest, level, shares, usage_weight, unit)
-        rest = _remainder(rest, level, shares, fractions, unit)
+        rest = _remainder(rest, level, shares, fractions, unit, whole_remainder)
     return rest
 
 
@@ -115,7 +137,8 @@ def _rounds(
                 fractions.pop(claim.key, None)
             else:
                 taken = math.floor(offered / unit + ROUNDING) * unit
-                fractions[claim.key] = offered - taken
+                if offered > taken:
+                    fractions[claim.key] = offered - taken
             given += taken
             shares[claim.key].add(
                 "round",
@@ -147,6 +170,7 @@ def _remainder(
     shares: dict[Key, Share],
     fractions: Mapping[Key, float],
     unit: float,
+    whole_remainder: bool,
 ) -> float:
     """Step 3 within one priority level: by one unit, largest remembered fraction first."""
     for claim in sorted(
@@ -154,7 +178,9 @@ def _remainder(
     ):
         if rest <= 0:
             break
-        amount = min(unit, rest, claim.requestable - shares[claim.key].amount)
+        amount = min(unit, rest)
+        if not whole_remainder:
+            amount = min(amount, claim.requestable - shares[claim.key].amount)
         shares[claim.key].add("remainder", amount, fraction=fractions[claim.key], rest=rest)
         rest -= amount
     return rest
@@ -166,6 +192,8 @@ def divide_tree(
     parent_of: Callable[[Key], Key | None],
     usage_weight: float,
     unit: float,
+    *,
+    whole_remainder: bool = False,
 ) -> dict[Key, Share]:
     """Shares of a whole forest: the top siblings divide ``total``, each one's children divide its share."""
     children: dict[Key | None, list[Claim[Key]]] = {}
@@ -176,7 +204,29 @@ def divide_tree(
     while waiting:
         parent, amount = waiting.pop()
         if parent in children:
-            level, _ = divide(amount, children[parent], usage_weight, unit)
+            level, _ = divide(amount, children[parent], usage_weight, unit, whole_remainder=whole_remainder)
             shares |= level
             waiting.extend((key, share.amount) for key, share in level.items())
     return shares
+
+
+def divide_each(
+    totals: Amounts,
+    claims: Sequence[Sequence[Claim[Key]]],
+    parent_of: Callable[[Key], Key | None],
+    usage_weight: float,
+    units: Amounts = UNITS,
+    *,
+    whole_remainder: bool = False,
+) -> tuple[dict[Key, Share], ...]:
+    """Shares of a whole forest in several resources: ``claims`` and the answer stand in the order of ``totals``."""
+    return tuple(
+        divide_tree(total, mine, parent_of, usage_weight, unit, whole_remainder=whole_remainder)
+        for total, mine, unit in zip(totals, claims, units, strict=True)
+    )
+
+
+def fair_shares(divided: Sequence[Mapping[Key, Share]]) -> dict[Key, Amounts]:
+    """What ``divide_each`` gave to each, without the steps."""
+    gpu, cpu, memory = divided
+    return {key: Amounts(gpu[key].amount, cpu[key].amount, memory[key].amount) for key in gpu}

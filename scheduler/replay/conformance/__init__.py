@@ -1,0 +1,99 @@
+"""Cases of KAI-Scheduler's own suite as facts: which of them our decisions agree with.
+
+The last line is ``N passed, M failed, K skipped of T``. Only cases that are not portable may be skipped. Where we
+differ on purpose (docs/decisions/reclaim-rules.md) a case counts as failed and is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from scheduler.core.policy import Policy
+from scheduler.replay.conformance import fair_share, predicates, scheduling
+from scheduler.replay.conformance.declared import DECLARED
+from scheduler.replay.conformance.format import Case, Cases, read_cases
+from scheduler.replay.conformance.verdicts import Outcome
+
+POLICIES: dict[str, Callable[[], Policy]] = {"kai": Policy.kai, "default": Policy}
+KINDS = ("scheduling", "fair_share", "predicate")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE and what to run of it."""
+    parser.add_argument("file", help="cases in the format of tests/data/conformance/README.md, plain or gzip")
+    parser.add_argument("--policy", choices=POLICIES, default="kai", help="KAI-Scheduler's habits, or ours")
+    parser.add_argument("--only", metavar="ID", help="only the cases whose id begins like this")
+    parser.add_argument("--kind", choices=KINDS, help="only cases of this kind")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the cases, tell the failures and the counts; status 1 when any case failed."""
+    cases = read_cases(arguments.file)
+    policy = POLICIES[arguments.policy]()
+    answered = [
+        (case, answer_of(kind, case, policy))
+        for kind, case in chosen(cases, arguments.kind, arguments.only or "")
+    ]
+    outcomes = [outcome for _, outcome in answered]
+    sys.stdout.write("".join(_failure(each) for each in outcomes if not each.passed and not each.skipped))
+    sys.stderr.write("".join(f"{line}\n" for line in counts(answered)))
+    passed = sum(outcome.passed for outcome in outcomes)
+    skipped = sum(bool(outcome.skipped) for outcome in outcomes)
+    failed = len(outcomes) - passed - skipped
+    sys.stdout.write(f"{passed} passed, {failed} failed, {skipped} skipped of {len(outcomes)}\n")
+    return 1 if failed else 0
+
+
+def _failure(outcome: Outcome) -> str:
+    why = f" (declared: {DECLARED[outcome.id]})" if outcome.id in DECLARED else ""
+    return f"{outcome.id}{why}\n    expected: {outcome.expected}\n    got:      {outcome.got}\n"
+
+
+def chosen(cases: Cases, kind: str | None, prefix: str) -> Iterator[tuple[str, Case]]:
+    """The cases to run, with their kind."""
+    for name, family in zip(KINDS, (cases.scheduling, cases.fair_share, cases.predicates), strict=True):
+        for case in family:
+            if kind in (None, name) and case["id"].startswith(prefix):
+                yield name, case
+
+
+def answer_of(kind: str, case: Case, policy: Policy) -> Outcome:
+    """Answer one case by the part of the core that it is about."""
+    if kind == "fair_share":
+        return fair_share.answer(case, policy)
+    if kind == "predicate":
+        return predicates.answer(case, policy)
+    if missing := scheduling.why_not(case):
+        return Outcome(case["id"], False, "", "", skipped=missing)
+    return scheduling.answer(case, policy)
+
+
+def counts(answered: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
+    """Lines that say how many passed of each family, suite and tag; of ``core`` and portable cases also the part."""
+    right: Counter[str] = Counter()
+    of: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    for case, outcome in answered:
+        names = [f"tag {tag}" for tag in case.get("tags", ())]
+        if "suite" in case:
+            names.append(f"suite {case['suite']}")
+            names.append(f"source {case.get('source', '').rpartition('/')[2].removesuffix('_test.go')}")
+            names += ["core"] if case.get("core") else []
+            names += ["portable"] if case["portable"] else []
+        else:
+            names.append("fair share" if "op" in case else f"predicate {case['kind']}")
+        for name in names:
+            of[name] += 1
+            right[name] += outcome.passed
+        if outcome.skipped:
+            skipped[outcome.skipped] += 1
+    for name in sorted(of, key=lambda name: (name in ("core", "portable"), name)):
+        part = f" ({100 * right[name] / of[name]:.1f} %)" if name in ("core", "portable") else ""
+        yield f"{name}: {right[name]} of {of[name]}{part}"
+    for why, number in sorted(skipped.items()):
+        yield f"skipped for {why}: {number}"
+    failed = [outcome.id for _, outcome in answered if not outcome.passed and not outcome.skipped]
+    yield f"declared differences: {', '.join(each for each in failed if each in DECLARED) or 'none'}"

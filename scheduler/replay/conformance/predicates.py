@@ -1,0 +1,262 @@
+"""The predicate cases, each answered by the rule of the core that it is about.
+
+Amounts stay in the units of the case: the rules compare numbers of one resource with each other only. An
+absent number is 0, -1 is no bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from scheduler.core.entitlement import (
+    Reach,
+    Taking,
+    Victim,
+    exceeded,
+    in_the_way,
+    may_ask,
+    may_give,
+    may_take_all,
+    over_share,
+)
+from scheduler.core.order_rules import sibling_key
+from scheduler.core.policy import Policy
+from scheduler.core.resources import NO_BOUND, NOTHING, Amounts, Owed, owed_to
+from scheduler.replay.conformance.format import Case, table_of
+from scheduler.replay.conformance.verdicts import Outcome
+
+USUAL_GPU_MIB = 100
+"""The memory of a GPU where a case gives none (the origin's default)."""
+
+ORDER_OF_ORIGIN = (("cpu", 1), ("memory", 2), ("gpu", 0))
+"""Where several resources are exceeded the origin names the first of these; ours stand as in ``Amounts``."""
+
+Data = Mapping[str, Any]
+
+
+def answer(case: Case, policy: Policy) -> Outcome:
+    """Ask the rule, then compare with what is expected."""
+    data = case["data"]
+    if case["kind"] == "table":
+        table = table_of(data) or ""
+        got: Any = TABLES[table](data, policy)
+        expected: Any = _expected_of_table(table, data)
+    else:
+        got = (_reclaimable if case["kind"] == "reclaimable" else _filter_victim)(data, policy)
+        expected = case["expected"]
+    return Outcome(case["id"], got == expected, str(expected), str(got))
+
+
+def _expected_of_table(table: str, data: Data) -> Any:
+    if table == "reclaimerInfo":
+        return data["canReclaim"]
+    if table == "reclaimeeQueue":
+        return data["expected"]
+    if table == "maxAllowed":
+        return data["isOverMaxAllowed"], data.get("resourceName", "")
+    if table == "allocatedNonPreemptible":
+        return data["expectedResult"], data.get("resource", "")
+    return data["expectedResult"]
+
+
+# -- who may take from whom -------------------------------------------------------------------------------
+
+
+def _can_reclaim(data: Data, policy: Policy) -> bool:
+    owed, held, firm = _standing(data["queue"])
+    reclaimer = data["reclaimerInfo"]
+    return may_ask(owed, held, firm, _amounts(reclaimer["RequiredResources"]), reclaimer["IsPreemptable"])
+
+
+def _strategy(data: Data, policy: Policy) -> bool:
+    """One of the two reasons: without the taker's request, the first; with it, the second."""
+    taker, taker_held, _ = _standing(data["reclaimerQueue"])
+    giver, giver_held, _ = _standing(data["reclaimeeQueue"])
+    if "reclaimerResources" not in data:
+        return over_share(giver, giver_held)
+    unbounded = giver._replace(claimable=NO_BOUND)  # so that the first reason never holds
+    return may_give(unbounded, giver_held, taker, taker_held, _amounts(data["reclaimerResources"]))
+
+
+def _reclaimable(data: Data, policy: Policy) -> bool:
+    victims = [
+        Victim(victim["queue"], _sum(_amounts(task) for task in victim["tasks"]))
+        for victim in data["victims"]
+    ]
+    return may_take_all(_taking(data, policy), victims)
+
+
+def _filter_victim(data: Data, policy: Policy) -> bool:
+    if data["reclaimer"] is None:
+        return True
+    return _taking(data, policy).worth_trying(data["victim_queue"])
+
+
+def _taking(data: Data, policy: Policy) -> Taking[str]:
+    queues, reclaimer = data["queues"], data["reclaimer"]
+    owed, held, firm = _standings(queues)
+    return Taking(
+        _paths(queues),
+        owed,
+        held,
+        firm,
+        reclaimer["Queue"],
+        _amounts(reclaimer["RequiredResources"]),
+        reclaimer["IsPreemptable"],
+        Reach(policy.involved_only, policy.every_level),
+    )
+
+
+# -- order ------------------------------------------------------------------------------------------------
+
+
+def _queue_order(data: Data, policy: Policy) -> int:
+    """-1 when the left queue goes first, 1 when the right one does or nothing tells them apart."""
+    capacity = _amounts(data.get("totalResources", {}))
+    gpu_mib = data.get("minNodeGPUMemory") or USUAL_GPU_MIB
+    keys = []
+    for side in ("l", "r"):
+        queue = data[f"{side}queue"]
+        owed, held, _ = _standing(queue)
+        job = data.get(f"{side}JobInfo") or {"tasks": ()}
+        leaving = [task for victim in data.get(f"{side}Victims") or () for task in victim["tasks"]]
+        keys.append(
+            sibling_key(
+                "",
+                owed,
+                held,
+                _sum(_order_task(task, gpu_mib) for task in job["tasks"]),
+                capacity,
+                _sum(_order_task(task, gpu_mib) for task in leaving),
+                involved_only=policy.involved_only,
+            )
+        )
+    return -1 if keys[0] < keys[1] else 1
+
+
+def _order_task(task: Data, gpu_mib: float) -> Amounts:
+    shares = task.get("devices", 1) * task.get("gpu_memory_mib", 0) / gpu_mib
+    return Amounts(task.get("gpu", 0) + shares, task.get("cpu_millis", 0), task.get("memory", 0))
+
+
+# -- limits and guarantees --------------------------------------------------------------------------------
+
+
+def _over_limit(data: Data, policy: Policy) -> tuple[bool, str]:
+    bound = Amounts(*map(_bound, _amounts(data["maxAllowed"])))
+    over = exceeded(_amounts(data["allocated"]), _amounts(data["requestedQuota"]), bound)
+    return any(over), _first_named(over)
+
+
+def _over_guarantee(data: Data, policy: Policy) -> tuple[bool, str]:
+    bound = Amounts(*map(_bound, _amounts(data["deserved"])))
+    over = exceeded(_amounts(data["allocatedNonPreemptible"]), _amounts(data["requestedQuota"]), bound)
+    return any(over), _first_named(over)
+
+
+def _first_named(over: Sequence[bool]) -> str:
+    return next((name for name, i in ORDER_OF_ORIGIN if over[i]), "")
+
+
+def _capacity(data: Data, policy: Policy) -> bool:
+    """True when the job may start.
+
+    A table that gives the request itself is about one of the two bounds: the limits where there are any, else
+    the guarantees. One that gives tasks is about both.
+    """
+    job, queues = data["job"], data["queues"]
+    owed, held, firm = _standings(queues)
+    preemptible = job.get("Preemptibility", "") == "preemptible"
+    path = _paths(queues)[job["Queue"]]
+    if "requestedShare" in data:
+        asked = _amounts(data["requestedShare"])
+        if any("limit" in queue.get(r, {}) for queue in queues.values() for r in ("gpu", "cpu", "memory")):
+            preemptible = True
+        else:
+            owed = {key: each._replace(limit=NO_BOUND) for key, each in owed.items()}
+        return in_the_way(path, owed, held, firm, asked, preemptible) is None
+    gpu_mib = data.get("maxNodeGPUMemory") or USUAL_GPU_MIB
+    tasks = [task for group in job.get("PodSets", {}).values() for task in _next_tasks(group)]
+    asked = _sum(_capacity_task(task, gpu_mib) for task in tasks)
+    return in_the_way(path, owed, held, firm, asked, preemptible) is None
+
+
+def _next_tasks(group: Data) -> list[Data]:
+    """The tasks that start next: those that the minimum still lacks, or one more beyond it."""
+    waiting = [task for task in group["tasks"] if task["Status"] == "Pending"]
+    lacking = group.get("min_available", len(group["tasks"])) - (len(group["tasks"]) - len(waiting))
+    return waiting[: max(1, lacking)]
+
+
+def _capacity_task(task: Data, gpu_mib: float) -> Amounts:
+    amounts = _amounts(task.get("ResReqVector", {}))
+    if task.get("ResourceRequestType") == "gpu_memory":
+        asked = task.get("GpuRequirement", {})
+        return amounts._replace(gpu_milli=asked.get("devices", 1) * asked.get("gpu_memory_mib", 0) / gpu_mib)
+    return amounts
+
+
+TABLES: dict[str, Callable[[Data, Policy], Any]] = {
+    "reclaimerInfo": _can_reclaim,
+    "reclaimeeQueue": _strategy,
+    "lqueue": _queue_order,
+    "maxAllowed": _over_limit,
+    "allocatedNonPreemptible": _over_guarantee,
+    "job": _capacity,
+}
+
+
+# -- the numbers of a case --------------------------------------------------------------------------------
+
+
+def _standings(queues: Data) -> tuple[dict[str, Owed], dict[str, Amounts], dict[str, Amounts]]:
+    owed, held, firm = {}, {}, {}
+    for key, queue in queues.items():
+        owed[key], held[key], firm[key] = _standing(queue)
+    return owed, held, firm
+
+
+def _standing(queue: Data) -> tuple[Owed, Amounts, Amounts]:
+    """What a queue is owed, what it holds, and what non-preemptible work holds of that."""
+
+    def each(name: str) -> Amounts:
+        return Amounts(*(queue.get(resource, {}).get(name, 0) for resource in ("gpu", "cpu", "memory")))
+
+    owed = owed_to(
+        Amounts(*map(_bound, each("deserved"))),
+        Amounts(*map(_bound, each("limit"))),
+        Amounts(*map(_bound, each("fair_share"))),
+        queue.get("priority", 0),
+        queue.get("created", 0.0),
+    )
+    return owed, each("allocated"), each("allocated_non_preemptible")
+
+
+def _paths(queues: Data) -> dict[str, tuple[str, ...]]:
+    """Every queue's path from itself to the topmost one that the case has."""
+    paths = {}
+    for key in queues:
+        path = [key]
+        while (above := queues[path[-1]].get("parent")) in queues and above not in path:
+            path.append(above)
+        paths[key] = tuple(path)
+    return paths
+
+
+def _amounts(numbers: Data) -> Amounts:
+    return Amounts(
+        numbers.get("gpu", 0), numbers.get("cpu_millis", numbers.get("cpu", 0)), numbers.get("memory", 0)
+    )
+
+
+def _sum(amounts: Any) -> Amounts:
+    total = NOTHING
+    for each in amounts:
+        total = total.plus(each)
+    return total
+
+
+def _bound(number: float) -> float:
+    return math.inf if number == -1 else number

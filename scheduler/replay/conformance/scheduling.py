@@ -1,0 +1,205 @@
+"""The scheduling cases: decisions on a case's cluster, and how every task ended compared with what is expected.
+
+``action`` cases are asked once, right after their actions ran. ``integration`` cases go through whole cycles:
+they are compared after ``until_match`` cycles and again after each of ``after_match`` more, so a plan that is
+undone by the next one fails.
+
+Jobs and tasks are compared by how they ended, and by their node where the case names it and they have one.
+Tasks that are expected in one GPU group of a node have to share a GPU. Amounts asked for are facts of the
+input, messages are the origin's own, call counts are bounds of its mocks: these are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from scheduler.core.check import SnapshotError
+from scheduler.core.cluster import WHOLE_MILLI, GpuUuid, Snapshot
+from scheduler.core.decide import decide
+from scheduler.core.plan import Plan
+from scheduler.core.policy import Policy
+from scheduler.replay.conformance.cluster_of_case import CaseCluster, States, TaskState, next_states
+from scheduler.replay.conformance.format import Case
+from scheduler.replay.conformance.verdicts import Outcome
+
+OUR_ACTIONS = {
+    "allocate": "allocate",
+    "consolidation": "consolidate",
+    "reclaim": "reclaim",
+    "preempt": "preempt",
+    "stalegangeviction": "stale_gangs",
+}
+
+STATE_OF = {
+    "start_now": "Binding",
+    "start_when_victims_release": "Pipelined",
+    "evicted": "Releasing",
+    "keeps_running": "Running",
+    "running": "Running",
+    "pending": "Pending",
+    "failed": "Failed",
+    "succeeded": "Succeeded",
+    "stuckinreleasing": "StuckInReleasing",
+}
+"""The state in which a task of each outcome is; ``terminating`` is either of two."""
+
+PLACED = ("Binding", "Pipelined", "Running", "Releasing", "StuckInReleasing")
+UNSUPPORTED = {
+    "mig": "slices of a GPU",
+    "dra": "resource claims",
+    "numa": "NUMA zones",
+    "pod_affinity": "affinity between pods",
+    "custom_scheduler_conf": "its own scheduler configuration",
+    "node_affinity": "node affinity",
+}
+
+
+def answer(case: Case, policy: Policy) -> Outcome:
+    """Run the case and compare; the expectations are read only once the states are there."""
+    policy = replace(policy, actions=tuple(OUR_ACTIONS[action] for action in case["actions"]))
+    cluster = CaseCluster(case)
+    states = cluster.first_states()
+    try:
+        if case["suite"] == "action":
+            snapshot = cluster.photograph(states)
+            plan = decide(snapshot, policy)
+            states = apply(states, plan)
+            wrong = [*_wrong(case, states), *_wrong_nodes(case, snapshot, plan)]
+        else:
+            wrong = _in_rounds(case, cluster, states, policy)
+    except SnapshotError as problem:
+        return Outcome(case["id"], False, "a decision", f"the photograph is refused: {problem}")
+    return Outcome(
+        case["id"],
+        not wrong,
+        "; ".join(f"{name} {expected}" for name, expected, _ in wrong),
+        "; ".join(f"{name} {got}" for name, _, got in wrong),
+    )
+
+
+def why_not(case: Case) -> str:
+    """What a case needs that we do not have; "" when it is to be tried. Portable cases always are."""
+    if case["portable"]:
+        return ""
+    missing = [UNSUPPORTED[tag] for tag in case["tags"] if tag in UNSUPPORTED]
+    return ", ".join(missing) or "marked as not portable"
+
+
+def _in_rounds(case: Case, cluster: CaseCluster, states: States, policy: Policy) -> list[Mismatch]:
+    """Go through the cycles; the first cycle whose end is not as expected tells what is wrong."""
+    deleted = [task["id"] for job in cluster.jobs if job.get("delete_in_test") for task in job["tasks"]]
+    rounds = case["rounds"]
+    for cycle in range(1, rounds["until_match"] + rounds["after_match"] + 1):
+        plan = decide(cluster.photograph(states), policy)
+        states = next_states(states, apply(states, plan), deleted)
+        if cycle >= rounds["until_match"] and (wrong := list(_wrong(case, states))):
+            return [(f"[cycle {cycle}] {name}", expected, got) for name, expected, got in wrong]
+    return []
+
+
+def apply(states: Mapping[str, TaskState], plan: Plan) -> States:
+    """Every task as it stands right after a plan."""
+    after = dict(states)
+    for eviction in plan.evictions:
+        for task, state in states.items():
+            job, _, rank = task.rpartition("-")
+            told = job == eviction.job and (not eviction.ranks or int(rank) in eviction.ranks)
+            if told and state.state == "Running":
+                after[task] = replace(state, state="Releasing")
+    for word, starts in (("Binding", plan.starts), ("Pipelined", plan.keeps)):
+        for start in starts:
+            for place in start.tasks:
+                after[f"{start.job}-{place.rank}"] = TaskState(word, place.node, place.gpus)
+    return after
+
+
+# -- comparing --------------------------------------------------------------------------------------------
+
+Mismatch = tuple[str, str, str]
+"""What is wrong: a name, what is expected of it, what it is."""
+
+
+def _wrong(case: Case, states: Mapping[str, TaskState]) -> Iterator[Mismatch]:
+    """Every job or task that did not end as expected."""
+    groups: dict[tuple[str, str], GpuUuid] = {}
+    for name, expected, tasks in _expectations(case):
+        off = [task for task in tasks if not _as_expected(states[task], expected)]
+        if off:
+            got = states[off[0]]
+            yield name, _said(expected), f"{got.state}{f' on {got.node}' if got.node else ''}"
+            continue
+        for task in tasks:
+            yield from _wrong_group(name, states[task], expected, groups)
+
+
+def _expectations(case: Case) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
+    """Each expectation with the tasks that it is about."""
+    tasks = {job["name"]: [task["id"] for task in job["tasks"]] for job in case["jobs"]}
+    for job, expected in case["expected"]["jobs"].items():
+        yield job, expected, tasks[job]
+    for task, expected in case["expected"].get("tasks", {}).items():
+        yield task, expected, [task]
+
+
+def _as_expected(state: TaskState, expected: Mapping[str, Any]) -> bool:
+    outcome = expected["outcome"]
+    if outcome == "terminating":
+        right = state.state in ("Releasing", "StuckInReleasing")
+    else:
+        right = state.state == STATE_OF[outcome]
+    node = expected.get("node")
+    return right and (not node or state.state not in PLACED or state.node == node)
+
+
+def _said(expected: Mapping[str, Any]) -> str:
+    node = expected.get("node")
+    return f"{expected['status']}{f' on {node}' if node else ''}"
+
+
+def _wrong_group(
+    name: str, state: TaskState, expected: Mapping[str, Any], groups: dict[tuple[str, str], GpuUuid]
+) -> Iterator[Mismatch]:
+    """Shares that are expected in one group of a node stand on one GPU."""
+    if expected.get("ignore_gpu_group") or state.node is None or state.state not in PLACED:
+        return
+    shares = [gpu for gpu in state.gpus if gpu.milli < WHOLE_MILLI]
+    for group, gpu in zip(expected.get("gpu_groups", ()), shares, strict=False):
+        first = groups.setdefault((state.node, group), gpu.uuid)
+        if first != gpu.uuid:
+            yield name, f"on the GPU of group {group}", f"on {gpu.uuid}, the others on {first}"
+
+
+def _wrong_nodes(case: Case, snapshot: Snapshot, plan: Plan) -> Iterator[Mismatch]:
+    """Nodes whose free or leaving GPUs are not as expected right after the plan."""
+    leaving = _leaving(snapshot, plan)
+    for name, expected in case["expected"].get("nodes", {}).items():
+        node = next(node for node in snapshot.nodes if node.id == name)
+        used = sum(gpu.used_milli for gpu in node.gpus) + _taken(plan.starts, name)
+        got = {
+            "idle_gpus": len(node.gpus) - used / WHOLE_MILLI,
+            "releasing_gpus": (leaving.get(name, 0) - _taken(plan.keeps, name)) / WHOLE_MILLI,
+        }
+        for key, amount in got.items():
+            if key in expected and expected[key] != amount:
+                yield name, f"{key} {expected[key]}", f"{amount:g}"
+
+
+def _leaving(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
+    """Thousandths of GPUs on each node whose holders are leaving, or were told to."""
+    told = {eviction.job: eviction.ranks for eviction in plan.evictions}
+    leaving: dict[str, int] = {}
+    for row in snapshot.running:
+        for task in row.tasks:
+            ranks = told.get(row.job)
+            if task.stopping or row.stopping or ranks == () or (ranks and task.rank in ranks):
+                milli = sum(gpu.milli for gpu in task.gpus)
+                leaving[task.node] = leaving.get(task.node, 0) + milli
+    return leaving
+
+
+def _taken(starts: Iterable[Any], node: str) -> int:
+    return sum(
+        gpu.milli for start in starts for task in start.tasks if task.node == node for gpu in task.gpus
+    )

@@ -1,0 +1,238 @@
+"""Who may start, and who may take from whom: each rule by a small example, its laws on drawn trees."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.entitlement import (
+    OURS,
+    Reach,
+    Taking,
+    Victim,
+    in_the_way,
+    less_saturated,
+    may_ask,
+    may_take_all,
+    over_guarantee,
+    saturation,
+    sides,
+)
+from scheduler.core.resources import NO_BOUND, NOTHING, Amounts, Owed, owed_to
+
+
+def gpus(number: float, cpus: float = 0) -> Amounts:
+    return Amounts(number * 1000, cpus * 1000, 0)
+
+
+def owed(guaranteed: Amounts, share: Amounts | None = None, limit: Amounts = NO_BOUND) -> Owed:
+    return owed_to(guaranteed, limit, guaranteed if share is None else share)
+
+
+class World(NamedTuple):
+    """A tree with what each project is owed and holds."""
+
+    paths: dict[str, tuple[str, ...]]
+    owed: dict[str, Owed]
+    held: dict[str, Amounts]
+
+    def taking(
+        self, taker: str, asked: Amounts, preemptible: bool = True, reach: Reach = OURS
+    ) -> Taking[str]:
+        firm = dict.fromkeys(self.held, NOTHING)
+        return Taking(self.paths, self.owed, self.held, firm, taker, asked, preemptible, reach)
+
+
+def flat(**projects: tuple[Amounts, Amounts, Amounts]) -> World:
+    """Siblings at the top: guarantee, fair share, held."""
+    return World(
+        {name: (name,) for name in projects},
+        {name: owed(guaranteed, share) for name, (guaranteed, share, _) in projects.items()},
+        {name: held for name, (_, _, held) in projects.items()},
+    )
+
+
+# -- may it start -----------------------------------------------------------------------------------------
+
+PATH = ("leaf", "top")
+
+
+def test_a_limit_anywhere_on_the_path_stops_a_job() -> None:
+    promised = {"leaf": owed(gpus(9)), "top": owed(gpus(9), limit=gpus(3))}
+    held = {"leaf": gpus(1), "top": gpus(2)}
+    assert in_the_way(PATH, promised, held, held, gpus(1), True) is None
+    obstacle = in_the_way(PATH, promised, held, held, gpus(2), True)
+    assert obstacle is not None
+    assert (obstacle.project, obstacle.is_guarantee, obstacle.resources) == (
+        "top",
+        False,
+        (True, False, False),
+    )
+
+
+def test_a_resource_that_is_not_asked_for_stops_nobody() -> None:
+    promised = {"leaf": owed(gpus(9), limit=gpus(1)), "top": owed(gpus(9))}
+    held = {"leaf": gpus(4), "top": gpus(4)}
+    assert in_the_way(PATH, promised, held, held, Amounts(cpu_milli=1), True) is not None
+    assert in_the_way(PATH, promised, held, held, NOTHING, True) is None
+
+
+def test_only_work_that_is_not_preemptible_needs_room_in_the_guarantees() -> None:
+    promised = {"leaf": owed(gpus(2)), "top": owed(gpus(1))}
+    held = {"leaf": gpus(5), "top": gpus(5)}
+    firm = {"leaf": gpus(1), "top": gpus(1)}
+    assert in_the_way(PATH, promised, held, firm, gpus(1), True) is None
+    obstacle = in_the_way(PATH, promised, held, firm, gpus(1), False)
+    assert obstacle is not None and (obstacle.project, obstacle.is_guarantee) == ("top", True)
+
+
+# -- may it take ------------------------------------------------------------------------------------------
+
+
+def test_who_holds_more_than_its_own_gives() -> None:
+    world = flat(taker=(gpus(0), gpus(2), gpus(1)), giver=(gpus(1), gpus(2), gpus(3)))
+    taking = world.taking("taker", gpus(1))
+    assert taking.may_take("giver")
+    taking.take("giver", gpus(1))
+    assert not taking.may_take("giver")  # now it holds just its share
+    assert taking.balanced()
+
+
+def test_a_taker_within_its_guarantee_takes_what_is_over_the_givers() -> None:
+    world = flat(taker=(gpus(2), gpus(2), gpus(1)), giver=(gpus(1), gpus(3), gpus(3)))
+    assert world.taking("taker", gpus(1)).may_take("giver")
+    assert not world.taking("taker", gpus(2)).may_take("giver")  # with two it would leave its guarantee
+
+
+def test_work_inside_a_guarantee_is_safe_at_every_level() -> None:
+    world = World(
+        {"taker": ("taker",), "top": ("top",), "leaf": ("leaf", "top"), "loud": ("loud", "top")},
+        {"taker": owed(gpus(2)), "top": owed(gpus(1)), "leaf": owed(gpus(1)), "loud": owed(gpus(0))},
+        {"taker": gpus(0), "top": gpus(3), "leaf": gpus(1), "loud": gpus(2)},
+    )
+    assert world.taking("taker", gpus(1)).may_take("loud")
+    assert not world.taking("taker", gpus(1)).may_take("leaf")
+    assert world.taking("taker", gpus(1), reach=Reach.kai()).may_take("leaf")
+
+
+def test_a_giver_is_over_by_what_the_taker_asks_for() -> None:
+    world = flat(taker=(gpus(2), gpus(2), gpus(0)), giver=(gpus(4), gpus(4), gpus(2, cpus=8)))
+    assert not world.taking("taker", gpus(1)).may_take("giver")  # it is over in CPU, of which none is asked
+    assert world.taking("taker", gpus(1), reach=Reach.kai()).may_take("giver")
+    cpu_job = flat(taker=(gpus(0, 9), gpus(0, 9), NOTHING), giver=(gpus(4), gpus(4), gpus(2, cpus=8)))
+    assert cpu_job.taking("taker", gpus(0, 1)).may_take("giver")
+
+
+def test_the_levels_just_below_the_common_ancestor_are_compared() -> None:
+    world = World(
+        {"a": ("a",), "b": ("b",), "a1": ("a1", "a"), "b1": ("b1", "b")},
+        {"a": owed(gpus(1)), "b": owed(gpus(4)), "a1": owed(gpus(9)), "b1": owed(gpus(1))},
+        {"a": gpus(1), "b": gpus(3), "a1": gpus(1), "b1": gpus(3)},
+    )
+    # b1 is over its guarantee, but b as a whole is not over its own
+    assert not world.taking("a1", gpus(1)).may_take("b1")
+    assert sides(("a1", "a"), ("b1", "b")) == (("a1", "a"), ("b1", "b"))
+    assert sides(("x", "a"), ("y", "a")) == (("x",), ("y",))
+    assert sides(("x", "a"), ("a",)) == (("x",), ())
+
+
+def test_a_taker_that_is_more_than_full_has_to_be_less_so_than_who_gave() -> None:
+    def balance(giver_holds: float) -> bool:
+        world = World(
+            {"a": ("a",), "b": ("b",), "a1": ("a1", "a"), "b1": ("b1", "b")},
+            {"a": owed(gpus(1)), "b": owed(gpus(1)), "a1": owed(gpus(2)), "b1": owed(gpus(1))},
+            {"a": gpus(1), "b": gpus(giver_holds), "a1": gpus(0), "b1": gpus(giver_holds)},
+        )
+        taking = world.taking("a1", gpus(1))
+        return may_take_all(taking, [Victim("b1", gpus(1))])
+
+    assert not balance(2) and not balance(3)  # 2 of 1 against 1 of 1, and against 2 of 1
+    assert balance(4)
+
+
+@pytest.mark.parametrize(
+    ("held", "share", "ratio"),
+    [(0, 0, 0), (1, 0, math.inf), (5, math.inf, 0), (3, 2, 1.5)],
+)
+def test_saturation(held: float, share: float, ratio: float) -> None:
+    assert saturation(held, share) == ratio
+
+
+def test_saturation_is_compared_in_involved_resources_only() -> None:
+    over, share = gpus(1, cpus=9), gpus(1, cpus=1)
+    assert less_saturated(over, share, gpus(1, 1), share, (True, False, False))
+    assert not less_saturated(over, share, gpus(1, 1), share, (True, True, False))
+    assert less_saturated(over, NO_BOUND, gpus(1, 1), NO_BOUND, (True, True, False))
+
+
+# -- laws -------------------------------------------------------------------------------------------------
+
+amounts = st.builds(gpus, st.integers(0, 4), st.integers(0, 4))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Two or three tops with up to two leaves each; a top holds what its leaves hold."""
+    paths: dict[str, tuple[str, ...]] = {}
+    held: dict[str, Amounts] = {}
+    for top in "abc"[: draw(st.integers(2, 3))]:
+        paths[top], held[top] = (top,), NOTHING
+        for leaf in [f"{top}{i}" for i in range(draw(st.integers(1, 2)))]:
+            paths[leaf], held[leaf] = (leaf, top), draw(amounts)
+            held[top] = held[top].plus(held[leaf])
+    promised = {name: owed_to(draw(amounts), NO_BOUND, draw(amounts)) for name in paths}
+    return World(paths, promised, held)
+
+
+@given(worlds(), amounts, st.booleans(), st.data())
+def test_whoever_takes_stays_within_its_share(
+    world: World, asked: Amounts, preemptible: bool, data: st.DataObject
+) -> None:
+    leaves = sorted(name for name, path in world.paths.items() if len(path) == 2)
+    taker = data.draw(st.sampled_from(leaves))
+    world.owed[taker] = owed_to(asked, NO_BOUND, world.held[taker].plus(asked))
+    assert may_ask(world.owed[taker], world.held[taker], NOTHING, asked, preemptible)
+    assert not may_ask(world.owed[taker], world.held[taker], NOTHING, asked.plus(gpus(1)), preemptible)
+    taking = world.taking(taker, asked, preemptible)
+    left = dict(world.held)
+    gave = set()
+    for leaf in data.draw(st.lists(st.sampled_from(leaves), max_size=4)):
+        piece = gpus(min(1.0, left[leaf][0] / 1000), min(1.0, left[leaf][1] / 1000))
+        if leaf != taker and taking.may_take(leaf):
+            _, givers = sides(world.paths[taker], world.paths[leaf])
+            for level in givers:  # nothing inside a guarantee goes
+                assert over_guarantee(world.owed[level], left[level])
+            taking.take(leaf, piece)
+            for level in world.paths[leaf]:
+                left[level] = left[level].minus(piece)
+                gave.add(level)
+    if not taking.balanced():
+        return
+    for level in world.paths[taker]:
+        now, share = left[level].plus(asked), world.owed[level].fair_share
+        if not preemptible:
+            assert asked.fits_in(world.owed[level].guaranteed)
+        for sibling in gave:
+            if sibling != level and world.paths[sibling][1:] == world.paths[level][1:]:
+                for i in (0, 1):
+                    if asked[i] > 0 and now[i] > share[i] and world.owed[sibling].fair_share[i] > 0:
+                        theirs = saturation(left[sibling][i], world.owed[sibling].fair_share[i])
+                        assert saturation(now[i], share[i]) < theirs
+
+
+@given(st.lists(amounts, min_size=6, max_size=6), st.builds(gpus, st.integers(1, 2), st.integers(0, 2)))
+def test_what_was_taken_is_never_taken_back(drawn: list[Amounts], job: Amounts) -> None:
+    promised_a, spare_a, held_a, promised_b, share_b, spare_b = drawn
+    held_b = job.plus(spare_b)
+    world = flat(a=(promised_a, held_a.plus(job).plus(spare_a), held_a), b=(promised_b, share_b, held_b))
+    if not may_take_all(world.taking("a", job), [Victim("b", job)]):
+        return
+    after = world._replace(held={"a": world.held["a"].plus(job), "b": world.held["b"].minus(job)})
+    assert not (
+        may_ask(after.owed["b"], after.held["b"], NOTHING, job, True)
+        and may_take_all(after.taking("b", job), [Victim("a", job)])
+    )
