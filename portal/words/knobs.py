@@ -139,6 +139,30 @@ KNOBS: dict[str, Knob] = {
             1_000,
             "Jobs that may be asked to leave for one waiting job.",
         ),
+        Knob(
+            "max_movers",
+            "jobs",
+            0,
+            100_000,
+            8,
+            "Jobs that may be moved elsewhere to make one hole large enough; 0 moves nobody.",
+        ),
+        Knob(
+            "move_loss_gpu_s",
+            "GPU-seconds",
+            0.0,
+            1e12,
+            300.0,
+            "A job that would lose more work than this is not moved elsewhere.",
+        ),
+        Knob(
+            "stale_grace_s",
+            "s",
+            0.0,
+            DAY_S,
+            60.0,
+            "A gang of which fewer tasks live than it needs ends after this time and queues again.",
+        ),
     )
 }
 

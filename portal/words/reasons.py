@@ -48,6 +48,7 @@ class EndReason(StrEnum):
     SUSPENDED = "suspended"
     NEVER_READY = "never_ready"
     STALE_GANG = "stale_gang"
+    CONSOLIDATED = "consolidated"
 
 
 END_SENTENCES: dict[EndReason, str] = {
@@ -68,6 +69,7 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.RECLAIMED: "It gave borrowed GPUs back to another project and waits again.",
     EndReason.SUSPENDED: "Suspended; it keeps its files and holds no GPU.",
     EndReason.NEVER_READY: "Its server did not answer within {seconds} s.",
+    EndReason.CONSOLIDATED: "It moves to another place, so that a job that needs more room together can start.",
     EndReason.STALE_GANG: "Another task of the job ended, so the whole attempt ended.",
 }
 

@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeId, NodeRow, RunningRow, RunningTask, Snapshot
-from scheduler.core.plan import Plan
+from scheduler.core.cluster import (
+    WHOLE_MILLI,
+    NodeRow,
+    PendingRow,
+    RunningRow,
+    RunningTask,
+    Snapshot,
+)
+from scheduler.core.plan import Eviction, Plan, Start
 
 
 def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
     """``snapshot`` right after ``plan`` is written down: starts hold their places, victims are stopping."""
     pending = {row.job: row for row in snapshot.pending}
-    evicted = {eviction.job: eviction.for_job for eviction in plan.evictions}
-    running = [
-        replace(row, stopping=True, stopping_for=evicted[row.job]) if row.job in evicted else row
-        for row in snapshot.running
-    ]
+    evicted = {eviction.job: eviction for eviction in plan.evictions}
+    kept = {start.job: start for start in plan.keeps}
+    running = [_leaving(row, evicted.get(row.job), kept.get(row.job)) for row in snapshot.running]
+    for job in kept.keys() & pending.keys():
+        pending[job] = replace(pending[job], kept=_stands(kept[job], pending[job]))
     started = []
     for start in plan.starts:
         row = pending.pop(start.job)
-        tasks = tuple(
-            RunningTask(task.node, task.gpus, row.cpu_milli, row.memory_mib) for task in start.tasks
-        )
         started.append(
             RunningRow(
                 row.job,
@@ -33,8 +37,12 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 row.preemptible,
                 snapshot.now_s,
                 row.time_limit_s,
-                tasks,
+                _stands(start, row),
                 name=row.name,
+                avoid_nodes=row.avoid_nodes,
+                node_affinity=row.node_affinity,
+                min_tasks=row.min_tasks,
+                submitted_s=row.submitted_s,
                 gpu_model=row.gpu_model,
                 min_gpu_memory_mib=row.min_gpu_memory_mib,
             )
@@ -43,23 +51,49 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
     return replace(snapshot, nodes=nodes, running=(*running, *started), pending=tuple(pending.values()))
 
 
+def _leaving(row: RunningRow, eviction: Eviction | None, kept: Start | None) -> RunningRow:
+    """A running job that was told to leave, whole or some of its ranks."""
+    if eviction is None:
+        return row
+    if not eviction.ranks:
+        places = _places(kept, row) if kept else ()
+        return replace(row, stopping=True, stopping_for=eviction.for_job, kept=places)
+    gone = set(eviction.ranks)
+    ranked = enumerate(row.tasks)
+    tasks = (replace(t, stopping=t.stopping or (i if t.rank is None else t.rank) in gone) for i, t in ranked)
+    return replace(row, tasks=tuple(tasks))
+
+
+def _stands(start: Start, row: PendingRow) -> tuple[RunningTask, ...]:
+    """Where the tasks of a gang stand, with what each asks."""
+    asks = dict(zip(row.ranks or range(row.tasks), row.asks, strict=True)) if row.asks else {}
+    return tuple(
+        RunningTask(
+            task.node,
+            task.gpus,
+            asks[task.rank].cpu_milli if asks else row.cpu_milli,
+            asks[task.rank].memory_mib if asks else row.memory_mib,
+            rank=task.rank if row.ranks or len(start.tasks) < row.tasks else None,
+        )
+        for task in start.tasks
+    )
+
+
+def _places(start: Start, row: RunningRow) -> tuple[RunningTask, ...]:
+    """Where the tasks of a running job are to stand once it has left."""
+    now = {i if task.rank is None else task.rank: task for i, task in enumerate(row.tasks)}
+    return tuple(
+        replace(now[task.rank], node=task.node, gpus=task.gpus, rank=task.rank) for task in start.tasks
+    )
+
+
 def after_release(snapshot: Snapshot) -> Snapshot:
     """``snapshot`` once every job that was stopping has let go (and does not come back)."""
     gone = [row for row in snapshot.running if row.stopping]
-    left: dict[JobId, set[NodeId]] = {}
-    for row in gone:
-        if row.stopping_for is not None:
-            left.setdefault(row.stopping_for, set()).update(task.node for task in row.tasks)
     return replace(
         snapshot,
         nodes=_hold(snapshot.nodes, gone, -1),
         running=tuple(row for row in snapshot.running if not row.stopping),
-        pending=tuple(
-            replace(row, promised_nodes=tuple(sorted({*row.promised_nodes, *left[row.job]})))
-            if row.job in left
-            else row
-            for row in snapshot.pending
-        ),
     )
 
 

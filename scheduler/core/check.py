@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from portal.words.knobs import CHOICES
 from portal.words.reasons import VerdictCode
 from scheduler.core.cluster import (
     WHOLE_MILLI,
+    Ask,
     GpuRow,
     GpuUuid,
     NodeId,
@@ -20,7 +21,7 @@ from scheduler.core.cluster import (
     RunningRow,
     Snapshot,
 )
-from scheduler.core.plan import EvictionReason, Plan, TaskPlacement
+from scheduler.core.plan import EvictionReason, Plan, Start, TaskPlacement
 from scheduler.core.tree import INNER, Tree
 
 
@@ -32,8 +33,12 @@ class SnapshotError(ValueError):
         self.field = field
 
 
-def check_snapshot(snapshot: Snapshot) -> None:
-    """Raise ``SnapshotError`` naming the first field that cannot be true."""
+def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None) -> None:
+    """Raise ``SnapshotError`` naming the first field that cannot be true.
+
+    ``checked`` holds rows of an earlier photograph that passed, by ``id``; it is made to hold this one's.
+    """
+    before = dict(checked) if checked else {}
     _finite("now_s", snapshot.now_s)
     pools = _unique("pools", (pool.id for pool in snapshot.pools))
     for pool in snapshot.pools:
@@ -42,8 +47,9 @@ def check_snapshot(snapshot: Snapshot) -> None:
     nodes = _unique("nodes", (node.id for node in snapshot.nodes))
     _unique("gpus", (gpu.uuid for node in snapshot.nodes for gpu in node.gpus))
     for node in snapshot.nodes:
-        _known(f"nodes[{node.id}].pool", node.pool, pools)
-        _check_node(node)
+        if before.get(id(node)) is not node:
+            _known(f"nodes[{node.id}].pool", node.pool, pools)
+            _check_node(node)
     projects = _unique("projects", (project.id for project in snapshot.projects))
     _check_tree(snapshot, projects)
     _check_quotas(snapshot, projects, pools)
@@ -51,10 +57,18 @@ def check_snapshot(snapshot: Snapshot) -> None:
         _known(f"usage[{i}].project", usage.project, projects)
         _known(f"usage[{i}].pool", usage.pool, pools)
         _at_least(f"usage[{i}].gpu_seconds", usage.gpu_seconds, 0)
-    _unique("jobs", [row.job for row in snapshot.running] + [row.job for row in snapshot.pending])
+    grows = {row.job for row in snapshot.pending if row.ranks}
+    _unique(
+        "jobs",
+        [row.job for row in snapshot.running if row.job not in grows] + [row.job for row in snapshot.pending],
+    )
     _check_running(snapshot, projects, pools, nodes)
     for pending in snapshot.pending:
-        _check_pending(pending, projects, pools)
+        if before.get(id(pending)) is not pending:
+            _check_pending(pending, projects, pools)
+    if checked is not None:
+        checked.clear()
+        checked.update((id(row), row) for row in (*snapshot.nodes, *snapshot.pending))
 
 
 def _check_node(node: NodeRow) -> None:
@@ -194,7 +208,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     memory: Counter[str] = Counter({node.id: node.memory_used_mib for node in snapshot.nodes})
     for start in plan.starts:
         row = pending[start.job]
-        if start.pool not in row.pools or [task.rank for task in start.tasks] != list(range(row.tasks)):
+        asks = _asks(row)
+        if start.pool not in row.pools or not _is_whole(row, start, asks.keys()):
             raise PlanError(f"{row.job} starts whole in one of its pools")
         for task in start.tasks:
             node = nodes[task.node]
@@ -202,13 +217,14 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
                 raise PlanError(f"{row.job} stands on {node.id}, which is not open to it")
             if node.id in row.avoid_nodes or row.node_affinity not in (None, node.id):
                 raise PlanError(f"{row.job} must not stand on {node.id}")
-            _check_gpus(row, task, gpus)
-            cpu[node.id] += row.cpu_milli
-            memory[node.id] += row.memory_mib
+            ask = asks[task.rank]
+            _check_gpus(row, ask, task, gpus)
+            cpu[node.id] += ask.cpu_milli
+            memory[node.id] += ask.memory_mib
             used.update({gpu.uuid: gpu.milli for gpu in task.gpus})
-            if row.cpu_milli and cpu[node.id] > node.cpu_milli:
+            if ask.cpu_milli and cpu[node.id] > node.cpu_milli:
                 raise PlanError(f"{node.id} has no more CPU for {row.job}")
-            if row.memory_mib and memory[node.id] > node.memory_mib:
+            if ask.memory_mib and memory[node.id] > node.memory_mib:
                 raise PlanError(f"{node.id} has no more memory for {row.job}")
     for uuid, milli in used.items():
         if milli > WHOLE_MILLI:
@@ -217,14 +233,36 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     _check_evictions(snapshot, plan)
 
 
-def _check_gpus(row: PendingRow, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]) -> None:
-    if len({gpu.uuid for gpu in task.gpus}) != row.gpus_per_task or len(task.gpus) != row.gpus_per_task:
-        raise PlanError(f"{row.job} needs {row.gpus_per_task} different GPUs a task")
+def _asks(row: PendingRow) -> dict[int, Ask]:
+    """What each waiting rank asks for."""
+    same = Ask(
+        row.gpus_per_task, row.milli_per_gpu, row.cpu_milli, row.memory_mib, row.gpu_model,
+        row.min_gpu_memory_mib, row.share_mib,
+    )  # fmt: skip
+    return dict(zip(row.ranks or range(row.tasks), row.asks or (same,) * row.tasks, strict=True))
+
+
+def _is_whole(row: PendingRow, start: Start, waiting: Collection[int]) -> bool:
+    """True when ranks that wait start, each once: all of a gang, or some of one that may grow."""
+    ranks = [task.rank for task in start.tasks]
+    grows = row.min_tasks is not None or bool(row.groups)
+    return len(set(ranks)) == len(ranks) and set(ranks) <= set(waiting) and (grows or len(ranks) == row.tasks)
+
+
+def _check_gpus(
+    row: PendingRow, ask: Ask, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]
+) -> None:
+    if len({gpu.uuid for gpu in task.gpus}) != ask.gpus or len(task.gpus) != ask.gpus:
+        raise PlanError(f"{row.job} needs {ask.gpus} different GPUs a task")
     for share in task.gpus:
         node, gpu = gpus[share.uuid]
-        if node != task.node or not gpu.healthy or share.milli != row.milli_per_gpu:
+        if ask.share_mib is None:
+            enough = share.milli == ask.milli
+        else:
+            enough = share.milli * gpu.memory_mib >= ask.share_mib * WHOLE_MILLI
+        if node != task.node or not gpu.healthy or not enough:
             raise PlanError(f"{row.job} got {share.uuid} wrongly")
-        if row.gpu_model not in (None, gpu.model) or gpu.memory_mib < (row.min_gpu_memory_mib or 0):
+        if ask.gpu_model not in (None, gpu.model) or gpu.memory_mib < (ask.min_gpu_memory_mib or 0):
             raise PlanError(f"{row.job} asked for another kind of GPU than {share.uuid}")
 
 
@@ -245,12 +283,13 @@ def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
                     firm[project] += 0 if running.preemptible else held_by(running)
         for start in plan.starts:
             row = pending[start.job]
-            if start.pool == pool.id and row.total_milli:
+            milli = sum(gpu.milli for task in start.tasks for gpu in task.gpus)
+            if start.pool == pool.id and milli:
                 for project in tree.path[tree.leaf_of[row.project]]:
-                    held[project] += row.total_milli
+                    held[project] += milli
                     grown.add(project)
                     if not row.preemptible:
-                        firm[project] += row.total_milli
+                        firm[project] += milli
                         grown_firm.add(project)
         for project, quota in quotas.items():
             if quota.limit_milli is not None and project in grown and held[project] > quota.limit_milli:
@@ -267,10 +306,20 @@ def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
     seated |= {start.job for start in plan.starts}
     if len({eviction.job for eviction in plan.evictions}) != len(plan.evictions):
         raise PlanError("a job leaves once")
+    moved = {start.job for start in plan.keeps}
     for eviction in plan.evictions:
-        victim, winner = running[eviction.job], pending[eviction.for_job]
+        victim = running[eviction.job]
+        if eviction.reason is EvictionReason.STALE_GANG:
+            if victim.stale_since_s is None or eviction.for_job != victim.job:
+                raise PlanError(f"{victim.job} leaves though it is whole")
+            continue
+        winner = pending[eviction.for_job]
         if not victim.preemptible or victim.stopping or eviction.for_job not in seated:
             raise PlanError(f"{victim.job} leaves without need")
+        if eviction.reason is EvictionReason.CONSOLIDATED:
+            if victim.job not in moved:
+                raise PlanError(f"{victim.job} is moved to no place")
+            continue
         same = victim.project == winner.project
         if same != (eviction.reason is EvictionReason.PREEMPTED):
             raise PlanError(f"{victim.job} leaves for the wrong reason")

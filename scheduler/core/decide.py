@@ -1,47 +1,54 @@
 """The decision: one photograph in, one plan out. Start reading here.
 
 A plan is made in steps: check the photograph; set aside what cannot start whatever is free; divide each
-pool among the projects that hold or ask for GPUs; hand out free places in fair order, one whole gang at a
-time; ask running jobs to leave for those who are entitled to their places; then say of every job that did
-not start why, with numbers. No clock, no random, no database: the same photograph gives the same plan,
-whatever order its rows came in, and work is bounded by counted steps.
+pool among the projects that hold or ask for GPUs; honour the places that earlier plans keep; then the actions,
+least disruptive first: hand out free places in fair order, move others together, take back from other projects,
+preempt in the own one, end gangs that lost too many tasks; then say of every job that did not start why, with
+numbers. No clock, no random, no database: the same photograph gives the same plan, whatever order its rows
+came in, and work is bounded by counted steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from scheduler.core.ageing import ordered_s
 from scheduler.core.check import check_snapshot
-from scheduler.core.cluster import JobId, NodeId, PendingRow, PoolId, Snapshot
+from scheduler.core.cluster import JobId, PendingRow, PoolId, RunningTask, Snapshot
+from scheduler.core.domains import Domains
 from scheduler.core.explain import Explainer, Kept
+from scheduler.core.gang import Gang, State, Task, add_waiting, gang_of_pending, total
 from scheduler.core.ledger import Gone
-from scheduler.core.order import PoolQueue
-from scheduler.core.placement import Held, Shape
+from scheduler.core.memory import Memory
+from scheduler.core.placement import Held
 from scheduler.core.plan import Answer, Eviction, EvictionReason, Plan, Start, Verdict
 from scheduler.core.policy import Policy
-from scheduler.core.preemption import RoomMaker, Tenant, question_of
+from scheduler.core.preemption import Room, RoomMaker
 from scheduler.core.scene import PoolScene
-from scheduler.core.settle import settle
+from scheduler.core.seats import Seats
+from scheduler.core.stale import stale_gangs
 from scheduler.core.tree import Tree
-
-Gang = tuple[Shape, int]
-"""What of a job decides where it could stand: jobs equal in it need to be tried only once."""
+from scheduler.core.trial import Trial
+from scheduler.core.turns import TurnQueue
 
 MOST_ROUNDS = 100
 """A round seats somebody by asking others to leave; more than a few are rare, and none is lost by waiting."""
 
+ROOM = {
+    "consolidate": EvictionReason.CONSOLIDATED,
+    "reclaim": EvictionReason.RECLAIMED,
+    "preempt": EvictionReason.PREEMPTED,
+}
 
-def decide(snapshot: Snapshot, policy: Policy) -> Plan:
+
+def decide(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Plan:
     """The plan for ``snapshot``: each pending job stands in its starts or in its verdicts, once.
 
-    Raises ``SnapshotError`` naming the field when the photograph cannot be true.
+    ``memory``, the same from decision to decision, spares work where rows are the same objects as before; the plan
+    does not depend on it. Raises ``SnapshotError`` naming the field when the photograph cannot be true.
     """
-    return settle(snapshot, _once(snapshot, policy), lambda after: _once(after, policy))
-
-
-def _once(snapshot: Snapshot, policy: Policy) -> Plan:
-    return _Decision(snapshot, policy).plan()
+    return _Decision(snapshot, policy, memory).plan()
 
 
 def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answer:
@@ -57,392 +64,527 @@ def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answ
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
-    """Ready jobs that differ only in person and age: what holds for one of them holds for all."""
-
-    jobs: list[PendingRow]
-    possible: list[PoolId]
-    gang: Gang
-
-
-@dataclass(frozen=True, slots=True)
 class Ordered:
-    """An eviction while the plan is made: who leaves, for whom, in which pool."""
+    """Why a task leaves while the plan is made: for whom, and by which right."""
 
-    eviction: Eviction
-    victim: Tenant
-    winner: PendingRow
-    pool: PoolId
+    task: Task
+    reason: EvictionReason
+    for_job: JobId
 
 
 class _Decision:
     """One decision while it is being made."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
-        check_snapshot(snapshot)
+    def __init__(self, snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> None:
+        self.memory = memory = Memory() if memory is None else memory
+        memory.begin(
+            (
+                snapshot.projects,
+                snapshot.pools,
+                snapshot.quotas,
+                snapshot.topologies,
+                policy,
+                memory.build(snapshot.nodes),
+            )
+        )
+        check_snapshot(snapshot, memory.checked)
         self.snapshot = snapshot
         self.policy = policy
         self.tree = Tree(snapshot.projects)
         self.scenes = {
-            pool.id: PoolScene(snapshot, policy, self.tree, pool)
+            pool.id: PoolScene(snapshot, policy, self.tree, pool, memory)
             for pool in sorted(snapshot.pools, key=lambda pool: pool.id)
         }
-        self.pending = sorted(snapshot.pending, key=lambda row: row.job)
-        by_age = sorted(self.pending, key=lambda row: (row.submitted_s, row.job))
-        self.age_rank = {row.job: rank for rank, row in enumerate(by_age)}
-        self.possible: dict[JobId, list[PoolId]] = {}
-        self.starts: dict[JobId, Start] = {}
-        self.verdicts: dict[JobId, Verdict] = {}
-        self.gangs: dict[JobId, Gang] = {job.job: (Shape.of(job), job.tasks) for job in self.pending}
-        self.groups: list[Alike] = []
-        self.promised: set[JobId] = set()
-        self.kept: dict[JobId, Kept] = {}
-        self.evictions: dict[JobId, Ordered] = {}
-        questions: dict[tuple[object, ...], int] = {}
-        self.questions = {
-            job.job: questions.setdefault(question_of(job), len(questions)) for job in self.pending
+        memory.end_of_scenes()
+        self.domains = {
+            pool: Domains(snapshot.topologies, scene.floor.nodes) for pool, scene in self.scenes.items()
         }
+        self.pending = sorted(snapshot.pending, key=lambda row: row.job)
+        self.gangs: dict[JobId, Gang] = {}
+        self.pool_of: dict[JobId, PoolId] = {}
+        self._make_gangs()
+        self.possible: dict[JobId, list[PoolId]] = {}
+        self.ready: list[Gang] = []
+        self.groups: list[list[Gang]] = []  # ready gangs that differ only in person and age
+        self.verdicts: dict[JobId, Verdict] = {}
+        self.ordered: dict[Task, Ordered] = {}
+        self.promised: set[JobId] = set()  # places are kept for them by an earlier plan, or others leave
         self.rooms = {
-            pool: RoomMaker(scene, policy, snapshot.now_s, self.questions)
+            pool: RoomMaker(scene, self.domains[pool], scene.policy, snapshot.now_s)
             for pool, scene in self.scenes.items()
         }
         self.not_reached: set[JobId] = set()
         self.steps_used = 0
         self.explainer = Explainer(snapshot, policy, self.scenes)
 
+    def _make_gangs(self) -> None:
+        """A gang for every waiting job; the ranks of an elastic one that runs join those that run."""
+        questions, memory = self.memory.questions, self.memory
+        where = {job: pool for pool, scene in self.scenes.items() for job in scene.gangs}
+        for row in self.pending:
+            gang = memory.waiting(row) if row.job not in where else None
+            if gang is None:
+                gang = self._make_gang(row, where.get(row.job))
+                gang.ordered_s = ordered_s(row, self.policy)
+                gang.key = _fit_key(gang)
+                question = (*gang.key, gang.leaf, gang.preemptible, gang.priority)
+                gang.question = questions.setdefault(question, len(questions))
+            if row.job not in where:
+                memory.keep_waiting(row, gang)
+            self.gangs[row.job] = gang
+
+    def _make_gang(self, row: PendingRow, runs_in: PoolId | None) -> Gang:
+        pool = runs_in or next((pool for pool in row.pools if pool in self.scenes), None)
+        scene = self.scenes[pool] if pool else next(iter(self.scenes.values()))
+        if runs_in is None:
+            return gang_of_pending(row, self.tree.leaf_of[row.project], scene.smallest_gpu_mib)
+        gang = scene.gangs[row.job]
+        add_waiting(gang, row, scene.smallest_gpu_mib)
+        gang.touched = True
+        self.pool_of[row.job] = runs_in
+        return gang
+
     def plan(self) -> Plan:
         """Go through the steps."""
-        ready = self._set_aside()
-        self._divide(ready)
+        self._set_aside()
+        self._divide()
         receipts = tuple(receipt for scene in self.scenes.values() for receipt in scene.receipts())
-        self._keep_promised(ready)
-        self._allocate()
-        for _ in range(MOST_ROUNDS):
-            if not (self._make_room() or self._spare()):
-                break
-            self._let_go_of_mere_hopes()
-            self._allocate()
-        self._start_promised()
-        self._explain(ready)
+        self._honour_kept()
+        self._act()
+        if "stale_gangs" in self.policy.actions:
+            self._end_stale()
+        self._explain()
         return Plan(
-            starts=tuple(self.starts[job] for job in sorted(self.starts)),
+            starts=self._with_places(State.STARTS),
             evictions=self._evictions(),
             verdicts=tuple(self.verdicts[job] for job in sorted(self.verdicts)),
             receipts=receipts,
             steps_used=self.steps_used + self.explainer.steps_used,
             truncated=bool(self.not_reached) or any(room.truncated for room in self.rooms.values()),
+            keeps=self._with_places(State.KEPT),
         )
 
-    def _set_aside(self) -> list[PendingRow]:
-        """Leave out the jobs that no free GPU could help now; the others are ready."""
-        ready = []
-        groups: dict[tuple[object, ...], list[PendingRow]] = {}
-        for job in self.pending:
-            possible = self.possible[job.job] = self.explainer.possible_pools(job)
-            if possible:
-                ready.append(job)
-                groups.setdefault((self.questions[job.job], *possible), []).append(job)
-        self.groups = [
-            Alike(jobs, self.possible[jobs[0].job], self.gangs[jobs[0].job]) for jobs in groups.values()
-        ]
-        return ready
+    # -- before anybody starts ------------------------------------------------------------------------
 
-    def _divide(self, ready: Iterable[PendingRow]) -> None:
+    def _set_aside(self) -> None:
+        """Leave out the jobs that no free GPU could help now; the others are ready."""
+        alike: dict[tuple[object, ...], list[Gang]] = {}
+        for job in self.pending:
+            possible = self._possible_pools(job)
+            if job.job in self.pool_of:
+                possible = [pool for pool in possible if pool == self.pool_of[job.job]]
+            self.possible[job.job] = possible
+            if possible:
+                gang = self.gangs[job.job]
+                self.ready.append(gang)
+                alike.setdefault((gang.question, *possible), []).append(gang)
+        self.groups = list(alike.values())
+
+    def _possible_pools(self, job: PendingRow) -> list[PoolId]:
+        """The pools where a job could run if they were empty; none for one that must not start now."""
+        if job.held or job.not_before_s is not None or job.node_affinity is not None:
+            return self.explainer.possible_pools(job)
+        key = (self.gangs[job.job].question, job.pools, job.unfit_nodes)
+        known = self.memory.possible.get(key)
+        if known is None:
+            known = self.memory.possible[key] = self.explainer.possible_pools(job)
+        return known
+
+    def _divide(self) -> None:
         """Make every pool's fair shares; a job asks in the first pool where it could ever run."""
-        asking: dict[PoolId, list[PendingRow]] = {pool: [] for pool in self.scenes}
-        for job in ready:
-            asking[self.possible[job.job][0]].append(job)
+        asking: dict[PoolId, list[Gang]] = {pool: [] for pool in self.scenes}
+        for gang in self.ready:
+            asking[self.possible[gang.job][0]].append(gang)
         for pool, scene in self.scenes.items():
             scene.divide(asking[pool])
 
-    def _keep_promised(self, ready: Iterable[PendingRow]) -> None:
-        """Jobs for which others were asked to leave come first to the places these give back or gave back."""
-        promised: dict[tuple[JobId, PoolId], set[NodeId]] = {}
-        for row in self.snapshot.running:
-            if row.stopping and row.stopping_for is not None:
-                nodes = promised.setdefault((row.stopping_for, row.pool), set())
-                nodes.update(task.node for task in row.tasks)
-        pool_of = {node.id: node.pool for node in self.snapshot.nodes}
-        for waiting in self.pending:
-            for node in waiting.promised_nodes:
-                if pool_of.get(node) in self.possible[waiting.job]:
-                    promised.setdefault((waiting.job, pool_of[node]), set()).add(node)
-        self.promised = {job for job, _ in promised}
+    def _honour_kept(self) -> None:
+        """Keep the places that an earlier plan kept; who can have all of them now starts there."""
         for pool, scene in self.scenes.items():
-            queue = self._queue(scene, [job for job in self._unseated(ready) if (job.job, pool) in promised])
-            while (job := queue.pop()) is not None:
-                left = promised[job.job, pool]
-                if scene.fits_later(job) and self._fit_on(scene, job, left):
-                    self._keep_place(scene, job, left)
-                    queue.started(job)
+            gangs = [(gang, row.kept) for gang in scene.gangs.values() if (row := gang.running) and row.kept]
+            gangs += [
+                (gang, gang.row.kept)
+                for gang in self.ready
+                if gang.row and gang.row.kept and pool in self.possible[gang.job]
+            ]
+            for gang, kept in sorted(gangs, key=lambda each: (each[0].submitted_s, each[0].job)):
+                self._honour(scene, gang, kept)
 
-    def _start_promised(self) -> None:
-        """A promised job starts at once where places are free that nobody else was to have."""
-        for job in self.pending:
-            if job.job in self.promised and (kept := self.kept.get(job.job)):
-                scene = self.scenes[kept.pool]
-                scene.let_go(job, kept.held)
-                if scene.fits_now(job) and (held := scene.start(job)) is not None:
-                    del self.kept[job.job]
-                    self._note_start(scene, job, held)
+    def _honour(self, scene: PoolScene, gang: Gang, kept: tuple[RunningTask, ...]) -> None:
+        """Keep exactly these places if they are still to be had."""
+        tasks = {task.rank: task for task in gang.tasks if task.state in (State.WAITS, State.LEAVES)}
+        places: list[tuple[Task, Held]] = []
+        for i, stand in enumerate(kept):
+            task = tasks.get(i if stand.rank is None else stand.rank)
+            place = scene.floor.place_of(stand)
+            if task is None or place is None or not scene.floor.open_to(task.shape)[place.node]:
+                return
+            places.append((task, place))
+        amounts = total(task for task, _ in places)
+        if scene.ledger.closed_to(gang.leaf, amounts, gang.preemptible, gone=Gone.EVERYBODY):
+            return
+        scene.gangs[gang.job] = gang
+        trial = Trial(scene)
+        if not gang.running and not scene.ledger.closed_to(gang.leaf, amounts, gang.preemptible):
+            for task, place in places:
+                trial.start(task, place)
+            if not _overfull(scene, places):
+                gang.fixed = True
+                return
+            trial.undo()
+        for task, place in places:
+            trial.keep(task, place)
+        if scene.later.overfull(place for _, place in places):
+            trial.undo()
+        else:
+            self.promised.add(gang.job)
+
+    # -- the actions ----------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Allocate, then make room in three ways; again as long as somebody is seated by it."""
+        allocate = "allocate" in self.policy.actions
+        if self.policy.settles:
+            self._start_kept()
+        if allocate:
+            self._allocate()
+        for _ in range(MOST_ROUNDS):
+            changed = False
+            for action in ("consolidate", "reclaim", "preempt"):
+                if action in self.policy.actions:
+                    changed = self._make_room(action) or changed
+            if not self.policy.settles or not (self._spare() or changed):
+                break
+            self._start_kept()
+            if allocate:
+                self._allocate()
+
+    def _start_kept(self) -> None:
+        """A gang that keeps places starts at once where free ones are found that nobody else keeps."""
+        for pool, scene in self.scenes.items():
+            for job in sorted(scene.gangs):
+                gang = scene.gangs[job]
+                tasks = [task for task in gang.tasks if task.state is State.KEPT]
+                if not tasks or any(task.held for task in tasks):
+                    continue
+                trial = Trial(scene)
+                for task in tasks:
+                    trial.evict(task)
+                closed = scene.ledger.closed_to(gang.leaf, total(tasks), gang.preemptible)
+                if not closed and Seats(trial, self.domains[pool], later=False).place(gang, tasks):
+                    gang.fixed = True
                 else:
-                    scene.keep_there(job, kept.held)
-
-    def _seat(self, scene: PoolScene, job: PendingRow) -> bool:
-        """Start a job for which room was made or keep its place; false when neither can be."""
-        leaf = self.tree.leaf_of[job.project]
-        if not scene.ledger.closed_to(leaf, job.total_milli, job.preemptible):
-            held = scene.start(job)
-            if held is not None:
-                self._note_start(scene, job, held)
-                return True
-        if not scene.fits_later(job):
-            return False
-        self._keep_place(scene, job, self._left_for(scene, job))
-        return True
-
-    def _left_for(self, scene: PoolScene, job: PendingRow) -> set[NodeId]:
-        """The nodes that running jobs are to leave for ``job``."""
-        victims = (each.victim for each in self.evictions.values() if each.winner.job == job.job)
-        return {scene.floor.nodes[held.node].id for victim in victims for held in victim.held}
+                    trial.undo()
 
     def _allocate(self) -> None:
         """Hand out free places: first everybody in the pool of first choice, then the next choices."""
-        for choice in range(max((len(group.possible) for group in self.groups), default=0)):
+        for choice in range(max((len(self.possible[group[0].job]) for group in self.groups), default=0)):
             for pool in self.scenes:
-                self._hand_out(
-                    pool, [g for g in self.groups if g.possible[choice : choice + 1] == [pool]], choice
-                )
+                mine = [g for g in self.groups if self.possible[g[0].job][choice : choice + 1] == [pool]]
+                if mine:
+                    self._hand_out(pool, mine, choice)
 
-    def _hand_out(self, pool: PoolId, groups: Iterable[Alike], choice: int) -> None:
+    def _hand_out(self, pool: PoolId, groups: list[list[Gang]], choice: int) -> None:
         """Hand out the places of one pool in fair order.
 
         A job that finds places only once others have left keeps them when it has no further pool to try.
         """
         scene = self.scenes[pool]
-        full_now: set[Gang] = set()
-        full_later: set[Gang] = set()
-        jobs: list[PendingRow] = []
-        tried: set[Gang] = set()
+        full: set[tuple[object, ...]] = set()
+        tried: set[tuple[object, ...]] = set()
+
+        def no_place(gang: Gang) -> bool:
+            return gang.key in full
+
+        jobs: list[Gang] = []
         for group in groups:
-            if group.gang not in tried:
-                tried.add(group.gang)
-                if not scene.fits_places_now(*group.gang):
-                    full_now.add(group.gang)
-                if not scene.fits_places_later(*group.gang):
-                    full_later.add(group.gang)
-            if (group.gang not in full_now or group.gang not in full_later) and not self._closed(
-                scene, group
+            first = next((gang for gang in group if gang.to_place() and not self._kept_already(gang)), None)
+            if first is None:
+                continue
+            if first.key not in tried:
+                tried.add(first.key)
+                if self._fits_nowhere(scene, first, len(self.possible[first.job]) == choice + 1):
+                    full.add(first.key)
+            if first.key not in full and not scene.ledger.closed_to(
+                first.leaf, first.asked, first.preemptible, gone=Gone.EVERYBODY
             ):
-                jobs.extend(self._unseated(group.jobs))
+                jobs += [gang for gang in group if gang.to_place() and not self._kept_already(gang)]
+        queue = TurnQueue(scene, jobs, no_place)
+        while (turn := queue.pop()) is not None:
+            tasks = turn.to_place()
+            milli = total(tasks).gpu_milli
+            if not self._step(turn):
+                continue
+            last = len(self.possible[turn.job]) == choice + 1
+            if self._start(scene, turn) or (last and self._keep(scene, turn)):
+                self.not_reached.discard(turn.job)
+                scene.gangs[turn.job] = turn
+                self.pool_of[turn.job] = pool
+                queue.started(turn, milli)
+                if turn.to_place():
+                    queue.put_back(turn)
+            elif self._fits_nowhere(scene, turn, last):
+                full.add(turn.key)
+        self.rooms[pool].forget()
 
-        def no_place(job: PendingRow) -> bool:
-            gang = self.gangs[job.job]
-            return gang in full_now and gang in full_later
+    def _kept_already(self, gang: Gang) -> bool:
+        """True for a gang that keeps places for which others leave: it does not grow meanwhile."""
+        return gang.job in self.promised and any(task.state is State.KEPT for task in gang.tasks)
 
-        queue = self._queue(scene, jobs, no_place)
-        while (job := queue.pop()) is not None:
-            may_keep = len(self.possible[job.job]) == choice + 1
-            if self._start(scene, job, full_now) or (may_keep and self._keep(scene, job, full_later)):
-                self.not_reached.discard(job.job)
-                queue.started(job)
-
-    def _closed(self, scene: PoolScene, group: Alike) -> bool:
-        """True when a bound holds all of a group back, even once others have left; handing out only adds."""
-        job = group.jobs[0]
-        leaf = self.tree.leaf_of[job.project]
-        return scene.ledger.closed_to(leaf, job.total_milli, job.preemptible, gone=Gone.EVERYBODY)
-
-    def _queue(
-        self,
-        scene: PoolScene,
-        jobs: list[PendingRow],
-        skip: Callable[[PendingRow], bool] = lambda job: False,
-    ) -> PoolQueue:
-        queue = PoolQueue(
-            self.tree, scene.ledger, scene.fair_share_milli, scene.capacity_milli, scene.people_of, skip
-        )
-        queue.fill(sorted(jobs, key=lambda job: self.age_rank[job.job], reverse=True))
-        return queue
-
-    def _unseated(self, ready: Iterable[PendingRow]) -> list[PendingRow]:
-        """Jobs that neither start in this plan nor keep a place."""
-        return [job for job in ready if job.job not in self.starts and job.job not in self.kept]
-
-    def _start(self, scene: PoolScene, job: PendingRow, full_now: set[Gang]) -> bool:
-        """Place the whole gang and count it, or change nothing; equal gangs are not tried twice."""
-        gang = self.gangs[job.job]
-        leaf = self.tree.leaf_of[job.project]
-        if gang in full_now or scene.ledger.closed_to(leaf, job.total_milli, job.preemptible):
+    def _fits_nowhere(self, scene: PoolScene, gang: Gang, last: bool) -> bool:
+        """True when places alone are what is missing: then an equal gang of anybody finds none either."""
+        if not gang.plain:
             return False
-        if not self._step(job):
+        tasks = gang.to_place()
+        if int(scene.floor.capacity(tasks[0].shape).sum()) >= len(tasks):
             return False
-        held = scene.start(job)
-        if held is None:
-            full_now.add(gang)
+        return not (last and scene.split and int(scene.later.capacity(tasks[0].shape).sum()) >= len(tasks))
+
+    def _start(self, scene: PoolScene, gang: Gang) -> bool:
+        """Start what comes next of a gang on free places, or change nothing."""
+        tasks = gang.to_place()
+        gone = Gone.NOBODY if self.policy.leaving_counts else Gone.EVERYBODY
+        if scene.ledger.closed_to(gang.leaf, total(tasks), gang.preemptible, gone=gone):
             return False
-        self._note_start(scene, job, held)
-        return True
+        if any(task.state is State.KEPT for task in gang.tasks):
+            return False
+        return Seats(Trial(scene), self.domains[scene.pool.id], later=False).place(gang, tasks)
 
-    def _note_start(self, scene: PoolScene, job: PendingRow, held: Sequence[Held]) -> None:
-        self.starts[job.job] = Start(job.job, scene.pool.id, job.version, scene.floor.placements(held))
-        self.rooms[scene.pool.id].add(Tenant.starting(job, held, scene, self.snapshot.now_s))
-
-    def _keep(self, scene: PoolScene, job: PendingRow, full_later: set[Gang]) -> bool:
-        """Keep a place for the whole gang where others are leaving, or change nothing."""
-        gang = self.gangs[job.job]
-        if not scene.somebody_leaves or gang in full_later or scene.fits_places_now(*gang):
+    def _keep(self, scene: PoolScene, gang: Gang) -> bool:
+        """Keep places where others are leaving, or change nothing."""
+        tasks = gang.to_place()
+        if not scene.split:
+            return False
+        if scene.ledger.closed_to(gang.leaf, total(tasks), gang.preemptible, gone=Gone.EVERYBODY):
+            return False
+        if gang.plain and int(scene.floor.capacity(tasks[0].shape).sum()) >= len(tasks):
             return False  # places that are free now are not kept idle for a job that a bound holds back
-        if not self._step(job):
-            return False
-        if not scene.fits_later(job):
-            if not scene.fits_places_later(*gang):
-                full_later.add(gang)
-            return False
-        self._keep_place(scene, job)
-        return True
+        return Seats(Trial(scene), self.domains[scene.pool.id], later=True).place(gang, tasks)
 
-    def _keep_place(self, scene: PoolScene, job: PendingRow, left: Set[NodeId] = frozenset()) -> None:
-        """Keep places for a gang that fits later: as many as can be on the nodes which others ``left`` for it."""
-        held: list[Held] = []
-        if tasks := self._fit_on(scene, job, left):
-            held += scene.keep(replace(self._only_on(scene, job, left), tasks=tasks))
-        if rest := job.tasks - len(held):
-            try:
-                held += scene.keep(replace(job, tasks=rest))
-            except LookupError:  # the first ones stood in the way of the others
-                scene.let_go(replace(job, tasks=len(held)), held)
-                held = scene.keep(job)
-        self.kept[job.job] = Kept(scene.pool.id, tuple(held))
-
-    def _fit_on(self, scene: PoolScene, job: PendingRow, nodes: Set[NodeId]) -> int:
-        """How many tasks of a gang find places on these nodes once those who are leaving have left."""
-        if not nodes:
-            return 0
-        shape = Shape.of(self._only_on(scene, job, nodes))
-        return min(job.tasks, int(scene.later().capacity(shape).sum()))
-
-    def _only_on(self, scene: PoolScene, job: PendingRow, nodes: Set[NodeId]) -> PendingRow:
-        others = (node.id for node in scene.floor.nodes if node.id not in nodes)
-        return replace(job, avoid_nodes=(*job.avoid_nodes, *others))
-
-    def _step(self, job: PendingRow) -> bool:
+    def _step(self, gang: Gang) -> bool:
         """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
         if self.steps_used >= self.policy.cycle_budget_steps:
-            self.not_reached.add(job.job)
+            self.not_reached.add(gang.job)
             return False
         self.steps_used += 1
         return True
 
-    def _make_room(self) -> bool:
-        """Ask running jobs to leave for those who are entitled; True when anything changed."""
+    def _make_room(self, action: str) -> bool:
+        """Ask running jobs to leave for those who are entitled; True when anybody was seated."""
         changed = False
         for pool, scene in self.scenes.items():
-            rooms = self.rooms[pool]
-            rooms.new_pass()
-            mine = [
-                job
-                for group in self.groups
-                if group.possible[0] == pool and not rooms.hopeless(group.jobs[0])
-                for job in self._unseated(group.jobs)
-            ]
-            queue = self._queue(scene, mine, rooms.hopeless)
-            while (job := queue.pop()) is not None:
-                if self._seat_by_room(scene, rooms, job):
-                    changed = True
-                    queue.started(job)
+            rooms, reason = self.rooms[pool], ROOM[action]
+            useless = self._useless(rooms, action)
+            mine: list[Gang] = []
+            for group in self.groups:
+                if self.possible[group[0].job][0] == pool:
+                    first = next((gang for gang in group if gang.to_place()), None)
+                    if first is not None and not useless(first):
+                        mine += [gang for gang in group if gang.to_place() and self._may_disturb(gang)]
+            queue = TurnQueue(scene, mine, useless)
+            while (turn := queue.pop()) is not None:
+                milli = turn.asked.gpu_milli
+                room = self._room(rooms, action, turn)
+                if room is None:
+                    continue
+                changed = True
+                for task in (*room.gone, *room.moved):
+                    if task.held:
+                        right = EvictionReason.CONSOLIDATED if task.state is State.KEPT else reason
+                        self.ordered[task] = Ordered(task, right, turn.job)
+                self.not_reached.discard(turn.job)
+                self.promised.add(turn.job)
+                scene.gangs[turn.job] = turn
+                self.pool_of[turn.job] = pool
+                queue.started(turn, milli)
+                for leaf in {task.gang.leaf for task in room.gone}:
+                    queue.changed(leaf)
         return changed
-
-    def _let_go_of_mere_hopes(self) -> None:
-        """Free the places kept for jobs for which nobody had to make room: they queue for them anew."""
-        for job in self.pending:
-            if job.job in self.kept and job.job not in self.promised:
-                kept = self.kept.pop(job.job)
-                self.scenes[kept.pool].let_go(job, kept.held)
-
-    def _seat_by_room(self, scene: PoolScene, rooms: RoomMaker, job: PendingRow) -> bool:
-        """Seat ``job`` where others leave or can be asked to leave; False and nothing changed if not."""
-        if scene.somebody_leaves and scene.fits_later(job):
-            return False  # it only has to wait: nobody more needs to leave
-        before = rooms.steps_used
-        room = rooms.make_room(job, before + self.policy.cycle_budget_steps - self.steps_used)
-        self.steps_used += rooms.steps_used - before
-        if room is None:
-            return False
-        for victim in room.victims:
-            if victim.fresh:
-                del self.starts[victim.job]
-                scene.take_back(victim.held)
-            else:
-                eviction = Eviction(victim.job, room.reason, job.job)
-                self.evictions[victim.job] = Ordered(eviction, victim, job, scene.pool.id)
-        self.not_reached.discard(job.job)
-        self.promised.add(job.job)
-        return self._seat(scene, job)
 
     def _spare(self) -> bool:
         """Call back victims that are not needed any more, since others left later; true when any is."""
         spared = False
-        for ordered in sorted(self.evictions.values(), key=lambda each: -each.victim.lost_work):
+        victims = {
+            each.task.gang.job: each for each in self.ordered.values() if each.task.state is State.LEAVES
+        }
+        for ordered in sorted(victims.values(), key=self._dearest_first):
             if self.steps_used >= self.policy.cycle_budget_steps:
                 break
             self.steps_used += 1
-            scene, rooms, job = self.scenes[ordered.pool], self.rooms[ordered.pool], ordered.winner
-            if (kept := self.kept.get(job.job)) is None:
+            victim, winner = ordered.task.gang, self.gangs[ordered.for_job]
+            scene = self.scenes[self.pool_of[winner.job]]
+            kept = [task for task in winner.tasks if task.state is State.KEPT]
+            gone = [task for task in victim.tasks if task.state is State.LEAVES and task in self.ordered]
+            if not kept or not gone or ordered.reason is EvictionReason.STALE_GANG:
                 continue  # it starts where places are free; the victim leaves for its project's share
-            scene.let_go(job, kept.held)
-            rooms.call_back(ordered.victim)
-            if scene.fits_later(job) and self._others_stand(scene, ordered):
-                del self.evictions[ordered.victim.job]
-                self._keep_place(scene, job, self._left_for(scene, job))
+            trial = Trial(scene)
+            for task in kept:
+                trial.evict(task)
+            for task in gone:
+                trial.stay(task)
+            if self._stands_without(scene, trial, winner, kept, gone, ordered.reason):
+                for task in gone:
+                    del self.ordered[task]
+                self.rooms[scene.pool.id].forget()
                 spared = True
             else:
-                rooms.send_away(ordered.victim)
-                scene.keep_there(job, kept.held)
+                trial.undo()
         return spared
 
-    def _others_stand(self, scene: PoolScene, ordered: Ordered) -> bool:
-        """True when nobody else keeps the places of a victim called back, or needs it gone for a bound."""
-        victim, reason = ordered.victim, ordered.eviction.reason
-        if scene.later().overfull(victim.held):
+    def _dearest_first(self, ordered: Ordered) -> tuple[float, JobId]:
+        gang = ordered.task.gang
+        scene = self.scenes[self.pool_of[ordered.for_job]]
+        return (-self.rooms[scene.pool.id].lost_work(gang), gang.job)
+
+    def _stands_without(
+        self,
+        scene: PoolScene,
+        trial: Trial,
+        winner: Gang,
+        kept: list[Task],
+        gone: list[Task],
+        reason: EvictionReason,
+    ) -> bool:
+        """Seat ``winner`` again while ``gone`` stay; False when a place or a bound needs them gone."""
+        victim = gone[0].gang
+        if scene.later.overfull(place for task in gone for place in task.held):
             return False
-        if reason is EvictionReason.PREEMPTED and not scene.within_share(
-            victim.leaf, ordered.winner.total_milli
-        ):
+        if reason is EvictionReason.PREEMPTED and not scene.within_share(victim.leaf, total(kept)):
             return False
-        levels = set(scene.tree.path[victim.leaf])
-        kept = {
-            level
-            for job in self.pending
-            if job.job in self.kept and self.kept[job.job].pool == scene.pool.id
-            for level in scene.tree.path[self.tree.leaf_of[job.project]]
-        }
-        return not any(scene.ledger.over_limit(level) for level in levels & kept)
+        if scene.ledger.closed_to(winner.leaf, total(kept), winner.preemptible, gone=Gone.ASKED):
+            return False
+        if not Seats(trial, self.domains[scene.pool.id], later=True).place(winner, kept):
+            return False
+        levels = {*scene.tree.path[victim.leaf], *scene.tree.path[winner.leaf]}
+        return not any(scene.ledger.over_limit(level) for level in levels)
+
+    def _may_disturb(self, gang: Gang) -> bool:
+        """False for a job that waits quietly for a while first."""
+        after_s = gang.row.preempt_after_s if gang.row else None
+        return after_s is None or self.snapshot.now_s - gang.submitted_s >= after_s
+
+    def _useless(self, rooms: RoomMaker, action: str) -> Callable[[Gang], bool]:
+        """Tells whether asking for room for a gang is in vain; what holds for one holds for all alike."""
+        reason, known = ROOM[action], rooms.hopeless
+
+        def useless(gang: Gang) -> bool:
+            if known(gang, reason):
+                return True
+            if not rooms.may_ask(gang, reason):
+                if reason is not EvictionReason.RECLAIMED:
+                    rooms.give_up(gang, reason)
+                return True
+            return False
+
+        return useless
+
+    def _room(self, rooms: RoomMaker, action: str, gang: Gang) -> Room | None:
+        """Room for ``gang``, made within what is left of the budget."""
+        before = rooms.steps_used
+        budget = before + self.policy.cycle_budget_steps - self.steps_used
+        if action == "consolidate":
+            room = rooms.consolidate(gang, budget)
+        elif action == "reclaim":
+            room = rooms.reclaim(gang, budget)
+        else:
+            room = rooms.preempt(gang, budget)
+        self.steps_used += rooms.steps_used - before
+        return room
+
+    def _end_stale(self) -> None:
+        """Gangs of which too few tasks live end whole and queue again."""
+        for scene in self.scenes.values():
+            trial = Trial(scene)
+            for gang in stale_gangs(scene, self.snapshot.now_s, self.policy):
+                for task in gang.tasks:
+                    if task.state is State.RUNS:
+                        trial.evict(task)
+                        self.ordered[task] = Ordered(task, EvictionReason.STALE_GANG, gang.job)
+
+    # -- the plan -------------------------------------------------------------------------------------
+
+    def _with_places(self, state: State) -> tuple[Start, ...]:
+        """The gangs with tasks in ``state``, and the places of these."""
+        found = []
+        for pool, scene in self.scenes.items():
+            for job in sorted(scene.gangs):
+                gang = scene.gangs[job]
+                tasks = sorted((t for t in gang.tasks if t.state is state), key=lambda t: t.rank)
+                if tasks:
+                    version = gang.row.version if gang.row else 0
+                    places = ((t.rank, t.kept or t.held[0]) for t in tasks)
+                    placed = tuple(scene.floor.placement(rank, place) for rank, place in places)
+                    found.append(Start(job, pool, version, placed))
+        return tuple(sorted(found, key=lambda start: start.job))
 
     def _evictions(self) -> tuple[Eviction, ...]:
-        return tuple(self.evictions[job].eviction for job in sorted(self.evictions))
+        """Who leaves, by job; a job of which only some tasks leave names them."""
+        by_job: dict[JobId, list[Ordered]] = {}
+        for each in self.ordered.values():
+            if each.task.state in (State.LEAVES, State.KEPT):
+                by_job.setdefault(each.task.gang.job, []).append(each)
+        found = []
+        for job in sorted(by_job):
+            mine = sorted(by_job[job], key=lambda each: each.task.rank)
+            stays = any(task.state in (State.RUNS, State.STARTS) for task in mine[0].task.gang.tasks)
+            ranks = tuple(each.task.rank for each in mine) if stays else ()
+            worst = next((e for e in mine if e.task.state is State.LEAVES), mine[0])
+            found.append(Eviction(job, worst.reason, worst.for_job, ranks))
+        return tuple(found)
 
-    def _explain(self, ready: Iterable[PendingRow]) -> None:
+    def _explain(self) -> None:
         """Say of every job that did not start why it waits."""
+        if not self.policy.explains:
+            return
         evictions = self._evictions()
         for job in self.pending:
+            gang = self.gangs[job.job]
             if not self.possible[job.job]:
                 self.verdicts[job.job] = self.explainer.set_aside(job)
-            elif job.job in self.not_reached and job.job not in self.kept:
+            elif (not gang.touched and job.job not in self.not_reached) or any(
+                task.state is State.STARTS for task in gang.tasks
+            ):
+                continue
+            elif kept := tuple(task.kept for task in gang.tasks if task.kept is not None):
+                where = Kept(self.pool_of.get(job.job) or self.possible[job.job][0], kept)
+                self.verdicts[job.job] = self.explainer.keeps(job, where, evictions)
+            elif job.job in self.not_reached:
                 self.verdicts[job.job] = self.explainer.not_reached(job, self.steps_used)
         for pool, scene in self.scenes.items():
             waiting = [
-                row
-                for row in ready
-                if self.possible[row.job][0] == pool
-                and row.job not in self.starts
-                and row.job not in self.verdicts
+                gang
+                for gang in self.ready
+                if self.possible[gang.job][0] == pool
+                and gang.job not in self.verdicts
+                and not (gang.touched and any(task.state is State.STARTS for task in gang.tasks))
             ]
-            queue = self._queue(scene, waiting)
-            ahead: list[JobId] = []
+            queue = TurnQueue(scene, waiting)
+            ahead: tuple[JobId, ...] = ()
+            place = 0
             while (turn := queue.pop()) is not None:
-                if kept := self.kept.get(turn.job):
-                    self.verdicts[turn.job] = self.explainer.keeps(turn, kept, evictions)
-                    continue
-                self.verdicts[turn.job] = self.explainer.waits(turn, self.possible[turn.job], ahead)
-                ahead.append(turn.job)
+                if turn.row is not None:
+                    possible = self.possible[turn.job]
+                    self.verdicts[turn.job] = self.explainer.waits(
+                        turn.row, turn.question, possible, place, ahead
+                    )
+                    place += 1
+                    if len(ahead) < self.policy.ahead_shown:
+                        ahead = (*ahead, turn.job)
+
+
+def _fit_key(gang: Gang) -> tuple[object, ...]:
+    """What of a gang decides where it could stand: gangs equal in it need to be tried only once."""
+    if gang.plain:
+        return (
+            gang.tasks[0].shape if gang.tasks else None,
+            len(gang.tasks),
+            gang.root.needed,
+            gang.root.near,
+        )
+    return (gang.job,)
+
+
+def _overfull(scene: PoolScene, places: list[tuple[Task, Held]]) -> bool:
+    """True when more is taken of these places than there is, now or later."""
+    held = [place for _, place in places]
+    return scene.now.overfull(held) or scene.later.overfull(held)

@@ -6,7 +6,7 @@ is found by asking again with another request; equal questions are asked once an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from portal.words.reasons import VerdictCode
@@ -47,6 +47,7 @@ class Explainer:
         self._scenes = scenes
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
+        self._waiting: dict[tuple[object, ...], tuple[Reason, Change | None]] = {}
         self._changes: dict[tuple[object, ...], Change | None] = {}
         self._possible: dict[tuple[object, ...], list[PoolId]] = {}
         self.steps_used = 0
@@ -111,7 +112,7 @@ class Explainer:
 
     def _never(self, job: PendingRow) -> Reason:
         """Impossible here, even on an empty cluster: say what the nearest thing is."""
-        shape = Shape.at_best(job)
+        shape = self._scenes[job.pools[0]].shape_at_best(job)
         floors = [self._scenes[pool].empty_floor for pool in job.pools]
         most_tasks = sum(int(floor.capacity(shape).sum()) for floor in floors)
         largest = max((floor.free_gpus(shape)[1] for floor in floors), default=0)
@@ -182,19 +183,21 @@ class Explainer:
         }
         return self._verdict(job, Reason(VerdictCode.RELEASING, sentence, numbers))
 
-    def waits(self, job: PendingRow, possible: list[PoolId], ahead: Sequence[JobId]) -> Verdict:
+    def waits(
+        self, job: PendingRow, question: int, possible: list[PoolId], place: int, ahead: tuple[JobId, ...]
+    ) -> Verdict:
         """Why a job that could run here did not start, as things stand after the plan."""
-        scene = self._scenes[possible[0]]
-        key = (*_question(job), scene.pool.id)
-        reason = self._reasons.get(key)
-        if reason is None:
+        key = (question, job.pools, job.project, possible[0])
+        known = self._waiting.get(key)
+        if known is None:
+            scene = self._scenes[possible[0]]
             reason = self._bounds(job, scene) or self._places(job, scene)
-            self._reasons[key] = reason
-        change = self._cheapest(job)
+            known = self._waiting[key] = (reason, self._cheapest(job))
+        reason, change = known
         if reason.code in (VerdictCode.LIMIT, VerdictCode.GUARANTEED_NEEDED):
             return self._verdict(job, reason, cheapest=change)
-        reason = replace(reason, numbers={**reason.numbers, "jobs_ahead": len(ahead)})
-        return self._verdict(job, reason, tuple(ahead[: self._policy.ahead_shown]), change)
+        numbers = {**reason.numbers, "jobs_ahead": rounded(place)}
+        return Verdict(job.job, reason.code, reason.sentence, numbers, ahead, change)
 
     def not_reached(self, job: PendingRow, steps: int) -> Verdict:
         """The cycle's budget ended before this job was tried."""
@@ -204,22 +207,23 @@ class Explainer:
     def _bounds(self, job: PendingRow, scene: PoolScene, *, empty: bool = False) -> Reason | None:
         """A limit or a missing guarantee in the way; ``empty``: even if the project held nothing."""
         leaf = scene.tree.leaf_of[job.project]
-        bound = scene.ledger.limit_in_the_way(leaf, job.total_milli, empty=empty)
+        amounts = scene.amounts(job)
+        bound = scene.ledger.limit_in_the_way(leaf, amounts, empty=empty)
         if bound is not None:
             sentence = (
                 f"Needs {words.request(job)}. {self._whose(job, scene, bound)} uses "
-                f"{words.number(bound.held_milli)} of its limit of {words.number(bound.allowed_milli)}"
+                f"{words.number(bound.held)} of its limit of {words.number(bound.allowed)}"
             )
             return self._bound_reason(VerdictCode.LIMIT, sentence, job, scene, bound)
         if job.preemptible:
             return None
-        bound = scene.ledger.guarantee_in_the_way(leaf, job.total_milli, empty=empty)
+        bound = scene.ledger.guarantee_in_the_way(leaf, amounts, empty=empty)
         if bound is None:
             return None
         sentence = (
             f"Needs {words.request(job)} that nobody may take back, so they must be guaranteed. "
-            f"{self._whose(job, scene, bound)} uses {words.number(bound.held_milli)} of its guaranteed "
-            f"{words.number(bound.allowed_milli)} that way"
+            f"{self._whose(job, scene, bound)} uses {words.number(bound.held)} of its guaranteed "
+            f"{words.number(bound.allowed)} that way"
         )
         return self._bound_reason(VerdictCode.GUARANTEED_NEEDED, sentence, job, scene, bound)
 
@@ -228,9 +232,8 @@ class Explainer:
     ) -> Reason:
         numbers: Numbers = {
             "needed_gpus": job.total_milli / WHOLE_MILLI,
-            "used_gpus": bound.held_milli / WHOLE_MILLI,
-            "limit_gpus" if code is VerdictCode.LIMIT else "guaranteed_gpus": bound.allowed_milli
-            / WHOLE_MILLI,
+            "used_gpus": bound.held / WHOLE_MILLI,
+            "limit_gpus" if code is VerdictCode.LIMIT else "guaranteed_gpus": bound.allowed / WHOLE_MILLI,
             "project": scene.tree.project_of(bound.project),
             "pool": scene.pool.id,
         }
@@ -238,10 +241,10 @@ class Explainer:
 
     def _places(self, job: PendingRow, scene: PoolScene) -> Reason:
         """No place for it: too few free GPUs, scattered ones, or the project's share is used up."""
-        shape = Shape.of(job)
+        shape = scene.shape(job)
         free, largest = scene.floor.free_gpus(shape)
         leaf = scene.tree.leaf_of[job.project]
-        held = scene.ledger.held_milli[leaf]
+        held = scene.ledger.held[leaf].gpu_milli
         share = scene.fair_share_milli[leaf]
         possible_tasks = int(scene.floor.capacity(shape).sum())
         numbers: Numbers = {
@@ -280,7 +283,7 @@ class Explainer:
                 text += f": room for {possible_tasks} of its {job.tasks} tasks"
         sentence = text + self._in_pool(scene) + "."
         too_few = free * WHOLE_MILLI < job.total_milli
-        others_hold = sum(scene.ledger.held_milli[top] for top in scene.tree.children[None]) > held
+        others_hold = sum(scene.ledger.held[top].gpu_milli for top in scene.tree.children[None]) > held
         if closed is None and too_few and others_hold and held + job.total_milli > share:
             name = scene.tree.name[leaf]
             sentence += (
@@ -384,6 +387,14 @@ class Explainer:
         return f"not {self._nodes[job.node_affinity].name}, which" if job.node_affinity else "no node"
 
 
+def rounded(place: int) -> int:
+    """How many are ahead, far back in the queue to two digits: so few verdicts change when one job leaves."""
+    step = 1
+    while place >= 100 * step:
+        step *= 10
+    return place - place % step
+
+
 def _question(job: PendingRow) -> tuple[object, ...]:
     """Everything of a job that decides its reason: jobs equal in it get the same answer."""
-    return (Shape.of(job), job.tasks, job.project, job.preemptible)
+    return (Shape.of(job), job.tasks, job.min_tasks, job.share_mib, job.asks, job.project, job.preemptible)

@@ -1,21 +1,28 @@
-"""The ledger of one pool: quotas of the project tree, what each project holds, and what still may start."""
+"""The ledger of one pool: quotas of the project tree, what each project holds, and what still may start.
+
+*Held* is what runs, starts or keeps a place; *leaving* is what has to let go but has not. Of both, *firm* is the
+part that is not preemptible. CPU and memory have no bound where a quota gives none.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduler.core.cluster import ProjectId, QuotaRow
+from scheduler.core.cluster import UNLIMITED_MILLI, Bounds, ProjectId, QuotaRow
+from scheduler.core.resources import NOTHING, Amounts, Owed, owed_to
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The project on a job's path whose number stops it, and the numbers."""
+    """The project on a job's path whose number stops it, and the numbers (of ``resource``, as in ``Amounts``)."""
 
     project: ProjectId
-    held_milli: int
-    allowed_milli: int
+    held: float
+    allowed: float
+    resource: int = 0
 
 
 class Gone(Enum):
@@ -35,80 +42,121 @@ class PoolLedger:
     ) -> None:
         self.quotas = quotas
         self.paths = paths
-        self.held_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
-        self.held_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # by non-preemptible work
-        self.leaving_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # not gone yet
-        self.leaving_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
-        self._unasked_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)  # of these, of their own accord
-        self._unasked_firm_milli: dict[ProjectId, int] = dict.fromkeys(quotas, 0)
-        # of what is leaving, what still counts
-        self._there = {Gone.NOBODY: self.leaving_milli, Gone.ASKED: self._unasked_milli, Gone.EVERYBODY: {}}
-        self._there_firm = {
-            Gone.NOBODY: self.leaving_firm_milli,
-            Gone.ASKED: self._unasked_firm_milli,
-            Gone.EVERYBODY: {},
+        self.guaranteed = {project: _guaranteed(quota) for project, quota in quotas.items()}
+        self.limit = {project: _limit(quota) for project, quota in quotas.items()}
+        self.owed: dict[ProjectId, Owed] = {}
+        self.held: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
+        self.firm: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
+        self.leaving: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
+        self._leaving_firm: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
+        self._unasked: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
+        self._unasked_firm: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
+        self._bounded = any(quota.cpu or quota.memory for quota in quotas.values())
+
+    def divide(self, fair_share: Mapping[ProjectId, Amounts], created_s: Mapping[ProjectId, float]) -> None:
+        """Take over the fair shares: from now on ``owed`` tells what each project may call its own."""
+        self.owed = {
+            project: owed_to(
+                self.guaranteed[project],
+                self.limit[project],
+                share,
+                self.quotas[project].priority,
+                created_s[project],
+            )
+            for project, share in fair_share.items()
         }
 
-    def add(self, project: ProjectId, milli: int, preemptible: bool) -> None:
-        """Count work in; a negative amount takes it out again."""
-        for node in self.paths[project]:
-            self.held_milli[node] += milli
-            if not preemptible:
-                self.held_firm_milli[node] += milli
+    def add(self, project: ProjectId, amounts: Amounts, preemptible: bool, sign: int = 1) -> None:
+        """Count work in; a negative sign takes it out again."""
+        _add(self.held, self.paths[project], amounts, sign)
+        if not preemptible:
+            _add(self.firm, self.paths[project], amounts, sign)
 
-    def leave(self, project: ProjectId, milli: int, preemptible: bool, *, asked: bool = True) -> None:
-        """Move work from held to leaving; a negative amount moves it back. ``asked``: it makes room for somebody."""
-        self.add(project, -milli, preemptible)
-        for node in self.paths[project]:
-            self.leaving_milli[node] += milli
-            self._unasked_milli[node] += 0 if asked else milli
-            if not preemptible:
-                self.leaving_firm_milli[node] += milli
-                self._unasked_firm_milli[node] += 0 if asked else milli
+    def add_leaving(
+        self, project: ProjectId, amounts: Amounts, preemptible: bool, sign: int = 1, *, asked: bool = True
+    ) -> None:
+        """Count in what has to let go but has not; ``asked``: it makes room for somebody."""
+        path = self.paths[project]
+        _add(self.leaving, path, amounts, sign)
+        if not asked:
+            _add(self._unasked, path, amounts, sign)
+        if not preemptible:
+            _add(self._leaving_firm, path, amounts, sign)
+            if not asked:
+                _add(self._unasked_firm, path, amounts, sign)
 
     def over_limit(self, project: ProjectId) -> bool:
-        """True when ``project`` would hold more than its limit even once everybody leaving has left."""
-        limit = self.quotas[project].limit_milli
-        return limit is not None and self.held_milli[project] > limit
+        """True when ``project`` would hold more than a limit even once everybody leaving has left."""
+        return not self.held[project].fits_in(self.limit[project])
 
     def limit_in_the_way(
-        self, project: ProjectId, milli: int, *, empty: bool = False, gone: Gone = Gone.NOBODY
+        self, project: ProjectId, amounts: Amounts, *, empty: bool = False, gone: Gone = Gone.NOBODY
     ) -> Bound | None:
-        """The nearest project on the path whose limit ``milli`` more would pass; ``empty``: with nothing held."""
-        if milli == 0:
-            return None
-        for node in self.paths[project]:
-            limit = self.quotas[node].limit_milli
-            held = 0 if empty else self.held_milli[node] + self._there[gone].get(node, 0)
-            if limit is not None and held + milli > limit:
-                return Bound(node, held, limit)
-        return None
+        """The nearest project on the path whose limit ``amounts`` more would pass; ``empty``: with nothing held."""
+        there = {Gone.NOBODY: self.leaving, Gone.ASKED: self._unasked, Gone.EVERYBODY: None}[gone]
+        return self._first(self.limit, self.held, there, project, amounts, empty)
 
     def guarantee_in_the_way(
-        self, project: ProjectId, milli: int, *, empty: bool = False, gone: Gone = Gone.NOBODY
+        self, project: ProjectId, amounts: Amounts, *, empty: bool = False, gone: Gone = Gone.NOBODY
     ) -> Bound | None:
-        """The nearest project whose guarantee cannot hold ``milli`` more of non-preemptible work."""
-        if milli == 0:
-            return None
-        for node in self.paths[project]:
-            guaranteed = self.quotas[node].guaranteed_milli
-            held = 0 if empty else self.held_firm_milli[node] + self._there_firm[gone].get(node, 0)
-            if held + milli > guaranteed:
-                return Bound(node, held, guaranteed)
+        """The nearest project whose guarantee cannot hold ``amounts`` more of non-preemptible work."""
+        there = {Gone.NOBODY: self._leaving_firm, Gone.ASKED: self._unasked_firm, Gone.EVERYBODY: None}[gone]
+        return self._first(self.guaranteed, self.firm, there, project, amounts, empty)
+
+    def _first(
+        self,
+        bounds: Mapping[ProjectId, Amounts],
+        held: Mapping[ProjectId, Amounts],
+        there: Mapping[ProjectId, Amounts] | None,
+        project: ProjectId,
+        amounts: Amounts,
+        empty: bool,
+    ) -> Bound | None:
+        resources = (0, 1, 2) if self._bounded else (0,)
+        for level in self.paths[project]:
+            for resource in resources:
+                bound = bounds[level][resource]
+                if bound == math.inf or not amounts[resource]:
+                    continue
+                has = 0 if empty else held[level][resource] + (there[level][resource] if there else 0)
+                if has + amounts[resource] > bound:
+                    return Bound(level, has, bound, resource)
         return None
 
     def closed_to(
         self,
         project: ProjectId,
-        milli: int,
+        amounts: Amounts,
         preemptible: bool,
         *,
         empty: bool = False,
         gone: Gone = Gone.NOBODY,
     ) -> bool:
-        """True when a limit, or for non-preemptible work a guarantee, is in the way of ``milli`` more."""
-        if self.limit_in_the_way(project, milli, empty=empty, gone=gone) is not None:
+        """True when a limit, or for non-preemptible work a guarantee, is in the way of ``amounts`` more."""
+        if self.limit_in_the_way(project, amounts, empty=empty, gone=gone) is not None:
             return True
         if preemptible:
             return False
-        return self.guarantee_in_the_way(project, milli, empty=empty, gone=gone) is not None
+        return self.guarantee_in_the_way(project, amounts, empty=empty, gone=gone) is not None
+
+
+def _add(book: dict[ProjectId, Amounts], path: tuple[ProjectId, ...], amounts: Amounts, sign: int) -> None:
+    milli, cpu, memory = amounts
+    for level in path:
+        before = book[level]
+        book[level] = Amounts(before[0] + sign * milli, before[1] + sign * cpu, before[2] + sign * memory)
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _guaranteed(quota: QuotaRow) -> Amounts:
+    milli = math.inf if quota.guaranteed_milli >= UNLIMITED_MILLI else quota.guaranteed_milli
+    cpu, memory = quota.cpu or Bounds(), quota.memory or Bounds()
+    return Amounts(milli, _number(cpu.guaranteed), _number(memory.guaranteed))
+
+
+def _limit(quota: QuotaRow) -> Amounts:
+    cpu, memory = quota.cpu or Bounds(), quota.memory or Bounds()
+    return Amounts(_number(quota.limit_milli), _number(cpu.limit), _number(memory.limit))

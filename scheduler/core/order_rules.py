@@ -1,9 +1,9 @@
 """Whose turn it is between siblings, as a key to sort by: one comparison after the other, per resource.
 
-Smaller goes first: who is not over its fair share; who with the job stays within its guarantee; higher
-priority; who does not touch a resource of which nothing is its own; lower dominant share counting the job (and
-without the victims, while room is made); lower without the job; smaller share; older. (KAI-Scheduler's
-proportion plug-in compares in the same order.)
+Smaller goes first: who with the job stays within its fair share (KAI-Scheduler: who is not over it already); who
+with the job stays within its guarantee; higher priority; who does not touch a resource of which nothing is its
+own; lower dominant share counting the job (and without the victims, while room is made); lower without the job;
+smaller share; older. (KAI-Scheduler's proportion plug-in compares in the same order.)
 
 The dominant share is the largest, over the resources, of held / what is its own (``Owed.claimable``); where
 that has no bound the capacity stands for it.
@@ -55,7 +55,7 @@ def sibling_key(
     """
     with_job = held.plus(job)
     return SiblingKey(
-        over_in_any(owed, held, job) if involved_only else over_in_all(owed, held),
+        over_in_any(owed, with_job, job) if involved_only else over_in_all(owed, held),
         not within_guarantee(owed, held, job),
         -owed.priority,
         _takes_where_nothing_is_owed(owed, with_job),

@@ -154,15 +154,50 @@ class Floor:
         self._measured: dict[Shape, _Scores] = {}  # by fragmentation
         self._changed: list[int] = []
         self._fragmentation: Fragmentation | None = None
+        self._usual: dict[Ask, int] = {}
+        self._lost_seen = 0
         if strategy == "fragmentation" and asked:
             self._measure_fragmentation(asked, together)
+
+    def refresh(self, nodes: Iterable[NodeRow], asked: Mapping[Ask, int] | None = None) -> bool:
+        """Take over newer rows of the very same nodes; False and nothing changed when they are built otherwise."""
+        rows = sorted(nodes, key=lambda node: (node.name, node.id))
+        if len(rows) != len(self.nodes):
+            return False
+        newer = [i for i, (row, old) in enumerate(zip(rows, self.nodes, strict=True)) if row is not old]
+        if not all(_same_build(rows[i], self.nodes[i]) for i in newer):
+            return False
+        for i in newer:
+            node = self.nodes[i] = rows[i]
+            self.gpus[i] = sorted(node.gpus, key=lambda g: (g.memory_mib, g.index, g.uuid))
+            if self.usable[i] != (node.schedulable and node.reachable):
+                self.usable[i] = not self.usable[i]
+                self._open.clear()
+                self._scores.clear()
+                self._measured.clear()
+        stale = {*newer, *self._changed}
+        for i in stale:
+            node = self.nodes[i]
+            self.cpu_free[i] = node.cpu_milli - node.cpu_used_milli
+            self.memory_free[i] = node.memory_mib - node.memory_used_mib
+            for slot, gpu in enumerate(self.gpus[i]):
+                self.free_milli[i, slot] = WHOLE_MILLI - gpu.used_milli if gpu.healthy else 0
+        self._changed = list(stale)
+        for scores in (*self._scores.values(), *self._measured.values()):
+            scores.seen = 0
+        self._lost_seen = 0
+        if self.strategy == "fragmentation" and asked and usual(asked) != self._usual:
+            self._measured.clear()
+            self._measure_fragmentation(asked, TOGETHER)
+        return True
 
     def _measure_fragmentation(self, asked: Mapping[Ask, int], together: int) -> None:
         """Get ready to score by fragmentation. A node of several kinds of GPU counts as its first one."""
         first = [Kind(gpus[0].model, gpus[0].memory_mib) if gpus else Kind("", 0) for gpus in self.gpus]
         kinds = sorted(set(first))
         self._kind: Ints = np.array([kinds.index(kind) for kind in first], dtype=np.int64)
-        self._fragmentation = Fragmentation(kinds, usual(asked), together)
+        self._usual = usual(asked)
+        self._fragmentation = Fragmentation(kinds, self._usual, together)
         self._as_published = not together  # FGD's ties, too
         self._lost: Ints = self._lost_on(np.arange(len(self.nodes)))
         self._lost_seen = len(self._changed)
@@ -457,15 +492,23 @@ class Floor:
         for one in held:
             self.change(one, +1)
 
-    def placements(self, held: Sequence[Held]) -> tuple[TaskPlacement, ...]:
-        """A gang's places in the words of the plan, ranks counted from 0."""
-        return tuple(
-            TaskPlacement(
-                rank,
-                self.nodes[one.node].id,
-                tuple(GpuShare(self.gpus[one.node][slot].uuid, one.milli) for slot in one.slots),
-            )
-            for rank, one in enumerate(held)
+    def place_of(self, stand: RunningTask) -> Held | None:
+        """The place where a task was to stand; None when it is no place here any more, or of several kinds."""
+        node = self.index_of.get(stand.node)
+        slots = [self._slot_of.get(gpu.uuid) for gpu in stand.gpus]
+        if node is None or any(slot is None or slot[0] != node for slot in slots):
+            return None
+        if len({gpu.milli for gpu in stand.gpus}) > 1:
+            return None
+        milli = stand.gpus[0].milli if stand.gpus else WHOLE_MILLI
+        return Held(node, tuple(slot[1] for slot in slots if slot), milli, stand.cpu_milli, stand.memory_mib)
+
+    def placement(self, rank: int, place: Held) -> TaskPlacement:
+        """A place in the words of the plan."""
+        return TaskPlacement(
+            rank,
+            self.nodes[place.node].id,
+            tuple(GpuShare(self.gpus[place.node][slot].uuid, place.milli) for slot in place.slots),
         )
 
     # -- numbers for people ---------------------------------------------------------------------------------
@@ -491,3 +534,15 @@ class Floor:
         eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)
         free = ((self.free_milli == WHOLE_MILLI) & eligible).sum(axis=1)
         return np.asarray(np.where(self.open_to(shape), free, 0), dtype=np.int64)
+
+
+def _same_build(one: NodeRow, other: NodeRow) -> bool:
+    """True when two rows of a node differ only in what is used, ready or healthy."""
+    return (
+        (one.id, one.name, one.labels, one.cpu_milli, one.memory_mib, len(one.gpus))
+        == (other.id, other.name, other.labels, other.cpu_milli, other.memory_mib, len(other.gpus))
+    ) and all(
+        (a.uuid, a.index, a.model, a.memory_mib, a.island)
+        == (b.uuid, b.index, b.model, b.memory_mib, b.island)
+        for a, b in zip(one.gpus, other.gpus, strict=True)
+    )

@@ -1,348 +1,586 @@
 """Making room: which running jobs leave for a waiting one, tried on paper and undone when it does not help.
 
-*Reclaim* takes from another project. The taker stays within its fair share at every level below the two
-projects' common ancestor; the giver, at that level, is over its fair share, or over its guarantee while the
-taker stays within its own. Work inside a guarantee is never taken: at each level the giver must hold more
-than it is promised. *Preempt* takes from the same project, at strictly lower priority, and does not carry
-the project further beyond its share.
+*Consolidate* moves others so that the job fits; everyone who moves has a new place in the same plan.
+*Reclaim* takes from other projects, within the rules of ``entitlement``. *Preempt* takes from the same project,
+at strictly lower priority, and does not carry the project further beyond its share.
 
-Among those who may be taken, least lost work goes first (GPU-seconds since the last checkpoint, else since
-the start), then the youngest. Once a set makes room it is *filled back*: victims are walked in reverse and
-each one that turns out not to be needed stays.
+Those who may leave are handed out by ``LeavingQueue``, one step after the other, until the job fits; then each
+of them is called back if it is not needed, last first, or given a place elsewhere if there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from scheduler.core.check import held_by
-from scheduler.core.cluster import WHOLE_MILLI, JobId, PendingRow, ProjectId, RunningRow
+from scheduler.core.ageing import ends_soon
+from scheduler.core.cluster import WHOLE_MILLI, JobId, ProjectId
+from scheduler.core.domains import Domains
+from scheduler.core.entitlement import Reach, Taking, may_ask
+from scheduler.core.gang import Gang, State, Task, total
 from scheduler.core.ledger import Gone
-from scheduler.core.placement import Floor, Held, Ints, Shape
+from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
+from scheduler.core.prices import Leavers, Prices, standing
+from scheduler.core.resources import Amounts
 from scheduler.core.scene import PoolScene
-
-ROUNDING_MILLI = 1e-6
-"""Shares are sums of floats; this much is no difference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """A job that holds places and may be asked to leave. ``fresh``: it was to start in this very plan."""
-
-    job: JobId
-    leaf: ProjectId
-    priority: int
-    preemptible: bool
-    started_s: float
-    milli: int
-    lost_work: float
-    held: tuple[Held, ...]
-    fresh: bool
-
-    @classmethod
-    def running(cls, row: RunningRow, scene: PoolScene, now_s: float) -> Tenant:
-        """A job that runs already."""
-        milli = held_by(row)
-        since_s = max(row.started_s, row.checkpoint_s or row.started_s)
-        return cls(
-            row.job,
-            scene.tree.leaf_of[row.project],
-            row.priority,
-            row.preemptible,
-            row.started_s,
-            milli,
-            max(0.0, now_s - since_s) * milli / WHOLE_MILLI,
-            tuple(scene.floor.held_by(row.tasks)),
-            False,
-        )
-
-    @classmethod
-    def starting(cls, row: PendingRow, held: Sequence[Held], scene: PoolScene, now_s: float) -> Tenant:
-        """A job that this plan was about to start: it loses nothing."""
-        return cls(
-            row.job,
-            scene.tree.leaf_of[row.project],
-            row.priority,
-            row.preemptible,
-            now_s,
-            row.total_milli,
-            0.0,
-            tuple(held),
-            True,
-        )
+from scheduler.core.seats import Seats
+from scheduler.core.trial import Trial
+from scheduler.core.turns import LeavingQueue
+from scheduler.core.turns_back import TurnsBack
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A set of tenants whose leaving seats a job."""
+    """Tasks whose leaving seats a job: gone for good, or moved to a place that is kept for them."""
 
-    victims: tuple[Tenant, ...]
+    gone: tuple[Task, ...]
+    moved: tuple[Task, ...]
     reason: EvictionReason
 
 
 class RoomMaker:
     """Looks for room in one pool; leaves the scene as the found room makes it, or untouched."""
 
-    def __init__(
-        self, scene: PoolScene, policy: Policy, now_s: float, questions: Mapping[JobId, int]
-    ) -> None:
+    def __init__(self, scene: PoolScene, domains: Domains, policy: Policy, now_s: float) -> None:
         self._scene = scene
+        self._domains = domains
         self._policy = policy
         self._now_s = now_s
-        self._tenants: dict[ProjectId, dict[JobId, Tenant]] = {}
-        self._cleared: dict[tuple[JobId, ...], tuple[Floor, Ints]] = {}
-        self._questions = questions  # equal for jobs that are equal in ``question_of``
-        self._hopeless: set[int] = set()
-        self._lowest: dict[ProjectId, int | None] = {}
-        self._sides_of: dict[
-            tuple[ProjectId, ProjectId], tuple[tuple[ProjectId, ...], tuple[ProjectId, ...]]
-        ] = {}
+        self._reach = Reach(policy.involved_only, policy.every_level)
+        self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
+        self._leavers: dict[ProjectId, list[Gang]] | None = None
+        self._prices: dict[tuple[object, ...], Prices] = {}
+        self._sets: dict[tuple[object, ...], Leavers] = {}
+        self._free: tuple[int, int] | None = None
+        self._hopeless: dict[EvictionReason, set[int]] = {}
+        self._origin: dict[Task, Held] = {}  # where a task that leaves was to start in this plan
+        self._refused = False  # the last search by price met the rules, not the walls
         self.steps_used = 0
         self.truncated = False  # a search ended because the budget did
-        for row in scene.running:
-            if row.preemptible and not row.stopping and not self._protected(row):
-                self.add(Tenant.running(row, scene, now_s))
 
-    def _protected(self, row: RunningRow) -> bool:
-        return self._now_s - row.started_s < self._policy.min_runtime_s
+    # -- who may leave --------------------------------------------------------------------------------
 
-    def add(self, tenant: Tenant) -> None:
-        """From now on ``tenant`` may be asked to leave."""
-        if tenant.preemptible:
-            self._tenants.setdefault(tenant.leaf, {})[tenant.job] = tenant
-            self._cleared.clear()
-
-    def new_pass(self) -> None:
-        """The scene changed since the last pass over the queue: what was hopeless may be so no more."""
+    def forget(self) -> None:
+        """The scene changed otherwise: candidates and what was hopeless are looked at anew."""
+        self._lists.clear()
+        self._leavers = None
+        self._prices.clear()
+        self._sets.clear()
         self._hopeless.clear()
-        self._cleared.clear()
-        self._lowest.clear()
 
-    def call_back(self, victim: Tenant) -> None:
-        """Let a victim stay after all."""
-        self._leave(victim, -1)
-        self.add(victim)
+    def hopeless(self, gang: Gang, reason: EvictionReason) -> bool:
+        """True when an equal job found no room since the scene changed for the better."""
+        return gang.question in self._hopeless.get(reason, ())
 
-    def send_away(self, victim: Tenant) -> None:
-        """Let a victim that was called back leave again."""
-        self._leave(victim, +1)
-        del self._tenants[victim.leaf][victim.job]
-        self._cleared.clear()
+    def _candidates(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
+        """The gangs of a leaf project that may be asked to leave, first to leave first."""
+        found = self._lists.get((leaf, kind, below))
+        if found is None:
+            found = [
+                gang
+                for gang in self._preemptible().get(leaf, ())
+                if (below is None or gang.priority < below) and not self._protected(gang, kind)
+            ]
+            found.sort(key=lambda gang: gang.job, reverse=self._policy.victim_order == "youngest")
+            found.sort(key=lambda gang: self._leaving_order(gang, gang.growth))
+            self._lists[leaf, kind, below] = found
+        return found
 
-    def hopeless(self, job: PendingRow) -> bool:
-        """True when an equal job found no room in this pass, or the rules let ``job`` take from nobody."""
-        if self._questions[job.job] in self._hopeless:
+    def _preemptible(self) -> dict[ProjectId, list[Gang]]:
+        """By leaf project, everybody who holds places and may be asked to leave."""
+        if self._leavers is None:
+            self._leavers = {}
+            for gang in self._scene.gangs.values():
+                stands = any(t.state in (State.RUNS, State.STARTS) for t in gang.tasks)
+                if gang.preemptible and not gang.fixed and stands:
+                    self._leavers.setdefault(gang.leaf, []).append(gang)
+        return self._leavers
+
+    def _leaving_order(self, gang: Gang, growth: int) -> tuple[float, ...]:
+        if self._policy.victim_order == "youngest":
+            return (gang.priority, -growth, -gang.submitted_s)
+        fresh = gang.started_s is None
+        return (
+            not fresh,
+            growth < 2,  # a job that only shrinks works on
+            self.lost_work(gang),
+            -(gang.started_s or self._now_s),
+            -gang.submitted_s,
+        )
+
+    def lost_work(self, gang: Gang) -> float:
+        """GPU-seconds since the last checkpoint, else since the start; nothing of a job that only starts."""
+        if gang.started_s is None:
+            return 0.0
+        since_s = max(gang.started_s, gang.checkpoint_s or gang.started_s)
+        milli = total(task for task in gang.tasks if task.state is State.RUNS).gpu_milli
+        return max(0.0, self._now_s - since_s) * milli / WHOLE_MILLI
+
+    def _protected(self, gang: Gang, kind: str) -> bool:
+        """True while a job has not run for its minimum yet; who would lose much is not moved."""
+        if kind == "move":
+            return self.lost_work(gang) > self._policy.move_loss_gpu_s
+        if gang.started_s is None:
+            return False
+        if gang.running is not None and ends_soon(gang.running, self._now_s, self._policy):
             return True
-        leaf = self._scene.tree.leaf_of[job.project]
-        if self._within(self._scene.fair_share_milli, leaf, job.total_milli):
-            return False
-        if leaf not in self._lowest:
-            self._lowest[leaf] = min((t.priority for t in self._tenants.get(leaf, {}).values()), default=None)
-        lowest = self._lowest[leaf]
-        return lowest is None or lowest >= job.priority
+        least_s = self._policy.min_runtime_s
+        if kind == "reclaim":
+            for level in self._scene.tree.path[gang.leaf]:
+                own_s = self._scene.quotas[level].reclaim_min_runtime_s
+                if own_s is not None:
+                    least_s = own_s
+                    break
+        return self._now_s - gang.started_s < least_s
 
-    def make_room(self, job: PendingRow, budget_steps: int) -> Room | None:
-        """A set of victims that seats ``job``, already gone from the scene; None when there is none."""
-        question = self._questions[job.job]
-        if question in self._hopeless:
+    # -- the three ways -------------------------------------------------------------------------------
+
+    def preempt(self, gang: Gang, budget_steps: int) -> Room | None:
+        """Room inside the project."""
+        lower = self._candidates(gang.leaf, "preempt", gang.priority)
+        asked = gang.asked
+        if not gang.preemptible and self._scene.ledger.guarantee_in_the_way(
+            gang.leaf, asked, gone=Gone.EVERYBODY
+        ):
             return None
-        room = self._preempt(job, budget_steps) or self._reclaim(job, budget_steps)
-        if room is None:
-            self._hopeless.add(question)
+        most = self._most(gang, asked) if self._policy.bounded_preemption else None
+
+        def allowed(gone: Sequence[Task]) -> bool:
+            held, path = self._scene.ledger.held, self._scene.tree.path[gang.leaf]
+            return most is None or all(held[level].fits_in(most[level]) for level in path)
+
+        return self._search(gang, {gang.leaf: lower}, EvictionReason.PREEMPTED, allowed, budget_steps)
+
+    def _most(self, gang: Gang, asked: Amounts) -> dict[ProjectId, Amounts]:
+        """What each project above ``gang`` may hold afterwards: its share, or what it holds already.
+
+        Otherwise others could reclaim what it gained, and its own lower jobs what they lost, for ever.
+        """
+        ledger = self._scene.ledger
+        return {
+            level: Amounts(*map(max, ledger.owed[level].fair_share, ledger.held[level]))
+            for level in self._scene.tree.path[gang.leaf]
+        }
+
+    def reclaim(self, gang: Gang, budget_steps: int) -> Room | None:
+        """Room from other projects."""
+        ledger, leaf = self._scene.ledger, gang.leaf
+        asked = gang.asked
+        taking = self._taking(gang, asked)
+        if not self.may_reclaim(gang):
             return None
-        for victim in room.victims:
-            del self._tenants[victim.leaf][victim.job]
-        self._cleared.clear()
-        return room
+        givers = {
+            each: mine
+            for each in sorted(self._preemptible())
+            if each != leaf and taking.worth_trying(each) and (mine := self._candidates(each, "reclaim"))
+        }
+        before_held, before_firm = dict(ledger.held), dict(ledger.firm)
 
-    # -- inside a project -----------------------------------------------------------------------------
+        def allowed(gone: Sequence[Task]) -> bool:
+            taking = self._taking(gang, asked, before_held, before_firm)
+            for victim, tasks in _by_gang(gone):
+                for amounts in _pieces(victim, tasks):
+                    if not taking.may_take(victim.leaf):
+                        return False
+                    taking.take(victim.leaf, amounts)
+            return taking.balanced()
 
-    def _preempt(self, job: PendingRow, budget_steps: int) -> Room | None:
-        leaf = self._scene.tree.leaf_of[job.project]
-        lower = [t for t in self._tenants.get(leaf, {}).values() if t.priority < job.priority]
-        victims = self._search(job, lower, EvictionReason.PREEMPTED, budget_steps)
-        return Room(victims, EvictionReason.PREEMPTED) if victims else None
+        return self._search(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps)
 
-    # -- between projects -----------------------------------------------------------------------------
+    def may_ask(self, gang: Gang, reason: EvictionReason) -> bool:
+        """A quick look whether the rules let a gang ask anybody at all."""
+        if reason is EvictionReason.RECLAIMED:
+            return self.may_reclaim(gang)
+        if reason is EvictionReason.PREEMPTED:
+            return bool(self._candidates(gang.leaf, "preempt", gang.priority))
+        asked = gang.asked
+        return gang.preemptible and 0 < asked.gpu_milli <= self._free_later()
 
-    def _reclaim(self, job: PendingRow, budget_steps: int) -> Room | None:
-        leaf = self._scene.tree.leaf_of[job.project]
-        if not self._within(self._scene.fair_share_milli, leaf, job.total_milli):
+    def _free_later(self) -> int:
+        if self._free is None or self._free[0] != self._scene.changes:
+            self._free = (self._scene.changes, int(self._scene.later.free_milli.clip(min=0).sum()))
+        return self._free[1]
+
+    def give_up(self, gang: Gang, reason: EvictionReason) -> None:
+        """Nobody alike needs to ask until ``forget``."""
+        self._hopeless.setdefault(reason, set()).add(gang.question)
+
+    def may_reclaim(self, gang: Gang) -> bool:
+        """True when the job's project may ask others at all: with it, it stays within its share."""
+        ledger, leaf = self._scene.ledger, gang.leaf
+        return may_ask(ledger.owed[leaf], ledger.held[leaf], ledger.firm[leaf], gang.asked, gang.preemptible)
+
+    def _taking(
+        self,
+        gang: Gang,
+        asked: Amounts,
+        held: dict[ProjectId, Amounts] | None = None,
+        firm: dict[ProjectId, Amounts] | None = None,
+    ) -> Taking[ProjectId]:
+        ledger = self._scene.ledger
+        return Taking(
+            self._scene.tree.path,
+            ledger.owed,
+            held or ledger.held,
+            firm or ledger.firm,
+            gang.leaf,
+            asked,
+            gang.preemptible,
+            self._reach,
+        )
+
+    def consolidate(self, gang: Gang, budget_steps: int) -> Room | None:
+        """Room by moving others; everybody who moves has a place."""
+        if not self.may_ask(gang, EvictionReason.CONSOLIDATED):
             return None
-        givers = [each for each in self._tenants if each != leaf and self._may_take(job, each)]
-        tenants = [tenant for each in givers for tenant in self._tenants[each].values()]
-        victims = self._search(job, tenants, EvictionReason.RECLAIMED, budget_steps)
-        return Room(victims, EvictionReason.RECLAIMED) if victims else None
+        movers = {
+            leaf: [each for each in self._candidates(leaf, "move") if each is not gang]
+            for leaf in sorted(self._preemptible())
+        }
 
-    def _within(self, share_milli: dict[ProjectId, float], project: ProjectId, milli: int) -> bool:
-        """True when ``project`` with ``milli`` more stays within its share."""
-        return self._scene.ledger.held_milli[project] + milli <= share_milli[project] + ROUNDING_MILLI
+        def allowed(gone: Sequence[Task]) -> bool:
+            return not gone
 
-    def _may_take(self, job: PendingRow, giver_leaf: ProjectId) -> bool:
-        """The rules above, as the scene stands just before one more tenant of ``giver_leaf`` leaves."""
-        scene = self._scene
-        held, shares, quotas = scene.ledger.held_milli, scene.fair_share_milli, scene.quotas
-        takers, givers = self._sides(scene.tree.leaf_of[job.project], giver_leaf)
-        if not takers or not givers:
-            return False
-        for level in givers:
-            if held[level] <= quotas[level].guaranteed_milli:
-                return False
-        milli = job.total_milli
-        top, other = takers[-1], givers[-1]
-        over_share = held[other] > shares[other] + ROUNDING_MILLI
-        if not over_share and held[top] + milli > quotas[top].guaranteed_milli:
-            return False
-        return all(self._within(shares, level, milli) for level in takers)
-
-    def _sides(
-        self, taker: ProjectId, giver: ProjectId
-    ) -> tuple[tuple[ProjectId, ...], tuple[ProjectId, ...]]:
-        """The paths of two leaves up to, and without, their common ancestor."""
-        sides = self._sides_of.get((taker, giver))
-        if sides is None:
-            mine, theirs = self._scene.tree.path[taker], self._scene.tree.path[giver]
-            common = len(set(mine) & set(theirs))
-            sides = mine[: len(mine) - common], theirs[: len(theirs) - common]
-            self._sides_of[taker, giver] = sides
-        return sides
+        return self._search(gang, movers, EvictionReason.CONSOLIDATED, allowed, budget_steps)
 
     # -- on paper -------------------------------------------------------------------------------------
 
     def _search(
-        self, job: PendingRow, tenants: Iterable[Tenant], reason: EvictionReason, budget_steps: int
-    ) -> tuple[Tenant, ...] | None:
-        """The victims that seat ``job``, gone from the scene; None and nothing changed when none do."""
-        candidates = sorted(tenants, key=self._victim_order)
-        if not candidates:
+        self,
+        gang: Gang,
+        candidates: dict[ProjectId, list[Gang]],
+        reason: EvictionReason,
+        allowed: Callable[[Sequence[Task]], bool],
+        budget_steps: int,
+    ) -> Room | None:
+        """Let candidates leave one by one until ``gang`` fits and the outcome is allowed."""
+        scene, trial = self._scene, Trial(self._scene)
+        wanted = gang.to_place()
+        if not wanted or not any(candidates.values()) or not self._could_help(wanted, candidates):
+            self.give_up(gang, reason)
             return None
-        self.steps_used += 1
-        nodes = self._promising(job, candidates)
-        if not nodes:
-            return None
-        if job.tasks == 1:
-            for node in self._by_cost(job, candidates, nodes):
-                there = [t for t in candidates if any(held.node == node for held in t.held)]
-                if victims := self._try(job, there, reason, budget_steps):
-                    return victims
-        return self._try(job, candidates, reason, budget_steps)
-
-    def _promising(self, job: PendingRow, candidates: Sequence[Tenant]) -> list[int]:
-        """Nodes that could hold a task if every candidate left; none when even that seats no gang."""
-        key = tuple(tenant.job for tenant in candidates)
-        if key not in self._cleared:
-            floor = self._scene.later().copy()
-            for tenant in candidates:
-                floor.give_back(tenant.held)
-            rows = np.unique(np.fromiter((h.node for t in candidates for h in t.held), dtype=np.int64))
-            self._cleared[key] = (floor, rows)
-        floor, rows = self._cleared[key]
-        shape = Shape.of(job)
-        there = floor.capacity_of(shape, rows)
-        usual = self._scene.later().capacity(shape)
-        if int(usual.sum()) - int(usual[rows].sum()) + int(there.sum()) < job.tasks:
-            return []
-        return [int(node) for node in rows[there > 0]] or [-1]
-
-    def _victim_order(self, tenant: Tenant) -> tuple[float | bool | str, ...]:
-        fresh_first = not tenant.fresh
-        if self._policy.victim_order == "youngest":
-            return (fresh_first, tenant.priority, -tenant.started_s, tenant.job)
-        return (fresh_first, tenant.lost_work, -tenant.started_s, tenant.job)
-
-    def _by_cost(self, job: PendingRow, candidates: Sequence[Tenant], nodes: Iterable[int]) -> list[int]:
-        """``nodes`` by the lost work of the candidates there that make room for one task, least first."""
-        free = self._scene.later().free_milli.sum(axis=1)
-        left = {node: job.task_milli - int(free[node]) for node in nodes if node >= 0}
-        cost = dict.fromkeys(left, 0.0)
-        for tenant in candidates:
-            for held in tenant.held:
-                if left.get(held.node, 0) > 0:
-                    cost[held.node] += tenant.lost_work / len(tenant.held)
-                    left[held.node] -= held.milli * len(held.slots)
-        return sorted(left, key=lambda node: (cost[node], node))
-
-    def _try(
-        self, job: PendingRow, candidates: Sequence[Tenant], reason: EvictionReason, budget_steps: int
-    ) -> tuple[Tenant, ...] | None:
-        """Let candidates leave one by one until ``job`` fits, then call back whoever is not needed."""
-        gone: list[Tenant] = []
-        seated = False
-        most_milli = self._most_milli(job, reason)
-        for tenant in candidates:
-            if len(gone) >= self._policy.max_victims:
+        if self._policy.by_turns or reason is EvictionReason.CONSOLIDATED:
+            return self._search_by_turns(gang, wanted, candidates, reason, allowed, budget_steps)
+        whole = all(each.growth < 2 for mine in candidates.values() for each in mine)
+        if self._policy.by_price and gang.plain and whole:
+            room = self._search_by_price(gang, wanted, candidates, reason, allowed, budget_steps)
+            if room is not None or self.truncated or not self._refused:
+                return room
+            return self._search_by_turns(gang, wanted, candidates, reason, allowed, budget_steps)
+        queue = LeavingQueue(scene, candidates, self._leaving_order)
+        steps: list[list[Task]] = []
+        most = self._policy.max_victims
+        jobs: set[JobId] = set()
+        while tasks := queue.pop():
+            jobs.add(tasks[0].gang.job)
+            if len(jobs) > most:
                 break
             if self.steps_used >= budget_steps:
                 self.truncated = True
                 break
-            if reason is EvictionReason.RECLAIMED and not self._may_take(job, tenant.leaf):
-                continue
-            self._leave(tenant, +1)
-            gone.append(tenant)
             self.steps_used += 1
-            if self._seats(job, most_milli):
-                seated = True
+            for task in tasks:
+                if task.state is State.STARTS:
+                    self._origin[task] = task.held[0]
+                trial.evict(task)
+            steps.append(tasks)
+            if self._may_fit(gang, wanted) and (
+                room := self._try(gang, wanted, steps, trial, reason, allowed)
+            ):
+                self._drop(room.gone)
+                return room
+        trial.undo()
+        if not self.truncated:
+            self.give_up(gang, reason)
+        return None
+
+    def _search_by_price(
+        self,
+        gang: Gang,
+        wanted: Sequence[Task],
+        candidates: dict[ProjectId, list[Gang]],
+        reason: EvictionReason,
+        allowed: Callable[[Sequence[Task]], bool],
+        budget_steps: int,
+    ) -> Room | None:
+        """The same for a gang of equal tasks: node by node, where least work is lost for one more task."""
+        scene, trial, shape = self._scene, Trial(self._scene), wanted[0].shape
+        prices = self._prices_of(candidates, shape, reason, gang.priority)
+        self._refused = False
+        steps: list[list[Task]] = []
+        victims = 0
+        missing = len(wanted) - int(scene.later.capacity(shape).sum())
+        tried = 0
+        for node in prices.cheapest() if prices.most >= len(wanted) else ():
+            mark, held_back = trial.mark(), len(steps)
+            before = int(scene.later.capacity(shape).sum())
+            for victim in prices.there(node):
+                tasks = standing(victim)
+                if not tasks or victims >= self._policy.max_victims:
+                    continue
+                if self.steps_used >= budget_steps:
+                    self.truncated = True
+                    break
+                self.steps_used += 1
+                victims += 1
+                for task in tasks:
+                    if task.state is State.STARTS:
+                        self._origin[task] = task.held[0]
+                    trial.evict(task)
+                steps.append(tasks)
+                if (more := int(scene.later.capacity(shape).sum()) - before) > 0:
+                    break
+            else:
+                more = 0
+            if self.truncated:
                 break
-        if not seated:
-            for tenant in reversed(gone):
-                self._leave(tenant, -1)
-            return None
-        return tuple(self._fill_back(job, gone, most_milli) if self._policy.fill_back else gone)
+            if more <= 0:
+                trial.undo(mark)
+                del steps[held_back:]
+                prices.refuse(node)
+                continue
+            missing -= more
+            if missing > 0:
+                continue
+            tried += 1
+            if room := self._try(gang, wanted, steps, trial, reason, allowed):
+                self._drop(room.gone)
+                return room
+            self._refused = True
+            # not allowed with these: the next cheapest, without the last
+            trial.undo(mark)
+            del steps[held_back:]
+            missing += more
+            prices.refuse(node)
+            if tried > self._policy.most_tries:
+                break
+        trial.undo()
+        if not self.truncated:
+            self.give_up(gang, reason)
+        return None
 
-    def _most_milli(self, job: PendingRow, reason: EvictionReason) -> dict[ProjectId, float]:
-        """What each project above ``job`` may hold afterwards.
+    def _prices_of(
+        self, candidates: dict[ProjectId, list[Gang]], shape: Shape, reason: EvictionReason, priority: int
+    ) -> Prices:
+        whom = (tuple(sorted(candidates)), reason, priority if reason is EvictionReason.PREEMPTED else None)
+        if (whom, shape) not in self._prices:
+            if whom not in self._sets:
+                gangs = [gang for leaf in sorted(candidates) for gang in candidates[leaf]]
+                gangs.sort(key=lambda gang: self._leaving_order(gang, gang.growth))
+                self._sets[whom] = Leavers(self._scene, gangs, self.lost_work)
+            self._prices[whom, shape] = Prices(self._scene, shape, self._sets[whom])
+        return self._prices[whom, shape]
 
-        Preemption may not carry a project further beyond its share: others could reclaim what it gained, and
-        its own lower jobs what they lost, for ever.
+    def _search_by_turns(
+        self,
+        gang: Gang,
+        wanted: Sequence[Task],
+        candidates: dict[ProjectId, list[Gang]],
+        reason: EvictionReason,
+        allowed: Callable[[Sequence[Task]], bool],
+        budget_steps: int,
+    ) -> Room | None:
+        """KAI-Scheduler's search: task by task, with those found for the tasks before, and of the rest node by node.
+
+        After each step of the queue everybody so far who stands on a node of the last ones leaves on paper.
         """
-        if reason is EvictionReason.RECLAIMED:
-            return {}  # a taker stays within its share anyhow
+        trial = Trial(self._scene)
+        found: list[Task] = []
+        most = self._policy.max_movers if reason is EvictionReason.CONSOLIDATED else self._policy.max_victims
+        room: Room | None = None
+        for count in range(1, len(wanted) + 1):
+            room = None
+            for tried, victims in enumerate(self._victim_sets(candidates, found)):
+                if tried > self._policy.most_tries and not self._policy.by_turns:
+                    break
+                if len({task.gang.job for task in victims}) > most:
+                    continue
+                if self.steps_used >= budget_steps:
+                    self.truncated = True
+                    break
+                self.steps_used += 1
+                for task in victims:
+                    if task.state is State.STARTS:
+                        self._origin[task] = task.held[0]
+                    trial.evict(task)
+                if self._may_fit(gang, wanted[:count]) and (
+                    room := self._try(gang, wanted[:count], [victims], trial, reason, allowed)
+                ):
+                    break
+                trial.undo()
+            if room is None:
+                if not self.truncated:
+                    self._hopeless.setdefault(reason, set()).add(gang.question)
+                return None
+            if count < len(wanted):
+                found = [*room.gone, *room.moved]
+                trial.undo()
+        if room is not None:
+            self._drop(room.gone)
+        return room
+
+    def _victim_sets(
+        self, candidates: dict[ProjectId, list[Gang]], found: Sequence[Task]
+    ) -> Iterator[list[Task]]:
+        """Sets of tasks to try, each with those ``found`` before."""
+        if found:
+            yield list(found)
+        queue = LeavingQueue(self._scene, candidates, self._leaving_order)
+        steps: list[list[Task]] = []
+        while tasks := queue.pop():
+            step = [task for task in tasks if task not in found]
+            if not step:
+                continue
+            steps.append(step)
+            for node in sorted({place.node for task in step for place in task.held}):
+                jobs = {
+                    task.gang.job for each in steps for task in each if any(p.node == node for p in task.held)
+                }
+                if not self._policy.by_turns and len(jobs) > 1:
+                    yield [*found, *step]
+                yield [*found, *(task for each in steps for task in each if task.gang.job in jobs)]
+
+    def _could_help(self, wanted: Sequence[Task], candidates: dict[ProjectId, list[Gang]]) -> bool:
+        """False when even everybody's leaving makes no room, counted in GPUs alone."""
+        free = float(self._scene.later.free_milli.clip(min=0).sum())
+        asked = total(wanted).gpu_milli
+        for mine in candidates.values():
+            for each in mine:
+                if free >= asked:
+                    return True
+                free += sum(t.amounts.gpu_milli for t in each.tasks if t.state in (State.RUNS, State.STARTS))
+        return free >= asked
+
+    def _may_fit(self, gang: Gang, wanted: Sequence[Task]) -> bool:
+        """A quick look: is there room for the first task, and for all of them if they are equal?"""
+        room = int(self._scene.later.capacity(wanted[0].shape).sum())
+        return room >= (len(wanted) if gang.plain else 1)
+
+    def _try(
+        self,
+        gang: Gang,
+        wanted: Sequence[Task],
+        steps: Sequence[list[Task]],
+        trial: Trial,
+        reason: EvictionReason,
+        allowed: Callable[[Sequence[Task]], bool],
+    ) -> Room | None:
+        """Seat the job, call back or move who need not be gone, and see whether that is allowed."""
         scene = self._scene
-        return {
-            level: max(scene.fair_share_milli[level], scene.ledger.held_milli[level]) + ROUNDING_MILLI
-            for level in scene.tree.path[scene.tree.leaf_of[job.project]]
-        }
-
-    def _seats(self, job: PendingRow, most_milli: Mapping[ProjectId, float]) -> bool:
-        """True when ``job`` fits as the scene stands and leaves its projects within ``most_milli``.
-
-        Where a bound opens only once somebody has left of their own accord, nobody has to leave before that.
-        """
-        ledger, leaf = self._scene.ledger, self._scene.tree.leaf_of[job.project]
-        if any(ledger.held_milli[level] + job.total_milli > most for level, most in most_milli.items()):
-            return False
-        if ledger.closed_to(leaf, job.total_milli, job.preemptible, gone=Gone.ASKED):
-            return False
-        return self._scene.fits_later(job)
-
-    def _fill_back(
-        self, job: PendingRow, gone: Sequence[Tenant], most_milli: Mapping[ProjectId, float]
-    ) -> list[Tenant]:
-        """The victims that are really needed; the others stay. The last to leave is always needed."""
-        needed = [gone[-1]]
-        for tenant in reversed(gone[:-1]):
-            self._leave(tenant, -1)
-            self.steps_used += 1
-            if not self._seats(job, most_milli):
-                self._leave(tenant, +1)
-                needed.append(tenant)
-        return needed
-
-    def _leave(self, tenant: Tenant, sign: int) -> None:
-        """Let a tenant leave on paper (+1), or call it back (-1)."""
-        for held in tenant.held:
-            self._scene.later().change(held, sign)
-        if tenant.fresh:
-            self._scene.ledger.add(tenant.leaf, -sign * tenant.milli, tenant.preemptible)
+        if scene.ledger.closed_to(gang.leaf, total(wanted), gang.preemptible, gone=Gone.ASKED):
+            return None
+        mark = trial.mark()
+        gone = [task for step in steps for task in step]
+        if self._policy.by_turns or reason is EvictionReason.CONSOLIDATED:
+            if not TurnsBack(scene, trial, gang, wanted, gone, self._placer(trial)).seat():
+                trial.undo(mark)
+                return None
         else:
-            self._scene.ledger.leave(tenant.leaf, sign * tenant.milli, tenant.preemptible)
+            if not Seats(trial, self._domains, later=True).place(gang, wanted):
+                return None
+            self._settle_others(gang, steps, trial, reason)
+        left = [task for task in gone if task.state in (State.LEAVES, State.WAITS)]
+        if not allowed(left):
+            trial.undo(mark)
+            return None
+        moved = [task for task in gone if task.state is State.KEPT]
+        if self._policy.settles and not (self._free_already(moved) and all(map(_moves_whole, moved))):
+            trial.undo(mark)
+            return None
+        return Room(tuple(left), tuple(moved), reason)
+
+    def _placer(self, trial: Trial) -> Callable[[Gang, Sequence[Task]], bool]:
+        """Gives tasks places in a trial: of what is free now to those who only start, else of what will be."""
+
+        def place(gang: Gang, tasks: Sequence[Task]) -> bool:
+            fresh = any(task.state is State.WAITS and task in self._origin for task in tasks)
+            return Seats(trial, self._domains, later=not fresh).place(gang, tasks)
+
+        return place
+
+    def _free_already(self, moved: Sequence[Task]) -> bool:
+        """True when who moves finds its new place free now: nobody moves only to wait."""
+        now = self._scene.now
+        places = [task.kept for task in moved if task.kept is not None]
+        for place in places:
+            now.change(place, -1)
+        fits = not now.overfull(places)
+        now.give_back(places)
+        return fits
+
+    def _settle_others(
+        self, gang: Gang, steps: Sequence[list[Task]], trial: Trial, reason: EvictionReason
+    ) -> None:
+        """Walk those who left in reverse: whoever is not needed stays; then whoever can stands elsewhere."""
+        later = self._scene.later
+        broken: set[JobId] = set()
+        for tasks in reversed(steps):
+            mark = trial.mark()
+            self.steps_used += 1
+            victim = tasks[0].gang
+            if victim.job not in broken:
+                for task in tasks:
+                    self._restore(task, trial)
+                if not later.overfull([place for task in tasks for place in task.held]) and not (
+                    self._over_limit(gang, victim)
+                ):
+                    continue
+                trial.undo(mark)
+            broken.add(victim.job)
+        if reason is not EvictionReason.CONSOLIDATED and not self._policy.moves_victims:
+            return
+        for tasks in reversed(steps):
+            victim = tasks[0].gang
+            fresh = victim.started_s is None
+            if any(task.state is not (State.WAITS if fresh else State.LEAVES) for task in tasks):
+                continue
+            if self._scene.ledger.closed_to(victim.leaf, total(tasks), victim.preemptible, gone=Gone.ASKED):
+                continue
+            self.steps_used += 1
+            elsewhere = Seats(trial, self._domains, later=not fresh, free_now=fresh or self._policy.settles)
+            elsewhere.place(victim, tasks)
+
+    def _restore(self, task: Task, trial: Trial) -> None:
+        if task.state is State.LEAVES:
+            trial.stay(task)
+        else:
+            trial.start(task, self._origin[task])
+
+    def _over_limit(self, gang: Gang, victim: Gang) -> bool:
+        """True when somebody on the paths of the two is over a limit."""
+        ledger, path = self._scene.ledger, self._scene.tree.path
+        return any(ledger.over_limit(level) for level in {*path[gang.leaf], *path[victim.leaf]})
+
+    def _drop(self, gone: Iterable[Task]) -> None:
+        """Gangs of which nothing stands any more leave the lists."""
+        for gang in {task.gang.job: task.gang for task in gone}.values():
+            if not any(task.state in (State.RUNS, State.STARTS) for task in gang.tasks):
+                for key, mine in self._lists.items():
+                    if key[0] == gang.leaf and gang in mine:
+                        mine.remove(gang)
+                if self._leavers is not None and gang in self._leavers.get(gang.leaf, ()):
+                    self._leavers[gang.leaf].remove(gang)
 
 
-def question_of(job: PendingRow) -> tuple[object, ...]:
-    """Everything of a waiting job that decides whether room can be made for it."""
-    return (Shape.of(job), job.tasks, job.project, job.preemptible, job.priority)
+def _moves_whole(task: Task) -> bool:
+    """True unless some of a gang would move while others of it, without which it is not whole, stay."""
+    stay = sum(other.state is State.RUNS for other in task.gang.tasks)
+    return not stay or (not task.gang.root.children and stay >= task.gang.root.needed)
+
+
+def _by_gang(tasks: Iterable[Task]) -> list[tuple[Gang, list[Task]]]:
+    """Tasks by their gang, in the order in which they left."""
+    found: dict[JobId, tuple[Gang, list[Task]]] = {}
+    for task in tasks:
+        found.setdefault(task.gang.job, (task.gang, []))[1].append(task)
+    return list(found.values())
+
+
+def _pieces(gang: Gang, tasks: Sequence[Task]) -> list[Amounts]:
+    """What leaves of one gang as it counts for the rules: each task beyond the minimum, then the rest at once."""
+    beyond = max(0, len(tasks) - gang.root.needed) if not gang.root.children else 0
+    pieces = [task.amounts for task in tasks[:beyond]]
+    rest = tasks[beyond:]
+    return [*pieces, total(rest)] if rest else pieces

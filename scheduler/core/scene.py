@@ -1,20 +1,38 @@
-"""One pool as a decision works on it: its nodes, its ledger, its fair shares, its people."""
+"""One pool as a decision works on it: its nodes now and later, its ledger, its fair shares, its gangs.
+
+``now`` is what is free this moment; ``later`` is what is free once everybody who is leaving has left, less the
+places that are kept. ``floor`` is what is free on both: whoever starts takes nothing that is kept for another.
+Until somebody leaves or keeps a place the three are one.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 
-from scheduler.core.check import held_by
-from scheduler.core.cluster import WHOLE_MILLI, Ask, PendingRow, PoolRow, ProjectId, Snapshot, UserId
+from scheduler.core.cluster import (
+    WHOLE_MILLI,
+    Ask,
+    JobId,
+    NodeId,
+    PendingRow,
+    PoolRow,
+    ProjectId,
+    RunningRow,
+    Snapshot,
+    UserId,
+)
 from scheduler.core.fairshare import Claim, Share, divide_tree
 from scheduler.core.fragmentation import asked_in
-from scheduler.core.ledger import Gone, PoolLedger
+from scheduler.core.gang import Gang, State, gang_of_pending, gang_of_running, shape_of, total
+from scheduler.core.ledger import PoolLedger
+from scheduler.core.memory import Memory
 from scheduler.core.placement import Floor, Held, Shape
 from scheduler.core.plan import ShareReceipt
 from scheduler.core.policy import Policy
+from scheduler.core.resources import NOTHING, Amounts
 from scheduler.core.tree import Tree
 from scheduler.core.usage import PeopleOfProject, project_usage
 
@@ -22,27 +40,36 @@ from scheduler.core.usage import PeopleOfProject, project_usage
 class PoolScene:
     """Everything about one pool that changes while a plan is made."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, tree: Tree, pool: PoolRow) -> None:
+    def __init__(
+        self, snapshot: Snapshot, policy: Policy, tree: Tree, pool: PoolRow, memory: Memory | None = None
+    ) -> None:
         self.pool = pool
         self.tree = tree
         self._snapshot = snapshot
-        self._policy = policy
+        self.policy = policy = policy.in_pool(pool.knobs)
         self._nodes = [node for node in snapshot.nodes if node.pool == pool.id]
         self.strategy = pool.placement or policy.placement
-        self.floor = Floor(self._nodes, self.strategy, asked=self._asked(), topologies=snapshot.topologies)
+        self._memory = memory
+        self._floor = self._known_floor() or Floor(
+            self._nodes, self.strategy, asked=self._asked(), topologies=snapshot.topologies
+        )
+        if memory is not None:
+            memory.floors[pool.id] = self._floor
+        self._now = self._later = self._floor
+        self._torn: set[int] = set()  # nodes on which ``floor`` is older than the other two
+        self.changes = 0  # counts every change, so that others know what they know is old
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=lambda r: r.job)
         self.quotas = tree.quotas(snapshot.quotas, pool.id)
         self.ledger = PoolLedger(self.quotas, tree.path)
+        self.smallest_gpu_mib = min((gpu.memory_mib for node in self._nodes for gpu in node.gpus), default=1)
+        self.gangs: dict[JobId, Gang] = {}
         for row in self.running:
-            leaf, milli = tree.leaf_of[row.project], held_by(row)
-            self.ledger.add(leaf, milli, row.preemptible)
-            if row.stopping:
-                self.ledger.leave(leaf, milli, row.preemptible, asked=row.stopping_for is not None)
-        self._now: Floor | None = None
-        self._later: Floor | None = None
-        if any(row.stopping for row in self.running):
-            self.later()
+            self._stands(row)
         self.capacity_milli = self._capacity_milli()
+        ready = [node for node in self._nodes if node.schedulable and node.reachable]
+        self.capacity = Amounts(
+            self.capacity_milli, sum(node.cpu_milli for node in ready), sum(node.memory_mib for node in ready)
+        )
         self.usage = project_usage(
             snapshot,
             pool.id,
@@ -61,6 +88,73 @@ class PoolScene:
             return None
         return asked_in(self.pool.id, self._snapshot.running, self._snapshot.pending)
 
+    def _known_floor(self) -> Floor | None:
+        """The floor of the last decision brought up to date, if it is of these nodes."""
+        known = self._memory.floors.get(self.pool.id) if self._memory is not None else None
+        if known is None or known.strategy != self.strategy or not known.refresh(self._nodes, self._asked()):
+            return None
+        return known
+
+    def _stands(self, row: RunningRow) -> None:
+        """Count a running job in; what it leaves is free later."""
+        gang = self._memory.running(row, self._floor) if self._memory is not None else None
+        if gang is None:
+            held = [tuple(self._floor.held_by((task,))) for task in row.tasks]
+            gang = gang_of_running(row, self.tree.leaf_of[row.project], held)
+        if self._memory is not None:
+            self._memory.keep_running(row, gang)
+        self.gangs[row.job] = gang
+        asked = row.stopping_for is not None
+        for task in gang.tasks:
+            if task.state is State.RUNS:
+                self.ledger.add(gang.leaf, task.amounts, gang.preemptible)
+            else:
+                self.ledger.add_leaving(gang.leaf, task.amounts, gang.preemptible, asked=asked)
+                for place in task.held:
+                    self.change_later(place, +1)
+
+    # -- now and later --------------------------------------------------------------------------------
+
+    @property
+    def split(self) -> bool:
+        """True when ``later`` differs from now: somebody leaves."""
+        return self._later is not self._floor
+
+    @property
+    def floor(self) -> Floor:
+        """What is free now and later."""
+        if self._torn:
+            self._floor.set_to_least(self._now, self._later, self._torn)
+            self._torn.clear()
+        return self._floor
+
+    @property
+    def later(self) -> Floor:
+        """What is free once everybody who is leaving has left."""
+        if not self.split:
+            self._now = self._floor.copy()
+            self._later = self._floor.copy()
+        return self._later
+
+    @property
+    def now(self) -> Floor:
+        """What is free this moment, kept or not."""
+        return self._now
+
+    def change_now(self, place: Held, sign: int) -> None:
+        """Take (-1) or give back (+1) a place for good."""
+        if self.split:
+            self._now.change(place, sign)
+            self._later.change(place, sign)
+            self._torn.add(place.node)
+        else:
+            self._floor.change(place, sign)
+
+    def change_later(self, place: Held, sign: int) -> None:
+        """Take or give back a place of ``later`` only."""
+        self.later.change(place, sign)
+        self._torn.add(place.node)
+
     @cached_property
     def empty_floor(self) -> Floor:
         """The same nodes with nothing on them and all of them ready: what could ever fit."""
@@ -74,41 +168,58 @@ class PoolScene:
             total += sum(WHOLE_MILLI if ready and gpu.healthy else gpu.used_milli for gpu in node.gpus)
         return total
 
-    def divide(self, waiting: Iterable[PendingRow]) -> None:
+    def divide(self, waiting: Iterable[Gang]) -> None:
         """Make the fair shares from what is held and what ``waiting`` asks for."""
-        own = dict.fromkeys(self.tree.parent, 0)
-        for job in waiting:
-            own[self.tree.leaf_of[job.project]] += job.total_milli
-        requested = dict.fromkeys(own, 0)
-        for project in sorted(own, key=lambda p: -len(self.tree.path[p])):
+        asked = dict.fromkeys(self.tree.parent, NOTHING)
+        for gang in waiting:
+            asked[gang.leaf] = asked[gang.leaf].plus(total(t for t in gang.tasks if t.state is State.WAITS))
+        shares = [self._divide_one(resource, asked) for resource in (0, 1, 2)]
+        self.shares = shares[0]
+        self.fair_share_milli = {project: share.amount for project, share in self.shares.items()}
+        self.ledger.divide(
+            {
+                p: Amounts(*(each[p].amount if each else math.inf for each in shares))
+                for p in self.tree.parent
+            },
+            self.tree.created_s,
+        )
+
+    def _divide_one(self, resource: int, asked: dict[ProjectId, Amounts]) -> dict[ProjectId, Share]:
+        """The shares of one resource; none where no quota bounds it."""
+        if resource and not any((q.cpu, q.memory)[resource - 1] for q in self.quotas.values()):
+            return {}
+        ledger = self.ledger
+        requested = dict.fromkeys(asked, 0.0)
+        for project in sorted(asked, key=lambda p: -len(self.tree.path[p])):
             if not self.tree.children[project]:
-                requested[project] = own[project] + self._allocated_milli(project)
-            limit = self.quotas[project].limit_milli
-            if limit is not None:
-                requested[project] = min(limit, requested[project])
+                held = ledger.held[project][resource] + ledger.leaving[project][resource]
+                requested[project] = asked[project][resource] + held
+            requested[project] = min(ledger.limit[project][resource], requested[project])
             parent = self.tree.parent[project]
             if parent is not None:
                 requested[parent] += requested[project]
-        self.requested_milli = requested
-        self.shares = divide_tree(
-            self.capacity_milli,
-            [self._claim(project) for project in sorted(requested)],
+        if resource == 0:
+            self.requested_milli = {project: int(amount) for project, amount in requested.items()}
+        return divide_tree(
+            self.capacity[resource],
+            [self._claim(project, resource, requested[project]) for project in sorted(requested)],
             self.tree.parent.__getitem__,
-            self._policy.usage_weight,
-            WHOLE_MILLI,
+            0.0 if resource else self.policy.usage_weight,
+            1 if resource else WHOLE_MILLI,
+            whole_remainder=self.policy.whole_remainder,
         )
-        self.fair_share_milli = {project: share.amount for project, share in self.shares.items()}
 
-    def _claim(self, project: ProjectId) -> Claim[ProjectId]:
+    def _claim(self, project: ProjectId, resource: int, requested: float) -> Claim[ProjectId]:
         quota = self.quotas[project]
+        bounds = (None, quota.cpu, quota.memory)[resource]
         return Claim(
             project,
-            quota.guaranteed_milli,
-            math.inf if quota.limit_milli is None else quota.limit_milli,
-            quota.weight,
+            self.ledger.guaranteed[project][resource],
+            self.ledger.limit[project][resource],
+            bounds.weight if bounds else 1.0 if resource else quota.weight,
             quota.priority,
-            self.requested_milli[project],
-            self.usage.get(project, 0.0),
+            requested,
+            0.0 if resource else self.usage.get(project, 0.0),
             self.tree.created_s[project],
         )
 
@@ -122,7 +233,7 @@ class PoolScene:
                     people.setdefault(row.user, []).append(row.gpu_seconds)
             for each in self.tree.parent:
                 totals = {user: math.fsum(rows) for user, rows in seconds.get(each, {}).items()}
-                self._people[each] = PeopleOfProject(totals, self._policy.entry_charge_s)
+                self._people[each] = PeopleOfProject(totals, self.policy.entry_charge_s)
         return self._people[leaf]
 
     def receipts(self) -> list[ShareReceipt]:
@@ -142,101 +253,68 @@ class PoolScene:
             if not self.tree.is_inner(project)
         ]
 
-    def within_share(self, leaf: ProjectId, milli: int) -> bool:
-        """True when the project and all above it stay within their fair shares with ``milli`` more."""
-        held, share = self.ledger.held_milli, self.fair_share_milli
-        return all(held[level] + milli <= share[level] + 1e-6 for level in self.tree.path[leaf])
-
     def could_ever_fit(self, job: PendingRow) -> bool:
-        """True when the whole gang fits on this pool's fit nodes with nothing else on them."""
-        shape = Shape.at_best(job)
-        return int(self.empty_floor.capacity(shape).sum()) >= job.tasks
+        """True when the gang fits on this pool's fit nodes with nothing else on them, each task by itself."""
+        floor = self.empty_floor
+        if job.groups:
+            gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
+            asked = Counter(task.shape._replace(avoid_nodes=avoid_at_best(job)) for task in gang.to_place())
+            return all(int(floor.capacity(shape).sum()) >= count for shape, count in asked.items())
+        if not job.asks:
+            tasks = job.tasks if job.min_tasks is None else job.min_tasks
+            return int(floor.capacity(self.shape_at_best(job)).sum()) >= tasks
+        shapes = {
+            shape_of(ask, avoid_at_best(job), job.node_affinity, self.smallest_gpu_mib)[0] for ask in job.asks
+        }
+        return all(int(floor.capacity(shape).sum()) >= 1 for shape in shapes)
+
+    def shape_at_best(self, job: PendingRow) -> Shape:
+        """A job's shape here, on a cluster where nothing is avoided that could ever run it."""
+        return self.shape(job)._replace(avoid_nodes=avoid_at_best(job))
+
+    def shape(self, job: PendingRow) -> Shape:
+        """What one task of the job asks in this pool."""
+        return self._shape_and_amounts(job)[0]
+
+    def _shape_and_amounts(self, job: PendingRow) -> tuple[Shape, Amounts]:
+        ask = Ask(
+            job.gpus_per_task, job.milli_per_gpu, job.cpu_milli, job.memory_mib, job.gpu_model,
+            job.min_gpu_memory_mib, job.share_mib,
+        )  # fmt: skip
+        return shape_of(ask, tuple(sorted(job.avoid_nodes)), job.node_affinity, self.smallest_gpu_mib)
+
+    def amounts(self, job: PendingRow) -> Amounts:
+        """What the whole job counts for in this pool's ledger."""
+        gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
+        return total(gang.tasks)
 
     def fits_now(self, job: PendingRow) -> bool:
         """True when limits, guarantee and free places let the gang start now."""
         leaf = self.tree.leaf_of[job.project]
-        if self.ledger.closed_to(leaf, job.total_milli, job.preemptible):
+        if not (job.asks or job.groups):
+            tasks = job.tasks if job.min_tasks is None else job.min_tasks
+            shape, each = self._shape_and_amounts(job)
+            if self.ledger.closed_to(leaf, each.times(tasks), job.preemptible):
+                return False
+            return int(self.floor.capacity(shape).sum()) >= tasks
+        gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
+        wanted = gang.to_place()
+        if not wanted or self.ledger.closed_to(leaf, total(wanted), job.preemptible):
             return False
-        return int(self.floor.capacity(Shape.of(job)).sum()) >= job.tasks
+        return int(self.floor.capacity(wanted[0].shape).sum()) >= len(wanted)
 
-    # -- now and later --------------------------------------------------------------------------------
-    # ``later`` is what is free once everybody who was asked to leave has left. A waiting job that fits only
-    # then keeps its place there, and ``floor`` is what is free both now and later: nobody smaller takes it.
-
-    def later(self) -> Floor:
-        """The floor once everybody who is leaving has left."""
-        if self._later is None:
-            self._now = self.floor.copy()
-            self._later = self.floor.copy()
-            for row in self.running:
-                if row.stopping:
-                    self._later.give_back(self._later.held_by(row.tasks))
-        return self._later
-
-    def fits_places_now(self, shape: Shape, tasks: int) -> bool:
-        """True when a gang finds free places, limits aside."""
-        return int(self.floor.capacity(shape).sum()) >= tasks
-
-    def fits_places_later(self, shape: Shape, tasks: int) -> bool:
-        """True when a gang finds places once those who are leaving have left; false when nobody is."""
-        return self.somebody_leaves and int(self.later().capacity(shape).sum()) >= tasks
-
-    @property
-    def somebody_leaves(self) -> bool:
-        """True when ``later`` differs from now."""
-        return self._later is not None
-
-    def start(self, job: PendingRow) -> list[Held] | None:
-        """Take places that are free now for the whole gang and count it, or None and nothing changed."""
-        held = self.floor.place_gang(Shape.of(job), job.tasks)
-        if held is not None:
-            if self._later is not None and self._now is not None:
-                for one in held:
-                    self._later.change(one, -1)
-                    self._now.change(one, -1)
-            self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
-        return held
-
-    def fits_later(self, job: PendingRow) -> bool:
-        """True when the gang could start once everybody who is leaving has left."""
-        leaf = self.tree.leaf_of[job.project]
-        if self.ledger.closed_to(leaf, job.total_milli, job.preemptible, gone=Gone.EVERYBODY):
-            return False
-        return int(self.later().capacity(Shape.of(job)).sum()) >= job.tasks
-
-    def keep(self, job: PendingRow) -> list[Held]:
-        """Keep places of ``later`` for the gang, which ``fits_later``; nobody else gets what is free of them."""
-        held = self.later().place_gang(Shape.of(job), job.tasks, rather_not=self._now)
-        if held is None:
-            raise LookupError(f"{job.job} does not fit later")
-        self._settle(held)
-        self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
-        return held
-
-    def keep_there(self, job: PendingRow, held: Sequence[Held]) -> None:
-        """Keep exactly the places that ``let_go`` gave up."""
-        for one in held:
-            self.later().change(one, -1)
-        self._settle(held)
-        self.ledger.add(self.tree.leaf_of[job.project], job.total_milli, job.preemptible)
-
-    def let_go(self, job: PendingRow, held: Sequence[Held]) -> None:
-        """Give up the place that a job keeps."""
-        self.later().give_back(held)
-        self._settle(held)
-        self.ledger.add(self.tree.leaf_of[job.project], -job.total_milli, job.preemptible)
-
-    def take_back(self, held: Sequence[Held]) -> None:
-        """Free the places of a start that will not be; ``later`` and the ledger know already."""
-        self.later()
-        if self._now is not None:
-            self._now.give_back(held)
-        self._settle(held)
-
-    def _settle(self, held: Sequence[Held]) -> None:
-        """Make the floor of the touched nodes anew."""
-        if self._now is not None and self._later is not None:
-            self.floor.set_to_least(self._now, self._later, (one.node for one in held))
+    def within_share(self, leaf: ProjectId, amounts: Amounts) -> bool:
+        """True when the project and all above it stay within their fair shares with so much more."""
+        ledger = self.ledger
+        return all(
+            ledger.held[level].plus(amounts).fits_in(ledger.owed[level].fair_share)
+            for level in self.tree.path[leaf]
+        )
 
     def _allocated_milli(self, project: ProjectId) -> int:
-        return self.ledger.held_milli[project] + self.ledger.leaving_milli[project]
+        return int(self.ledger.held[project].gpu_milli + self.ledger.leaving[project].gpu_milli)
+
+
+def avoid_at_best(job: PendingRow) -> tuple[NodeId, ...]:
+    """The nodes that can never run it."""
+    return tuple(sorted(job.unfit_nodes))

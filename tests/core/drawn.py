@@ -226,7 +226,6 @@ def _drawn_pending(
         draw(st.sampled_from([None, None, None, NOW_S - 1, NOW_S + 1])),
         tuple(draw(st.lists(st.sampled_from(names), max_size=1))) if names else (),
         draw(st.sampled_from([None, None, None, *names])), i,
-        promised_nodes=tuple(draw(st.lists(st.sampled_from(names), max_size=2, unique=True))) if names else (),
     )  # fmt: skip
 
 

@@ -542,7 +542,7 @@ def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
     first_in_order = waits("urgent", "nlp", 3, priority=99, age_s=9.0)
     late = replace(released, pending=(*released.pending, first_in_order))
     assert started(decide(late, POLICY)) == {"j"}
-    forgotten = replace(late, pending=tuple(replace(row, promised_nodes=()) for row in late.pending))
+    forgotten = replace(late, pending=tuple(replace(row, kept=()) for row in late.pending))
     assert started(decide(forgotten, POLICY)) == {"urgent"}  # so the promise is what decides
     cancelled = replace(late, pending=(first_in_order,))
     assert started(decide(cancelled, POLICY)) == {"urgent"}

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from portal.words.reasons import VerdictCode
-from scheduler.core.carry import after_commit
+from scheduler.core.carry import after_commit, after_release
 from scheduler.core.check import check_plan, check_snapshot
 from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import _Decision, decide
+from scheduler.core.memory import Memory
 from scheduler.core.policy import Policy
 from scheduler.core.saved import plan_to_json, snapshot_from_json, snapshot_to_json
 from tests.core.drawn import crowded, snapshots
@@ -92,8 +93,19 @@ def every_victim_is_needed(snapshot: Snapshot) -> None:
     decision = _Decision(snapshot, POLICY)
     plan = decision.plan()
     assert not decision._spare()
+    seated = {start.job for start in (*plan.keeps, *plan.starts)}
     for eviction in plan.evictions:
-        assert eviction.for_job in decision.kept or eviction.for_job in decision.starts
+        assert eviction.for_job in seated
+
+
+def what_is_remembered_changes_no_plan(snapshot: Snapshot) -> None:
+    """Decisions on one photograph after the other come out the same with a memory as without."""
+    memory = Memory()
+    for _ in range(3):
+        plan = decide(snapshot, POLICY, memory)
+        assert plan_to_json(plan) == plan_to_json(decide(snapshot, POLICY))
+        after = after_commit(snapshot, plan)
+        snapshot = replace(after_release(after), now_s=snapshot.now_s + 60)
 
 
 LAWS: list[Callable[[Snapshot], None]] = [
@@ -105,6 +117,7 @@ LAWS: list[Callable[[Snapshot], None]] = [
     shares_meet_the_max_min_certificate,
     a_receipt_adds_up,
     every_victim_is_needed,
+    what_is_remembered_changes_no_plan,
 ]
 
 

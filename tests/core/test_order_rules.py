@@ -47,7 +47,7 @@ def key(
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (key("z", held=4, share=4), key("a", held=5, share=4, priority=9)),  # over its fair share goes last
+        (key("z", held=3, share=4), key("a", held=4, share=4, priority=9)),  # over its share with the job goes last
         (key("z", guaranteed=2, held=1), key("a", guaranteed=2, held=2, priority=9)),  # within the guarantee
         (key("z", held=3, priority=1), key("a", held=0)),  # priority
         (key("z", held=3, share=3), key("a", held=0, share=0)),  # nothing is its own

@@ -1,0 +1,82 @@
+"""What a decision leaves for the next one: things that follow from rows alone, kept while the rows are the same.
+
+A photograph that differs little from the one before shares most of its row objects with it. Whoever hands the same
+``Memory`` to each decision spares the making of what is known already; the plans are the same with and without.
+"""
+
+from __future__ import annotations
+
+from scheduler.core.cluster import NodeRow, PendingRow, PoolId, RunningRow
+from scheduler.core.gang import Gang
+from scheduler.core.placement import Floor
+
+MOST_QUESTIONS = 100_000
+"""After so many different requests the numbers given to them begin anew."""
+
+
+class Memory:
+    """Kept between decisions; one at a time may use it."""
+
+    def __init__(self) -> None:
+        self.checked: dict[int, object] = {}
+        self.floors: dict[PoolId, Floor] = {}
+        self.questions: dict[tuple[object, ...], int] = {}
+        self.possible: dict[tuple[object, ...], list[PoolId]] = {}
+        self._waiting: dict[int, tuple[PendingRow, Gang]] = {}
+        self._running: dict[int, tuple[RunningRow, Gang]] = {}
+        self._next_waiting: dict[int, tuple[PendingRow, Gang]] = {}
+        self._next_running: dict[int, tuple[RunningRow, Gang]] = {}
+        self._builds: dict[int, tuple[NodeRow, tuple[object, ...]]] = {}
+        self._frame: tuple[object, ...] = ()
+        self._floor_of: dict[PoolId, Floor] = {}
+
+    def build(self, nodes: tuple[NodeRow, ...]) -> tuple[object, ...]:
+        """What of the nodes decides which jobs could ever run: all but what is used, ready or healthy."""
+        before, self._builds = self._builds, {}
+        found = []
+        for node in nodes:
+            known = before.get(id(node))
+            if known is None or known[0] is not node:
+                gpus = tuple((gpu.uuid, gpu.model, gpu.memory_mib) for gpu in node.gpus)
+                known = (node, (node.id, node.pool, node.cpu_milli, node.memory_mib, gpus))
+            self._builds[id(node)] = known
+            found.append(known[1])
+        return tuple(found)
+
+    def begin(self, frame: tuple[object, ...]) -> None:
+        """Start a decision; when its ``frame`` (projects, pools, quotas, ...) is another, rows are made anew."""
+        self._waiting, self._next_waiting = self._next_waiting, {}
+        self._running, self._next_running = self._next_running, {}
+        if frame != self._frame:
+            self._frame = frame
+            self._waiting, self._running = {}, {}
+            self.checked, self.possible = {}, {}
+        if len(self.questions) > MOST_QUESTIONS:
+            self.questions.clear()
+            self._waiting = {}
+
+    def waiting(self, row: PendingRow) -> Gang | None:
+        """The gang made of this very row, if the last decision left it as it was."""
+        return self._untouched(self._waiting.get(id(row)), row)
+
+    def running(self, row: RunningRow, floor: Floor) -> Gang | None:
+        """The same for a running job, whose places are places of ``floor``."""
+        if self._floor_of.get(row.pool) is not floor:
+            return None
+        return self._untouched(self._running.get(id(row)), row)
+
+    @staticmethod
+    def _untouched(known: tuple[object, Gang] | None, row: object) -> Gang | None:
+        return known[1] if known is not None and known[0] is row and not known[1].touched else None
+
+    def keep_waiting(self, row: PendingRow, gang: Gang) -> None:
+        """For the next decision."""
+        self._next_waiting[id(row)] = (row, gang)
+
+    def keep_running(self, row: RunningRow, gang: Gang) -> None:
+        """For the next decision."""
+        self._next_running[id(row)] = (row, gang)
+
+    def end_of_scenes(self) -> None:
+        """All running jobs of this decision are made: the next one may use them with the same floors."""
+        self._floor_of = dict(self.floors)
