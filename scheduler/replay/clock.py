@@ -97,6 +97,7 @@ class Clock:
         self._pending: dict[JobId, PendingRow] = {}
         self._running: dict[JobId, RunningRow] = {}
         self._leaving: list[Eviction] = []
+        self._keeping: set[JobId] = set()
         self._usage = _Usage(replay)
 
     def run(self) -> Outcome:
@@ -133,6 +134,7 @@ class Clock:
         self.decisions += 1
         self.not_reached += plan.truncated
         self.watcher.decided(snapshot, plan)
+        self._keeping = keep_places(plan, self._asked, self._pending, self._running, self._keeping)
         for eviction in plan.evictions:
             self._running[eviction.job] = replace(
                 self._running[eviction.job], stopping=True, stopping_for=eviction.for_job
@@ -172,8 +174,7 @@ class Clock:
         return now_s - row.started_s
 
     def _let_go(self, now_s: float) -> None:
-        """Who was asked to leave is gone a second later and queues again; its places are promised."""
-        promised: dict[JobId, set[NodeId]] = {}
+        """Who was asked to leave is gone a second later and queues again."""
         for eviction in self._leaving:
             row = self._running.get(eviction.job)
             if row is None:
@@ -184,13 +185,37 @@ class Clock:
                 self._over(job, now_s)
             else:
                 self._left_s[job.number] += self.outcome.preempted(job)
-                self._pending[row.job] = self._asked[row.job]
+                asked = self._asked[row.job]
+                self._pending[row.job] = replace(asked, kept=row.kept) if row.kept else asked
                 self.watcher.left(job, row, self._had_s[job.number])
-            promised.setdefault(eviction.for_job, set()).update(task.node for task in row.tasks)
         self._leaving = []
-        for winner, nodes in promised.items():
-            if winner in self._pending:
-                self._pending[winner] = replace(self._pending[winner], promised_nodes=tuple(sorted(nodes)))
+
+
+def keep_places(
+    plan: Plan,
+    asked: Mapping[JobId, PendingRow],
+    pending: dict[JobId, PendingRow],
+    running: dict[JobId, RunningRow],
+    keeping: set[JobId],
+) -> set[JobId]:
+    """Notes in the rows which places the plan keeps for whom; ``keeping`` is for whom the plan before did.
+
+    ``asked`` has the rows of jobs for whom nothing is kept.
+    """
+    kept = {start.job: _places(start) for start in plan.keeps}
+    for job in keeping - kept.keys():
+        if job in pending:
+            pending[job] = asked[job]
+    for job, places in kept.items():
+        if job in pending and pending[job].kept != places:
+            pending[job] = replace(pending[job], kept=places)
+        elif job in running:
+            running[job] = replace(running[job], kept=places)
+    return set(kept)
+
+
+def _places(start: Start) -> tuple[RunningTask, ...]:
+    return tuple(RunningTask(task.node, task.gpus, 0, 0, rank=task.rank) for task in start.tasks)
 
 
 def _id(job: TracedJob) -> JobId:

@@ -17,6 +17,7 @@ from typing import Any
 
 from portal.words.knobs import KNOBS
 from scheduler.core.decide import decide
+from scheduler.core.memory import Memory
 from scheduler.core.policy import Policy, PolicyError
 from scheduler.replay.clock import Clock, Replay, Watcher
 from scheduler.replay.forecasting import Forecasting
@@ -97,7 +98,12 @@ def replay(
         rules = policy_with(dict(knobs))
         watcher = Predicting() if policy == "fairway-predict" else Watcher()
         forecasting = Forecasting(watcher, rules) if forecast else None
-        clock = Clock(Replay(jobs, size, quotas, rules, decide), forecasting or watcher)
+        memory = Memory()
+        rules = replace(rules, explains=False)  # nobody reads why a job waits
+        clock = Clock(
+            Replay(jobs, size, quotas, rules, lambda photo, knobs: decide(photo, knobs, memory)),
+            forecasting or watcher,
+        )
         outcome = clock.run()
         further = {"decisions": clock.decisions, "decisions_cut_short": clock.not_reached}
         further |= forecasting.figures() if forecasting else {}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scheduler.core.check import check_plan
 from scheduler.core.cluster import UNLIMITED_MILLI, JobId
+from scheduler.core.decide import decide
 from scheduler.core.plan import Eviction, EvictionReason, Plan, Start, TaskPlacement
 from scheduler.core.policy import Policy
 from scheduler.replay.__main__ import MALFORMED, main
@@ -88,6 +91,9 @@ def changed(*path: str | int, to: Any) -> dict[str, Any]:
             "$.scheduling_cases[0].nodes.node0.surprise",
         ),
         (changed("scheduling_cases", 0, "queues", 0, "priority", to="?"), "$.scheduling_cases[0].queues[0].priority"),
+        (changed("scheduling_cases", 0, "nodes", "node0", "gpus", to=9**9), "$.scheduling_cases[0].nodes.node0.gpus"),
+        (changed("scheduling_cases", 0, "rounds", "until_match", to=-1), "$.scheduling_cases[0].rounds.until_match"),
+        (changed("fair_share_cases", 0, "k_value", to=float("nan")), "$.fair_share_cases[0].k_value"),
         (changed("scheduling_cases", 0, "portable", to="yes"), "$.scheduling_cases[0].portable"),
         (changed("scheduling_cases", 0, "suite", to="other"), "$.scheduling_cases[0].suite"),
         (changed("scheduling_cases", 0, "jobs", 0, "queue", to="nobody"), "$.scheduling_cases[0].jobs[0].queue"),
@@ -112,6 +118,15 @@ def test_a_field_that_is_missing_is_refused(tmp_path: Path, capsys: pytest.Captu
     del content["scheduling_cases"][5]["rounds"]
     assert main(["conformance", write(tmp_path, content)]) == MALFORMED
     assert "$.scheduling_cases[5]: the field rounds is missing" in capsys.readouterr().err
+
+
+def test_groups_within_groups_end_somewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree: dict[str, Any] = {"name": "root"}
+    for _ in range(400):
+        tree = {"name": "root", "subgroups": [tree]}
+    content = changed("scheduling_cases", 0, "jobs", 0, "subgroup_tree", to=tree)
+    assert main(["conformance", write(tmp_path, content)]) == MALFORMED
+    assert "nested too deeply" in capsys.readouterr().err
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +158,48 @@ def test_a_choice_counts_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> 
 def test_portable_cases_are_never_skipped() -> None:
     for kind, case in chosen(CASES, "scheduling", ""):
         assert not (case["portable"] and answer_of(kind, case, Policy.kai()).skipped), case["id"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "portable", "core"),
+    [(Policy.kai(), 98.0, 98.0), (Policy(), 90.0, 90.0)],
+    ids=["kai", "default"],
+)
+def test_portable_cases_end_as_they_do_in_kai(policy: Policy, portable: float, core: float) -> None:
+    answered = [(case, answer_of(kind, case, policy)) for kind, case in chosen(CASES, "scheduling", "")]
+    for flag, floor in (("portable", portable), ("core", core)):
+        outcomes = [outcome for case, outcome in answered if case[flag]]
+        failed = [outcome.id for outcome in outcomes if not outcome.passed]
+        assert 100 * (1 - len(failed) / len(outcomes)) >= floor, failed
+
+
+def perturbed(case: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """The same cluster with other priorities, quotas and minimums, and some of what runs waiting."""
+    for queue in case["queues"]:
+        queue["deserved_gpus"] = draw.choice([queue["deserved_gpus"], -1, 0, 1, 4])
+        queue["limit_gpus"] = draw.choice([queue["limit_gpus"], -1, -1, 2, 4])
+    for job in case["jobs"]:
+        job["priority"] = draw.choice([job["priority"], 50, 100])
+        job["preemptible"] = draw.choice([job["preemptible"], True])
+        if job["min_available"]:
+            job["min_available"] = draw.randint(1, max(1, len(job["tasks"])))
+        for task in job["tasks"]:
+            if task["state"] == "Running" and draw.random() < 0.1:
+                task["state"] = "Pending"
+    return case
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_laws_hold_on_every_kind_of_case(seed: int) -> None:
+    draw = random.Random(seed)
+    for case in draw.sample([case for case in CASES.scheduling if case["portable"]], 60):
+        cluster = CaseCluster(perturbed(copy.deepcopy(dict(case)), draw))
+        states = cluster.first_states()
+        for _ in range(3):
+            snapshot = cluster.photograph(states)
+            plan = decide(snapshot, Policy())
+            check_plan(snapshot, plan)
+            states = next_states(states, apply(states, plan), deleted=())
 
 
 # -- from a case to a photograph and on -------------------------------------------------------------------

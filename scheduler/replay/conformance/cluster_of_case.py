@@ -48,6 +48,8 @@ USUAL_GPU_MIB = 100
 USUAL_CORES = 20_000
 USUAL_BYTES = 20_000_000_000
 JOB_BYTES = 1_000_000_000
+USUAL_STALE_GRACE_S = 60.0
+"""The grace of single actions; whole cycles of the origin's harness run without any."""
 
 WAITING = ("Pending", "Gated", "Pipelined")
 HOLDING = ("Running", "Allocated", "Binding", "Bound", "Releasing", "StuckInReleasing")
@@ -73,6 +75,7 @@ class CaseCluster:
         self._unit_bytes = _memory_unit(case)
         self._jobs = {job["name"]: job for job in case["jobs"]}
         self._submitted_s = _submitted(case["jobs"])
+        self._stale_grace_s = 0.0 if case["suite"] == "integration" else USUAL_STALE_GRACE_S
         self._nodes = case["nodes"]
         self._gpus = {
             name: tuple(GpuUuid(f"{name}/gpu{i}") for i in range(node["gpus"])) for name, node in self._nodes.items()
@@ -90,7 +93,7 @@ class CaseCluster:
             (job, task)
             for job in self.jobs
             for task in job["tasks"]
-            if task["state"] in HOLDING and task.get("node") is not None
+            if task["state"] in (*HOLDING, "Pipelined") and task.get("node") is not None
         ]
         # named groups first, so that each keeps one GPU; whole GPUs take what is left
         for job, task in sorted(placed, key=lambda each: not each[1].get("gpu_groups")):
@@ -120,7 +123,7 @@ class CaseCluster:
         pending = [waits for job in self.jobs if (waits := self._pending(job, states))]
         return Snapshot(
             NOW_S,
-            (PoolRow(POOL, "pool", self._placement()),),
+            (PoolRow(POOL, "pool", "pack"),),
             tuple(self._node(name, states) for name in self._nodes),
             tuple(
                 ProjectRow(
@@ -142,14 +145,6 @@ class CaseCluster:
                 for topology in self._case.get("topologies", ())
             ),
         )
-
-    def _placement(self) -> str | None:
-        """How the case's own configuration wants nodes chosen; None is packing, as ours."""
-        for tier in (self._case.get("scheduler_conf") or {}).get("Tiers", ()):
-            for plugin in tier.get("Plugins", ()):
-                if plugin.get("Name") == "nodeplacement":
-                    return "spread" if plugin.get("Arguments", {}).get("gpu") == "spread" else None
-        return None
 
     def _quota(self, queue: Mapping[str, Any]) -> QuotaRow:
         deserved, limit = queue["deserved_gpus"], queue["limit_gpus"]
@@ -253,9 +248,8 @@ class CaseCluster:
             groups=groups,
             near=_near((job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")),
             submitted_s=self._submitted_s[job["name"]],
-            stale_since_s=NOW_S - job["stale_seconds"] if stale else None,
-            stale_grace_s=job.get("staleness_grace_seconds"),
-            avoid_nodes=self._kept_away(job),
+            stale_since_s=NOW_S - job.get("stale_seconds", 0) if stale else None,
+            stale_grace_s=job.get("staleness_grace_seconds", self._stale_grace_s),
         )  # fmt: skip
 
     def _pending(self, job: Mapping[str, Any], states: Mapping[str, TaskState]) -> PendingRow | None:
@@ -267,7 +261,6 @@ class CaseCluster:
         waiting.sort(key=lambda each: (-each[1].get("task_priority", 0), each[0]))
         asks = tuple(self.ask(job, task) for _, task in waiting)
         first, groups = asks[0], self._groups(job)
-        away = self._kept_away(job)
         return PendingRow(
             JobId(job["name"]),
             job["name"],
@@ -285,8 +278,6 @@ class CaseCluster:
             first.cpu_milli,
             first.memory_mib,
             None,
-            avoid_nodes=away,
-            unfit_nodes=away,
             min_tasks=self._least(job),
             ranks=tuple(rank for rank, _ in waiting),
             asks=asks if any(ask != first for ask in asks) else (),
@@ -295,7 +286,16 @@ class CaseCluster:
             near=_near((job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")),
             share_mib=first.share_mib,
             preempt_after_s=job.get("preemption_delay_seconds"),
+            kept=tuple(self._kept(job, states)),
         )  # fmt: skip
+
+    def _kept(self, job: Mapping[str, Any], states: Mapping[str, TaskState]) -> Iterator[RunningTask]:
+        """The places that are kept for a job's tasks since an earlier cycle."""
+        for rank, task in enumerate(job["tasks"]):
+            state = states[task["id"]]
+            if state.state == "Pipelined" and state.node is not None:
+                ask = self.ask(job, task)
+                yield RunningTask(NodeId(state.node), state.gpus, ask.cpu_milli, ask.memory_mib, rank)
 
     # -- tasks and groups -----------------------------------------------------------------------------
 
@@ -331,9 +331,8 @@ class CaseCluster:
         return -(-ask.share_mib * WHOLE_MILLI // gpu_mib)
 
     def _least(self, job: Mapping[str, Any]) -> int | None:
-        """The fewest tasks that are enough; None where all are needed or groups say it."""
-        least = job["min_available"]
-        return None if least is None or least == len(job["tasks"]) else int(least)
+        """The fewest tasks that are enough, of all that the job ever had; None where groups say it."""
+        return None if job["min_available"] is None else int(job["min_available"])
 
     def _groups(self, job: Mapping[str, Any]) -> tuple[GroupRow, ...]:
         tree = job.get("subgroup_tree") or {}
@@ -348,8 +347,8 @@ class CaseCluster:
         return str(task.get("subgroup", "default"))
 
     def _stale(self, job: Mapping[str, Any], states: Mapping[str, TaskState]) -> bool:
-        """True when fewer tasks live than the job needs and none of them ended well."""
-        if "stale_seconds" not in job or any(states[t["id"]].state == "Succeeded" for t in job["tasks"]):
+        """True when some of a job's tasks live, but fewer than it needs, and none of them ended well."""
+        if any(states[task["id"]].state == "Succeeded" for task in job["tasks"]):
             return False
         alive = [task for task in job["tasks"] if states[task["id"]].state in HOLDING]
         tree = job.get("subgroup_tree") or {}
@@ -360,17 +359,6 @@ class CaseCluster:
                 for leaf in leaves
             )
         return len(alive) < (len(job["tasks"]) if job["min_available"] is None else job["min_available"])
-
-    def _kept_away(self, job: Mapping[str, Any]) -> tuple[NodeId, ...]:
-        """The nodes that a node affinity of all the job's tasks rules out."""
-        wanted = [task["node_affinity"] for task in job["tasks"] if task.get("node_affinity")]
-        if not wanted:
-            return ()
-        return tuple(
-            NodeId(name)
-            for name, node in self._nodes.items()
-            if node.get("labels", {}).get("kai.scheduler/type", name) not in wanted[0]
-        )
 
 
 def next_states(states: States, after: Mapping[str, TaskState], deleted: Iterable[str]) -> States:

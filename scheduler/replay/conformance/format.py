@@ -16,6 +16,7 @@ from scheduler.replay.conformance.shapes import (
     Shape,
     anything,
     count,
+    few,
     first_that_fits,
     flag,
     list_of,
@@ -77,6 +78,8 @@ def read_cases(path: str | Path) -> Cases:
             _check_shares(case, f"$.fair_share_cases[{i}]")
     except Misshapen as problem:
         raise MalformedFile(path, problem.place, problem.message) from None
+    except RecursionError:
+        raise MalformedFile(path, "", "groups are nested too deeply") from None
     return cases
 
 
@@ -159,7 +162,7 @@ TASK = record(
     node=or_null(text),
     gpu_groups=list_of(text),
     subgroup=text,
-    gpus_override=count,
+    gpus_override=few,
     task_priority=whole,
     mig_instances=map_of(count),
     legacy_mig=flag,
@@ -172,6 +175,7 @@ TASK = record(
     resource_claim_templates=anything,
     persistent_volume_claim_names=list_of(text),
     pvc_names=list_of(text),
+    pvcs=anything,
     resize_deferred_actual=anything,
 )
 
@@ -189,7 +193,7 @@ JOB = record(
     cpu_cores_per_task=number,
     memory_bytes_per_task=number,
     cpu_or_memory_explicit=flag,
-    fraction_devices_per_task=count,
+    fraction_devices_per_task=few,
     gpu_memory_mib_per_task=count,
     subgroup_tree=or_null(GROUP),
     topology_constraint=or_null(NEAR),
@@ -206,7 +210,7 @@ JOB = record(
 )
 
 NODE = record(
-    {"gpus": count},
+    {"gpus": few},
     gpu_memory_mib=count,
     cpu_cores=number,
     memory_bytes=number,
@@ -254,7 +258,7 @@ SCHEDULING = record(
         "id": text,
         "suite": one_of("action", "integration"),
         "actions": list_of(one_of(*ACTIONS)),
-        "rounds": record({"until_match": count, "after_match": count}, seconds_between_rounds=number),
+        "rounds": record({"until_match": few, "after_match": few}, seconds_between_rounds=number),
         "tags": list_of(text),
         "portable": flag,
         "nodes": map_of(NODE),
@@ -448,6 +452,7 @@ PREDICATE_DATA: dict[str, Shape] = {
                         ),
                     },
                     min_available=count,
+                    name=text,
                 )
             ),
         }

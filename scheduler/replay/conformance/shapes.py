@@ -11,6 +11,8 @@ from typing import Any
 
 Shape = Callable[[Any, str], None]
 
+FEW = 10_000
+
 
 class Misshapen(ValueError):
     """A value that does not look as it should; ``place`` is its JSON path."""
@@ -39,6 +41,13 @@ def count(value: Any, place: str) -> None:
     whole(value, place)
     if value < 0:
         raise Misshapen(place, f"{value} is below 0")
+
+
+def few(value: Any, place: str) -> None:
+    """A whole number from 0 to ``FEW``: what is made one by one."""
+    count(value, place)
+    if value > FEW:
+        raise Misshapen(place, f"{value} is above {FEW}")
 
 
 def text(value: Any, place: str) -> None:

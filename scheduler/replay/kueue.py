@@ -1,0 +1,192 @@
+"""Kueue's performance scenario: workloads of many queues in cohorts that lend each other their unused quota.
+
+The clock is simulated; each cycle advances it by the time it really took. A workload runs its time once
+admitted, and has to begin again if it is asked to leave. Time to admission is counted to the last admission,
+as Kueue's own recorder counts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from scheduler.core.cluster import JobId
+from scheduler.core.decide import decide
+from scheduler.core.memory import Memory
+from scheduler.core.policy import Policy
+from scheduler.replay.kueue_clock import Clock, Cohorts, Workload
+from scheduler.replay.reading import MAX_WHOLE, MalformedFile, read_json
+
+MOST_COHORTS = 100
+MOST_QUEUES = 1_000
+MOST_GPUS = 10_000
+MOST_WORKLOADS = 1_000_000
+WITHOUT = {"reclaim_within_cohort": ("any", "reclaim"), "within_queue": ("lower_priority", "preempt")}
+"""By field: the word that allows an action, and the action; "never" takes it away."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The file."""
+    parser.add_argument(
+        "scenario", help="JSON: cohorts, queues_per_cohort, nominal_quota, workload_sets, ..."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replays and prints one JSON line; 0. Raises MalformedFile naming the place in the file."""
+    scenario = Scenario(arguments.scenario)
+    sys.stderr.write(
+        f"{scenario.cohorts.cohorts} cohorts of {scenario.cohorts.cohort_gpus} GPUs, "
+        f"{len(scenario.workloads)} workloads\n"
+    )
+    memory = Memory()
+    clock = Clock(scenario.cohorts, scenario.workloads, scenario.policy, partial(decide, memory=memory))
+    never = clock.run()
+    sys.stdout.write(json.dumps(figures(scenario, clock, never)) + "\n")
+    return 0
+
+
+def figures(scenario: Scenario, clock: Clock, never: set[JobId]) -> dict[str, Any]:
+    """The figures of one JSON line; times in seconds, a mean over nothing is None."""
+    waits: dict[str, list[float]] = {each["class"]: [] for each in scenario.sets}
+    for workload in scenario.workloads:
+        if workload.job not in never:
+            waits[workload.kind].append(clock.admitted_s[workload.job] - workload.created_s)
+    gpus = scenario.cohorts.cohorts * scenario.cohorts.cohort_gpus
+    return {
+        "wall_s": round(clock.wall_s, 3),
+        "floor_s": scenario.floor_s,
+        "times_floor": round(clock.wall_s / scenario.floor_s, 3) if scenario.floor_s else None,
+        "decide_s": round(clock.decide_s, 3),
+        "commit_s": round(clock.commit_s, 3),
+        "mean_time_to_admission_s": {
+            **{kind: _mean(each) for kind, each in waits.items()},
+            "all": _mean([wait for each in waits.values() for wait in each]),
+        },
+        "usage_percent": round(100 * clock.busy_gpu_s / (gpus * clock.wall_s), 1) if clock.wall_s else 0.0,
+        "lost_gpu_s": round(clock.lost_gpu_s, 1),
+        "decisions": clock.decisions,
+        "decisions_cut_short": clock.cut_short,
+        "longest_cycle_s": round(clock.longest_cycle_s, 3),
+        "preemptions": clock.preemptions,
+        "workloads": len(scenario.workloads),
+        "never_admitted": len(never),
+    }
+
+
+class Scenario:
+    """What the file says. ``floor_s`` is how long an instant scheduler takes, where the file tells it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise MalformedFile(path, "$", "an object is expected")
+        limit = content.get("borrowing_limit")
+        self.cohorts = Cohorts(
+            self._whole(content, "$", "cohorts", 1, MOST_COHORTS),
+            self._whole(content, "$", "queues_per_cohort", 1, MOST_QUEUES),
+            self._whole(content, "$", "nominal_quota", 0, MOST_GPUS),
+            None if limit is None else self._whole(content, "$", "borrowing_limit", 0, MOST_GPUS),
+        )
+        if not 1 <= self.cohorts.cohort_gpus <= MOST_GPUS:
+            sentence = f"the queues of a cohort have {self.cohorts.cohort_gpus} GPUs, not 1 to {MOST_GPUS}"
+            raise MalformedFile(path, "$.nominal_quota", sentence)
+        self.policy = self._policy(content)
+        self.sets = self._sets(content)
+        self.workloads = self._workloads()
+        floor = content.get("floor_with_an_instant_scheduler")
+        self.floor_s: float | None = None
+        if floor is not None:
+            at = "$.floor_with_an_instant_scheduler"
+            self.floor_s = self._number(self._object(floor, at), at, "wall_s", 1e-3)
+
+    def _policy(self, content: dict[str, Any]) -> Policy:
+        """The defaults, less what the scenario forbids."""
+        policy = Policy()
+        for field, (word, action) in WITHOUT.items():
+            value = content.get(field, word)
+            if value not in (word, "never"):
+                raise MalformedFile(self._path, f"$.{field}", f"{value!r} is neither {word!r} nor 'never'")
+            if value == "never":
+                policy = replace(policy, actions=tuple(each for each in policy.actions if each != action))
+        return policy
+
+    def _sets(self, content: dict[str, Any]) -> list[dict[str, Any]]:
+        sets = content.get("workload_sets")
+        if not isinstance(sets, list) or not sets:
+            raise MalformedFile(self._path, "$.workload_sets", "a list of workload sets is expected")
+        total = 0
+        for i, each in enumerate(sets):
+            at = f"$.workload_sets[{i}]"
+            self._object(each, at)
+            if not isinstance(each.get("class"), str) or not each["class"]:
+                raise MalformedFile(self._path, f"{at}.class", "the name of a class is expected")
+            if each["class"] == "all":
+                raise MalformedFile(self._path, f"{at}.class", "'all' is kept for the mean over all")
+            total += self._whole(each, at, "count", 0, MOST_WORKLOADS)
+            self._number(each, at, "creation_interval_ms", 0.0)
+            self._number(each, at, "run_time_ms", 0.0)
+            self._whole(each, at, "priority", -MAX_WHOLE, MAX_WHOLE)
+            self._whole(each, at, "gpus", 1, MOST_GPUS)
+        if total * self.cohorts.cohorts * self.cohorts.queues_per_cohort > MOST_WORKLOADS:
+            raise MalformedFile(
+                self._path, "$.workload_sets", f"these are more than {MOST_WORKLOADS} workloads"
+            )
+        return sets
+
+    def _workloads(self) -> list[Workload]:
+        """Each set makes its workloads in every queue, the first after one interval."""
+        return [
+            Workload(
+                JobId(f"{cohort:03}-{queue:03}-{number:03}-{i:06}"),
+                each["class"],
+                cohort,
+                queue,
+                (i + 1) * each["creation_interval_ms"] / 1000,
+                each["run_time_ms"] / 1000,
+                each["priority"],
+                each["gpus"],
+            )
+            for cohort in range(self.cohorts.cohorts)
+            for queue in range(self.cohorts.queues_per_cohort)
+            for number, each in enumerate(self.sets)
+            for i in range(each["count"])
+        ]
+
+    def _object(self, value: Any, at: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise MalformedFile(self._path, at, "an object is expected")
+        return value
+
+    def _whole(self, where: dict[str, Any], at: str, field: str, low: int, high: int) -> int:
+        value = where.get(field)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise MalformedFile(self._path, f"{at}.{field}", _no(value, "whole number"))
+        if not low <= value <= high:
+            raise MalformedFile(self._path, f"{at}.{field}", f"{value} is not between {low} and {high}")
+        return value
+
+    def _number(self, where: dict[str, Any], at: str, field: str, low: float) -> float:
+        value = where.get(field)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise MalformedFile(self._path, f"{at}.{field}", _no(value, "number"))
+        if not low <= value <= MAX_WHOLE:
+            raise MalformedFile(
+                self._path, f"{at}.{field}", f"{value} is not between {low:g} and {MAX_WHOLE}"
+            )
+        return float(value)
+
+
+def _no(value: Any, kind: str) -> str:
+    return "it is missing" if value is None else f"{repr(value)[:40]} is no {kind}"
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(statistics.fmean(values), 3) if values else None
