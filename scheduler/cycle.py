@@ -23,6 +23,7 @@ from scheduler.core.plan import Plan, Start, Verdict
 from scheduler.core.policy import Policy
 from scheduler.failed import keep_failed
 from scheduler.forecasts import write_intervals
+from scheduler.keeps import write_keeps
 from scheduler.leases import Held
 from scheduler.snapshot import Photo, take_photo
 from scheduler.standings import write_standings
@@ -104,6 +105,8 @@ def _commit(leader: Held, photo: Photo, plan: Plan) -> list[Refusal]:
             if refusal := commit_start(leader, start):
                 log.info("start of %s refused: %s", start.job, refusal.sentence)
                 refused.append(refusal)
+    if not photo.adopt_only:
+        write_keeps(leader, photo.kept, plan)
     write_standings(leader, photo, verdicts)
     write_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
     return refused

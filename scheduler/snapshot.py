@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import Case, F, Q, When
-from django.db.models.functions import Now
 
 from portal.models import (
     Allocation,
@@ -50,16 +48,16 @@ from scheduler.core.cluster import (
     UserId,
 )
 from scheduler.core.policy import Policy, PolicyError
+from scheduler.keeps import Kept, kept_tasks
 
 ASKED = JobId("asked")
 """The id of a job that nobody has submitted; it is shorter than a public id."""
-PROMISE_KEPT = dt.timedelta(minutes=5)
-"""How long a job comes first to a place that was made for it, once those who left it are gone."""
 _PROMISE_STANDS = Q(
     stop_for__state=JobState.PENDING.value,
     stop_for__desired=Desired.RUN.value,
     stop_for__attempts_made=F("stop_for_after"),
 )
+_MAY_KEEP = (JobState.PENDING.value, JobState.RUNNING.value)
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
 _PAUSED_AFTER = frozenset({EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL})
 
@@ -79,6 +77,8 @@ class Photo:
     """By kind of environment, the nodes that cannot run it."""
     homes: dict[str, NodeId]
     """By person, the node where their home is."""
+    kept: dict[str, Kept]
+    """The places that are kept for waiting and leaving jobs, by job id."""
 
 
 def take_photo(settings: ClusterSettings) -> Photo:
@@ -93,10 +93,11 @@ def take_photo(settings: ClusterSettings) -> Photo:
         projects = _projects()
         quotas = _quotas()
         usage = _usage(now_s, policy.half_life_s)
-        running = _running(tasks, shares)
         unfit = {kind.value: _unfit(kind, runtimes) for kind in RuntimeKind}
         homes = _homes()
-        pending, rows = _pending(pools, unfit, homes, _left_for())
+        running = _running(tasks, shares, unfit, homes)
+        pending, rows = _pending(pools, unfit, homes)
+        kept = _kept()
         standings = _standings()
     return Photo(
         snapshot=Snapshot(
@@ -115,6 +116,7 @@ def take_photo(settings: ClusterSettings) -> Photo:
         pending_rows=rows,
         unfit=unfit,
         homes=homes,
+        kept=kept,
     )
 
 
@@ -242,7 +244,13 @@ def _usage(now_s: float, half_life_s: float) -> tuple[UsageRow, ...]:
     )
 
 
-def _running(tasks: dict[int, dict[str, Any]], shares: dict[int, list[GpuShare]]) -> tuple[RunningRow, ...]:
+def _running(
+    tasks: dict[int, dict[str, Any]],
+    shares: dict[int, list[GpuShare]],
+    unfit: dict[str, tuple[NodeId, ...]],
+    homes: dict[str, NodeId],
+) -> tuple[RunningRow, ...]:
+    """Jobs that hold places, with what a new place must offer if one is moved."""
     places: dict[int, list[RunningTask]] = defaultdict(list)
     for id_, task in tasks.items():
         places[task["attempt_id"]].append(
@@ -267,6 +275,12 @@ def _running(tasks: dict[int, dict[str, Any]], shares: dict[int, list[GpuShare]]
             stopping=row["stop_wanted_at"] is not None,
             stopping_for=JobId(row["promised_to"]) if row["promised_to"] else None,
             name=row["job__name"],
+            gpu_model=row["job__gpu_model"] or None,
+            min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
+            submitted_s=row["job__submitted_at"].timestamp(),
+            avoid_nodes=unfit[row["job__environment__runtime"]],
+            node_affinity=_home(row["job__kind"], row["job__owner__public_id"], homes),
+            kept=kept_tasks(row["job__kept"], row["job__cpu_milli"], row["job__memory_mib"]),
         )
         for row in rows.values(
             "id",
@@ -281,18 +295,21 @@ def _running(tasks: dict[int, dict[str, Any]], shares: dict[int, list[GpuShare]]
             "job__priority",
             "job__preemptible",
             "job__time_limit_s",
+            "job__gpu_model",
+            "job__min_gpu_memory_mib",
+            "job__submitted_at",
+            "job__kind",
+            "job__environment__runtime",
+            "job__kept",
+            "job__cpu_milli",
+            "job__memory_mib",
         )
     )
 
 
-def _left_for() -> dict[str, list[NodeId]]:
-    """By waiting job, the nodes where others have just made room for it and are gone."""
-    found: dict[str, list[NodeId]] = defaultdict(list)
-    rows = Attempt.objects.filter(_PROMISE_STANDS, ended_at__gt=Now() - PROMISE_KEPT)
-    places = rows.values_list("stop_for__public_id", "task_rows__node__public_id").distinct().order_by()
-    for job, node in sorted(places):
-        found[job].append(NodeId(node))
-    return found
+def _kept() -> dict[str, Kept]:
+    rows = Job.objects.filter(kept__isnull=False, state__in=_MAY_KEEP)
+    return {job: kept for job, kept in rows.values_list("public_id", "kept") if kept}
 
 
 def _homes() -> dict[str, NodeId]:
@@ -306,7 +323,6 @@ def _pending(
     pools: tuple[PoolRow, ...],
     unfit: dict[str, tuple[NodeId, ...]],
     homes: dict[str, NodeId],
-    left_for: dict[str, list[NodeId]],
 ) -> tuple[tuple[PendingRow, ...], dict[str, int]]:
     """Waiting jobs. Nodes that run another kind of environment are among those a job avoids."""
     every_pool = tuple(pool.id for pool in pools)
@@ -328,6 +344,7 @@ def _pending(
         "queued_at",
         "reason",
         "attempts_made",
+        "kept",
         "priority",
         "preemptible",
         "tasks",
@@ -344,10 +361,7 @@ def _pending(
         "environment__runtime",
     ):
         rows[row["public_id"]] = row["id"]
-        waiting_row = pending_row(dict(row), every_pool, unfit, avoided.get(row["id"], []), homes)
-        if left := left_for.get(row["public_id"]):
-            waiting_row = replace(waiting_row, promised_nodes=tuple(left))
-        found.append(waiting_row)
+        found.append(pending_row(dict(row), every_pool, unfit, avoided.get(row["id"], []), homes))
     return tuple(found), rows
 
 
@@ -360,7 +374,7 @@ def pending_row(
 ) -> PendingRow:
     """One waiting job as the decision sees it. A workspace goes where its owner's home is."""
     avoid = unfit[row["environment__runtime"]]
-    home = homes.get(row["owner__public_id"]) if row["kind"] == JobKind.WORKSPACE.value else None
+    home = _home(row["kind"], row["owner__public_id"], homes)
     return PendingRow(
         job=JobId(row["public_id"]),
         name=row["name"],
@@ -384,7 +398,13 @@ def pending_row(
         unfit_nodes=avoid,
         node_affinity=home,
         version=row["version"],
+        kept=kept_tasks(row["kept"], row["cpu_milli"], row["memory_mib"]),
     )
+
+
+def _home(kind: str, owner: str, homes: dict[str, NodeId]) -> NodeId | None:
+    """A workspace goes where its owner's home is."""
+    return homes.get(owner) if kind == JobKind.WORKSPACE.value else None
 
 
 def _not_before_s(row: dict[str, Any]) -> float | None:

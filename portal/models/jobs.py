@@ -67,6 +67,10 @@ class Job(models.Model):
 
     submitted_at = models.DateTimeField(auto_now_add=True)
     queued_at = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
+    kept = models.JSONField(
+        null=True,
+        help_text="Places that the scheduler keeps for it: [rank, node, [[GPU uuid, milli], ...]] each.",
+    )
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     attempts_made = models.PositiveIntegerField(default=0)

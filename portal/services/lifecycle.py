@@ -72,12 +72,13 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.DISK_FULL: AttemptState.FAILED,
     EndReason.PREEMPTED: AttemptState.PREEMPTED,
     EndReason.RECLAIMED: AttemptState.PREEMPTED,
+    EndReason.CONSOLIDATED: AttemptState.PREEMPTED,
     EndReason.SUSPENDED: AttemptState.SUSPENDED,
     EndReason.NEVER_READY: AttemptState.FAILED,
     EndReason.STALE_GANG: AttemptState.FAILED,
 }
 
-GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED})
+GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED, EndReason.CONSOLIDATED})
 
 
 # -- start -----------------------------------------------------------------------------------------

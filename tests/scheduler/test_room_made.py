@@ -68,15 +68,15 @@ def state(job: Job) -> str:
 
 
 def promised_to(job: Job) -> tuple[bool, bool]:
-    """Whether somebody leaves for it, and whether somebody has left for it, as the next decision sees it."""
+    """Whether somebody leaves for it, and whether a place is kept for it, as the next decision sees it."""
     snapshot = take_photo(record.cluster()).snapshot
-    left = any(row.job == job.public_id and row.promised_nodes for row in snapshot.pending)
+    left = any(row.job == job.public_id and row.kept for row in snapshot.pending)
     return any(row.stopping_for == job.public_id for row in snapshot.running), left
 
 
 def test_the_freed_gpu_goes_to_the_job_for_which_it_was_freed(scene) -> None:
     attempt, winner = evicted(scene)
-    assert promised_to(winner) == (True, False)
+    assert promised_to(winner) == (True, True)
     urgent = submit(scene, "cem", "nlp", name="urgent", priority=50)  # first in order from now on
     cycle()
     assert (state(winner), state(urgent)) == ("PENDING", "PENDING")
@@ -111,11 +111,4 @@ def test_a_promise_ends_with_the_next_attempt(scene) -> None:
     cycle()
     lifecycle.want_stop(winner.attempts.get().pk, EndReason.PREEMPTED)  # it had not begun: it waits again
     assert state(winner) == "PENDING"
-    assert promised_to(winner) == (False, False)
-
-
-def test_a_promise_runs_out(scene) -> None:
-    attempt, winner = evicted(scene)
-    gone(attempt)
-    Attempt.objects.filter(pk=attempt.pk).update(ended_at="2026-01-01T00:00Z")
     assert promised_to(winner) == (False, False)

@@ -1,0 +1,53 @@
+"""Keeps in the record which places a plan keeps for whom, so that the next plan keeps the very same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.db import connection, transaction
+
+from scheduler import leases
+from scheduler.core.cluster import GpuShare, GpuUuid, NodeId, RunningTask
+from scheduler.core.plan import Plan, Start
+from scheduler.leases import Held
+
+Kept = list[list[Any]]
+"""``[rank, node, [[GPU uuid, milli], ...]]`` for each task."""
+
+
+def write_keeps(leader: Held, before: dict[str, Kept], plan: Plan) -> int:
+    """Writes the kept places that changed since the photograph and gives their number. Raises Deposed."""
+    wanted = {str(start.job): _as_json(start) for start in plan.keeps}
+    changed = {job: wanted.get(job) for job in {*before, *wanted} if before.get(job) != wanted.get(job)}
+    if changed:
+        with transaction.atomic(), connection.cursor() as cursor:
+            leases.check(leader)
+            cursor.execute(
+                "UPDATE portal_job job SET kept = new.kept"
+                "  FROM unnest(%(jobs)s::text[], %(kept)s::jsonb[]) AS new(job, kept)"
+                " WHERE job.public_id = new.job",
+                {
+                    "jobs": list(changed),
+                    "kept": [None if kept is None else json.dumps(kept) for kept in changed.values()],
+                },
+            )
+    return len(changed)
+
+
+def kept_tasks(kept: Kept | None, cpu_milli: int, memory_mib: int) -> tuple[RunningTask, ...]:
+    """Kept places of the record as a decision reads them."""
+    return tuple(
+        RunningTask(
+            NodeId(node),
+            tuple(GpuShare(GpuUuid(uuid), milli) for uuid, milli in gpus),
+            cpu_milli,
+            memory_mib,
+            rank=rank,
+        )
+        for rank, node, gpus in kept or ()
+    )
+
+
+def _as_json(start: Start) -> Kept:
+    return [[task.rank, task.node, [list(share) for share in task.gpus]] for task in start.tasks]
