@@ -11,6 +11,7 @@ from bench.parts import run_parts
 
 PARTS: dict[str, tuple[list[str], float]] = {
     "decide": (["decide"], 120),
+    "shapes": (["shapes"], 120),
     "openb": (["openb"], 300),
 }
 """What to run and within how many seconds."""

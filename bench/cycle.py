@@ -1,0 +1,283 @@
+"""Whole scheduling cycles with the record in PostgreSQL: 1,000 nodes of 8 GPUs, 10,000 jobs waiting.
+
+    DATABASE_URL=... REDIS_URL=... python -m bench cycle [--fill] [--rounds 5]
+
+Each row is ``scheduler.cycle.run_cycle`` from claim to commit, with its parts as its own row tells them. In the
+first cycle every waiting job gets its first verdict. Then whoever was asked to leave does, until nobody is; from
+then on a job ends and one is submitted before each cycle. ``--fill`` measures another first cycle before: all 8,000 GPUs are free, and each start is committed.
+Makes a database of its own beside the one that DATABASE_URL names, and drops it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import gc
+import resource
+import time
+from typing import Any
+
+from bench import decide as mix
+from bench.line import say
+from bench.own_database import own_database
+from scheduler.core import cluster as c
+from scheduler.core.decide import decide
+from scheduler.core.policy import Policy
+
+PENDING = 10_000
+MORE = 8_000
+"""Jobs made beyond the pending ones: as many of all as fit run already."""
+MOST_CYCLES = 10
+FIRST_TARGET_S, LITTLE_TARGET_MS, MEMORY_TARGET_MIB = 2.0, 300.0, 1_000
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the rows; 1 when a target is missed."""
+    parser = argparse.ArgumentParser(prog="bench cycle")
+    parser.add_argument(
+        "--fill", action="store_true", help="measure the cycle that fills the empty cluster too"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="cycles where little changed")
+    options = parser.parse_args(arguments)
+    with own_database():
+        record = Record()
+        if options.fill:
+            record.add_jobs(pending=PENDING)
+            _say_cycle("full cycle, all GPUs free, 10,000 pending", *_cycle(), target_s=None)
+            record.empty()
+        record.add_running_and_pending()
+        met = _say_cycle("full cycle, cluster full, 10,000 pending", *_cycle(), target_s=FIRST_TARGET_S)
+        record.settle()
+        took = []
+        for n in range(options.rounds):
+            record.end_one(n)
+            record.submit_one(n)
+            took.append(_cycle())
+        seconds, row = sorted(took, key=lambda each: each[0])[len(took) // 2]
+        met &= _say_cycle(
+            "cycle where one job ended and one came, 10,000 pending",
+            seconds,
+            row,
+            target_s=LITTLE_TARGET_MS / 1000,
+            worst_s=round(max(each[0] for each in took), 3),
+        )
+        mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        say("cycle, memory of the process that decides", ours=round(mib), unit="MiB at most",
+            target=f"below {MEMORY_TARGET_MIB}", met=mib < MEMORY_TARGET_MIB)  # fmt: skip
+    return 0 if met and mib < MEMORY_TARGET_MIB else 1
+
+
+def _cycle() -> tuple[float, Any]:
+    """Seconds of one cycle and its row."""
+    from portal.models import Cycle
+    from scheduler.cycle import run_cycle
+
+    gc.collect()
+    began_s = time.perf_counter()
+    outcome = run_cycle("bench", "bench")
+    seconds = time.perf_counter() - began_s
+    if outcome is None or outcome.refused:
+        raise AssertionError(f"the cycle did not do its work: {outcome}")
+    return seconds, Cycle.objects.latest("id")
+
+
+def _say_cycle(name: str, seconds: float, row: Any, *, target_s: float | None, **more: Any) -> bool:
+    met = target_s is None or seconds < target_s
+    say(
+        name,
+        ours=round(seconds, 3),
+        unit="s",
+        target=f"below {target_s:g}" if target_s else "none",
+        met=met if target_s else None,
+        snapshot_ms=round(row.snapshot_ms),
+        decide_ms=round(row.decide_ms),
+        commit_ms=round(row.commit_ms),
+        pending=row.pending,
+        started=row.started_jobs,
+        evicted=row.evicted_jobs,
+        steps=row.steps,
+        truncated=row.truncated,
+        **more,
+    )
+    return met
+
+
+class Record:
+    """The cluster and the mix of jobs of ``bench decide``, as rows."""
+
+    def __init__(self) -> None:
+        from portal.models import Environment, Gpu, Membership, Node, NodePool, Project, Quota, User
+
+        mix.PENDING = PENDING + MORE
+        self.photo = mix.snapshot()
+        pool = self.pool = NodePool.objects.create(name="main")
+        self.lab = Environment.objects.create(name="lab", title="Lab")
+        nodes = Node.objects.bulk_create(
+            Node(
+                name=row.name, pool=pool, state="ready", reachable=True, public_id=row.id,
+                cpu_milli=row.cpu_milli, memory_mib=row.memory_mib,
+            )
+            for row in self.photo.nodes
+        )  # fmt: skip
+        self.nodes = {node.public_id: node for node in nodes}
+        gpus = Gpu.objects.bulk_create(
+            (
+                Gpu(node=node, uuid=gpu.uuid, index=gpu.index, model=gpu.model, memory_mib=gpu.memory_mib)
+                for node, row in zip(nodes, self.photo.nodes, strict=True)
+                for gpu in row.gpus
+            ),
+            batch_size=4_000,
+        )
+        self.gpus = {gpu.uuid: gpu for gpu in gpus}
+        self.projects: dict[str, Any] = {}
+        for row in self.photo.projects:  # groups come first
+            parent = self.projects[row.parent] if row.parent else None
+            self.projects[row.id] = Project.objects.create(name=row.id, parent=parent)
+        Quota.objects.bulk_create(
+            Quota(
+                project=self.projects[row.project], pool=pool, guaranteed_milli=row.guaranteed_milli,
+                limit_milli=row.limit_milli, weight=row.weight, priority=row.priority,
+            )
+            for row in self.photo.quotas
+        )  # fmt: skip
+        people = User.objects.bulk_create(
+            User(username=f"user{n}", uid=300_000 + n, gid=300_000 + n) for n in range(mix.PEOPLE)
+        )
+        self.people = {person.username: person for person in people}
+        Membership.objects.bulk_create(
+            Membership(user=person, project=self.projects[f"project{n % mix.PROJECTS}"], role="member")
+            for n, person in enumerate(people)
+        )
+        self.now = dt.datetime.now(dt.UTC)
+
+    def add_jobs(self, *, pending: int) -> None:
+        """Adds so many waiting jobs."""
+        self._jobs(self.photo.pending[:pending], "PENDING")
+        self._analyse()
+
+    def empty(self) -> None:
+        """Takes every job and what they held out of the record."""
+        from django.db import connection
+
+        with connection.cursor() as cursor:
+            cursor.execute("TRUNCATE portal_job, portal_outbox CASCADE")
+            cursor.execute("UPDATE portal_gpu SET used_milli = 0")
+
+    def add_running_and_pending(self) -> None:
+        """Fills the cluster as one decision would, and lets 10,000 others wait."""
+        from django.db import connection
+
+        from portal.models import Allocation, Attempt, Task, UsageLedger
+
+        plan = decide(self.photo, Policy())
+        rows = {row.job: row for row in self.photo.pending}
+        jobs = self._jobs([rows[start.job] for start in plan.starts], "RUNNING")
+        attempts = Attempt.objects.bulk_create(
+            (
+                Attempt(
+                    job=job, number=1, state="RUNNING", pool=self.pool, leader_epoch=1, running_at=self.now
+                )
+                for job in jobs
+            ),
+            batch_size=4_000,
+        )
+        placed = [
+            (attempt, task)
+            for attempt, start in zip(attempts, plan.starts, strict=True)
+            for task in start.tasks
+        ]
+        tasks = Task.objects.bulk_create(
+            (
+                Task(
+                    attempt=attempt,
+                    rank=task.rank,
+                    node=self.nodes[task.node],
+                    state="RUNNING",
+                    running_at=self.now,
+                )
+                for attempt, task in placed
+            ),
+            batch_size=4_000,
+        )
+        held = Allocation.objects.bulk_create(
+            (
+                Allocation(
+                    task=row, gpu=self.gpus[share.uuid], milli=share.milli, whole=share.milli == c.WHOLE_MILLI,
+                    started_at=self.now,
+                )
+                for row, (_, task) in zip(tasks, placed, strict=True)
+                for share in task.gpus
+            ),
+            batch_size=4_000,
+        )  # fmt: skip
+        UsageLedger.objects.bulk_create(
+            (
+                UsageLedger(
+                    allocation=each, project_id=each.task.attempt.job.project_id,
+                    user_id=each.task.attempt.job.owner_id, pool=self.pool, job=each.task.attempt.job,
+                    milli=each.milli, started_at=self.now,
+                )
+                for each in held
+            ),
+            batch_size=4_000,
+        )  # fmt: skip
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE portal_gpu SET used_milli = held.milli FROM (SELECT gpu_id, sum(milli) AS milli"
+                " FROM portal_allocation GROUP BY gpu_id) held WHERE held.gpu_id = portal_gpu.id"
+            )
+        self._jobs([rows[verdict.job] for verdict in plan.verdicts][:PENDING], "PENDING")
+        self._analyse()
+
+    def settle(self) -> None:
+        """Lets go whoever was asked to leave, and runs cycles until nothing moves."""
+        from portal.models import Task
+        from portal.services import lifecycle
+        from portal.words.reasons import EndReason
+
+        for _ in range(MOST_CYCLES):
+            for task in Task.objects.filter(attempt__stop_wanted_at__isnull=False, gone=False):
+                lifecycle.task_ended(task.pk, exit_code=143, reason=EndReason.FINISHED)
+            row = _cycle()[1]
+            if not row.started_jobs and not row.evicted_jobs:
+                return
+
+    def end_one(self, n: int) -> None:
+        """A job of one GPU ends, as its node tells it."""
+        from portal.models import Task
+        from portal.services import lifecycle
+        from portal.words.reasons import EndReason
+
+        task = Task.objects.filter(gone=False, attempt__job__tasks=1, attempt__job__gpus_per_task=1).order_by(
+            "pk"
+        )[n]
+        lifecycle.task_ended(task.pk, exit_code=0, reason=EndReason.FINISHED)
+
+    def submit_one(self, n: int) -> None:
+        """Another job joins the queue."""
+        self._jobs([self.photo.pending[n]], "PENDING", name="late")
+
+    def _jobs(self, rows: Any, state: str, name: str = "") -> list[Any]:
+        from portal.models import Job
+        from portal.models.public_id import new_public_id
+
+        return Job.objects.bulk_create(
+            (
+                Job(
+                    public_id=new_public_id(), name=name or row.name, project=self.projects[row.project],
+                    owner=self.people[row.user], environment=self.lab, state=state, tasks=row.tasks,
+                    gpus_per_task=row.gpus_per_task, milli_per_gpu=row.milli_per_gpu,
+                    gpu_model=row.gpu_model or "", cpu_milli=row.cpu_milli, memory_mib=row.memory_mib,
+                    priority=row.priority, time_limit_s=row.time_limit_s, command=["python", "train.py"],
+                    attempts_made=1 if state == "RUNNING" else 0,
+                )
+                for row in rows
+            ),
+            batch_size=4_000,
+        )  # fmt: skip
+
+    def _analyse(self) -> None:
+        from django.db import connection
+
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE")
