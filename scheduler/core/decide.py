@@ -25,6 +25,7 @@ from scheduler.core.placement import Held
 from scheduler.core.plan import Answer, Eviction, EvictionReason, Plan, Start, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.preemption import Room, RoomMaker
+from scheduler.core.reserving import Reserving
 from scheduler.core.scene import PoolScene
 from scheduler.core.seats import Seats
 from scheduler.core.stale import stale_gangs
@@ -113,6 +114,7 @@ class _Decision:
             pool: RoomMaker(scene, self.domains[pool], scene.policy, snapshot.now_s)
             for pool, scene in self.scenes.items()
         }
+        self.reserving: dict[PoolId, Reserving] = {}
         self.not_reached: set[JobId] = set()
         self.steps_used = 0
         self.explainer = Explainer(snapshot, policy, self.scenes)
@@ -247,17 +249,31 @@ class _Decision:
         if self.policy.settles:
             self._start_kept()
         if allocate:
+            self._reserve()
             self._allocate()
+        actions = [
+            action for action in ("consolidate", "reclaim", "preempt") if action in self.policy.actions
+        ]
+        left = actions
         for _ in range(MOST_ROUNDS):
-            changed = False
-            for action in ("consolidate", "reclaim", "preempt"):
-                if action in self.policy.actions:
-                    changed = self._make_room(action) or changed
-            if not self.policy.settles or not (self._spare() or changed):
+            seated = [action for action in left if self._make_room(action)]
+            spared = self.policy.settles and self._spare()
+            if not self.policy.settles or not (seated or spared or left != actions):
                 break
-            self._start_kept()
-            if allocate:
-                self._allocate()
+            # one that seats somebody opens holes for the same again: the others look when it is done
+            left = seated if seated and not spared else actions
+            if seated or spared:
+                self._start_kept()
+                if allocate:
+                    self._allocate()
+
+    def _reserve(self) -> None:
+        """Reserve the earliest places for gangs that have waited too long."""
+        for pool, scene in self.scenes.items():
+            mine = [gang for gang in self.ready if self.possible[gang.job][0] == pool]
+            left = self.policy.cycle_budget_steps - self.steps_used
+            self.reserving[pool] = Reserving(scene, mine, self.snapshot.now_s, left)
+            self.steps_used += self.reserving[pool].steps_used
 
     def _start_kept(self) -> None:
         """A gang that keeps places starts at once where free ones are found that nobody else keeps."""
@@ -272,7 +288,7 @@ class _Decision:
                     trial.evict(task)
                 closed = scene.ledger.closed_to(gang.leaf, total(tasks), gang.preemptible)
                 if not closed and Seats(trial, self.domains[pool], later=False).place(gang, tasks):
-                    gang.fixed = True
+                    gang.fixed = bool(gang.row and gang.row.kept)  # promised by an earlier plan
                 else:
                     trial.undo()
 
@@ -293,8 +309,10 @@ class _Decision:
         full: set[tuple[object, ...]] = set()
         tried: set[tuple[object, ...]] = set()
 
+        held_back: set[tuple[object, ...]] = set()  # by reservations: equal ones that last as long are, too
+
         def no_place(gang: Gang) -> bool:
-            return gang.key in full
+            return gang.key in full or bool(held_back and (*gang.key, _lasts_s(gang)) in held_back)
 
         jobs: list[Gang] = []
         for group in groups:
@@ -325,6 +343,8 @@ class _Decision:
                     queue.put_back(turn)
             elif self._fits_nowhere(scene, turn, last):
                 full.add(turn.key)
+            elif turn.plain and self.reserving[pool].first_after(turn) is not None:
+                held_back.add((*turn.key, _lasts_s(turn)))
         self.rooms[pool].forget()
 
     def _kept_already(self, gang: Gang) -> bool:
@@ -348,7 +368,8 @@ class _Decision:
             return False
         if any(task.state is State.KEPT for task in gang.tasks):
             return False
-        return Seats(Trial(scene), self.domains[scene.pool.id], later=False).place(gang, tasks)
+        open_nodes = self.reserving[scene.pool.id].open_to(gang)
+        return Seats(Trial(scene), self.domains[scene.pool.id], later=False).place(gang, tasks, open_nodes)
 
     def _keep(self, scene: PoolScene, gang: Gang) -> bool:
         """Keep places where others are leaving, or change nothing."""
@@ -417,6 +438,8 @@ class _Decision:
             gone = [task for task in victim.tasks if task.state is State.LEAVES and task in self.ordered]
             if not kept or not gone or ordered.reason is EvictionReason.STALE_GANG:
                 continue  # it starts where places are free; the victim leaves for its project's share
+            if self.rooms[scene.pool.id].free_later() < total(gone).gpu_milli:
+                continue  # what the victim holds is taken, all of it
             trial = Trial(scene)
             for task in kept:
                 trial.evict(task)
@@ -459,7 +482,10 @@ class _Decision:
         return not any(scene.ledger.over_limit(level) for level in levels)
 
     def _may_disturb(self, gang: Gang) -> bool:
-        """False for a job that waits quietly for a while first."""
+        """False for a job that waits quietly for a while first, or that only a reservation holds back."""
+        reserving = self.reserving.get(self.possible[gang.job][0])
+        if reserving and gang.row and reserving.first_after(gang):
+            return not self.scenes[self.possible[gang.job][0]].fits_now(gang.row)
         after_s = gang.row.preempt_after_s if gang.row else None
         return after_s is None or self.snapshot.now_s - gang.submitted_s >= after_s
 
@@ -532,11 +558,23 @@ class _Decision:
             found.append(Eviction(job, worst.reason, worst.for_job, ranks))
         return tuple(found)
 
+    def _with_reservation(self, pool: PoolId, gang: Gang, verdict: Verdict) -> Verdict:
+        """The verdict of a job that waits, where reservations have a part in it."""
+        reserving = self.reserving.get(pool)
+        if reserving is None or gang.row is None:
+            return verdict
+        if own := reserving.of(gang.job):
+            return replace(verdict, numbers={**verdict.numbers, "reserved_from_s": own.start_s})
+        other = reserving.first_after(gang)
+        if other is None or not self.scenes[pool].fits_now(gang.row):
+            return verdict
+        return self.explainer.held_for(gang.row, other, verdict)
+
     def _explain(self) -> None:
         """Say of every job that did not start why it waits."""
         if not self.policy.explains:
             return
-        evictions = self._evictions()
+        leaving = self.explainer.leaving_for(self._evictions())
         for job in self.pending:
             gang = self.gangs[job.job]
             if not self.possible[job.job]:
@@ -547,7 +585,7 @@ class _Decision:
                 continue
             elif kept := tuple(task.kept for task in gang.tasks if task.kept is not None):
                 where = Kept(self.pool_of.get(job.job) or self.possible[job.job][0], kept)
-                self.verdicts[job.job] = self.explainer.keeps(job, where, evictions)
+                self.verdicts[job.job] = self.explainer.keeps(job, where, leaving)
             elif job.job in self.not_reached:
                 self.verdicts[job.job] = self.explainer.not_reached(job, self.steps_used)
         for pool, scene in self.scenes.items():
@@ -564,12 +602,15 @@ class _Decision:
             while (turn := queue.pop()) is not None:
                 if turn.row is not None:
                     possible = self.possible[turn.job]
-                    self.verdicts[turn.job] = self.explainer.waits(
-                        turn.row, turn.question, possible, place, ahead
-                    )
+                    verdict = self.explainer.waits(turn.row, turn.question, possible, place, ahead)
+                    self.verdicts[turn.job] = self._with_reservation(pool, turn, verdict)
                     place += 1
                     if len(ahead) < self.policy.ahead_shown:
                         ahead = (*ahead, turn.job)
+
+
+def _lasts_s(gang: Gang) -> tuple[float | None, float | None]:
+    return (gang.row.predicted_s, gang.row.time_limit_s) if gang.row else (None, None)
 
 
 def _fit_key(gang: Gang) -> tuple[object, ...]:

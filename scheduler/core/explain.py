@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from portal.words.reasons import VerdictCode
 from scheduler.core import words
+from scheduler.core.backfill import Reservation
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
 from scheduler.core.ledger import Bound
 from scheduler.core.placement import Held, Shape
@@ -47,6 +48,7 @@ class Explainer:
         self._scenes = scenes
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
+        self._running = {row.job: row for row in snapshot.running}
         self._waiting: dict[tuple[object, ...], tuple[Reason, Change | None]] = {}
         self._changes: dict[tuple[object, ...], Change | None] = {}
         self._possible: dict[tuple[object, ...], list[PoolId]] = {}
@@ -156,20 +158,30 @@ class Explainer:
 
     # -- after everything is placed -------------------------------------------------------------------
 
-    def keeps(self, job: PendingRow, kept: Kept, evictions: Iterable[Eviction]) -> Verdict:
+    def leaving_for(self, evictions: Iterable[Eviction]) -> dict[JobId, set[JobId]]:
+        """By waiting job, the running ones that make room for it, in this plan or since an earlier one."""
+        found: dict[JobId, set[JobId]] = {}
+        for eviction in evictions:
+            found.setdefault(eviction.for_job, set()).add(eviction.job)
+        for scene in self._scenes.values():
+            for row in scene.running:
+                if row.stopping and row.stopping_for is not None:
+                    found.setdefault(row.stopping_for, set()).add(row.job)
+        return found
+
+    def keeps(self, job: PendingRow, kept: Kept, leaving_for: Mapping[JobId, set[JobId]]) -> Verdict:
         """The places of a job are sure; it waits until others have let go of them."""
         scene = self._scenes[kept.pool]
-        asked = {eviction.job: eviction.for_job for eviction in evictions}
-        leaving = {victim for victim, winner in asked.items() if winner == job.job}
-        leaving |= {row.job for row in scene.running if row.stopping and row.stopping_for == job.job}
-        if not leaving:
+        leaving = leaving_for.get(job.job)
+        if leaving is None:
             nodes = {scene.floor.nodes[held.node].id for held in kept.held}
+            going = set().union(*leaving_for.values())
             leaving = {
                 row.job
                 for row in scene.running
-                if (row.stopping or row.job in asked) and any(task.node in nodes for task in row.tasks)
+                if (row.stopping or row.job in going) and any(task.node in nodes for task in row.tasks)
             }
-        rows = [row for row in scene.running if row.job in leaving]
+        rows = [row for each in sorted(leaving) if (row := self._running.get(each)) is not None]
         # whoever reads this may see the jobs of its own project, and perhaps no others
         names = sorted(row.name or row.job for row in rows if row.project == job.project)
         sentence = (
@@ -198,6 +210,17 @@ class Explainer:
             return self._verdict(job, reason, cheapest=change)
         numbers = {**reason.numbers, "jobs_ahead": rounded(place)}
         return Verdict(job.job, reason.code, reason.sentence, numbers, ahead, change)
+
+    def held_for(self, job: PendingRow, reservation: Reservation, verdict: Verdict) -> Verdict:
+        """What is free is reserved for a gang that would have to wait longer if this job took it."""
+        sentence = (
+            f"Needs {words.request(job)}; so much is free now, but it is reserved for a larger job that starts at "
+            f"{words.moment(reservation.start_s)}. With a time limit that ends before, it could run until then."
+        )
+        numbers = {**verdict.numbers, "reserved_from_s": reservation.start_s}
+        return replace(
+            verdict, code=VerdictCode.HELD_FOR_RESERVATION, sentence=sentence, numbers=numbers, cheapest=None
+        )
 
     def not_reached(self, job: PendingRow, steps: int) -> Verdict:
         """The cycle's budget ended before this job was tried."""

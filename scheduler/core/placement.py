@@ -306,13 +306,35 @@ class Floor:
             scores.seen = len(self._changed)
         else:
             return scores
-        scores.capacity[rows] = capacity = self.capacity_of(shape, rows)
+        if len(rows) == 1:
+            capacity = np.array([self.capacity_on(shape, int(rows[0]))])
+        else:
+            capacity = self.capacity_of(shape, rows)
+        scores.capacity[rows] = capacity
         scores.fitting[rows] = capacity > 0
         if measured:
             scores.score[rows], scores.best_free[rows] = self._by_fragmentation(shape, rows, capacity)
         else:
             scores.score[rows] = self._by_room(shape, rows)
         return scores
+
+    def capacity_on(self, shape: Shape, node: int) -> int:
+        """``capacity`` of one node, made anew without the cost of arrays."""
+        if shape.share_mib is not None or not (shape.whole or shape.gpus <= 1):
+            return int(self.capacity_of(shape, np.array([node]))[0])
+        if not self.open_to(shape)[node]:
+            return 0
+        most = NO_BOUND
+        if shape.gpus:
+            milli = shape.milli
+            eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[node].tolist()
+            free = self.free_milli[node].tolist()
+            most = sum(amount // milli for amount, ok in zip(free, eligible, strict=True) if ok) // shape.gpus
+        if shape.cpu_milli:
+            most = min(most, max(int(self.cpu_free[node]), 0) // shape.cpu_milli)
+        if shape.memory_mib:
+            most = min(most, max(int(self.memory_free[node]), 0) // shape.memory_mib)
+        return most
 
     def capacity_of(self, shape: Shape, rows: Ints) -> Ints:
         """``capacity`` of the nodes in ``rows`` only, made anew."""

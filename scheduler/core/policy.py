@@ -91,6 +91,7 @@ class Policy:
             usage_weight=0.0,
             entry_charge_s=0.0,
             fill_back=False,
+            reserve_after_s=KNOBS["reserve_after_s"].high,
             victim_order="youngest",
             bounded_preemption=False,
             settles=False,

@@ -51,6 +51,7 @@ class RoomMaker:
         self._reach = Reach(policy.involved_only, policy.every_level)
         self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
         self._leavers: dict[ProjectId, list[Gang]] | None = None
+        self._surplus = False  # somebody holds more than it needs
         self._prices: dict[tuple[object, ...], Prices] = {}
         self._sets: dict[tuple[object, ...], Leavers] = {}
         self._free: tuple[int, int] | None = None
@@ -92,10 +93,12 @@ class RoomMaker:
         """By leaf project, everybody who holds places and may be asked to leave."""
         if self._leavers is None:
             self._leavers = {}
+            self._surplus = False
             for gang in self._scene.gangs.values():
                 stands = any(t.state in (State.RUNS, State.STARTS) for t in gang.tasks)
                 if gang.preemptible and not gang.fixed and stands:
                     self._leavers.setdefault(gang.leaf, []).append(gang)
+                    self._surplus = self._surplus or gang.growth > 1
         return self._leavers
 
     def _leaving_order(self, gang: Gang, growth: int) -> tuple[float, ...]:
@@ -196,9 +199,10 @@ class RoomMaker:
         if reason is EvictionReason.PREEMPTED:
             return bool(self._candidates(gang.leaf, "preempt", gang.priority))
         asked = gang.asked
-        return gang.preemptible and 0 < asked.gpu_milli <= self._free_later()
+        return gang.preemptible and 0 < asked.gpu_milli <= self.free_later()
 
-    def _free_later(self) -> int:
+    def free_later(self) -> int:
+        """Thousandths of GPUs that nobody holds or keeps once everybody leaving has left."""
         if self._free is None or self._free[0] != self._scene.changes:
             self._free = (self._scene.changes, int(self._scene.later.free_milli.clip(min=0).sum()))
         return self._free[1]
@@ -263,8 +267,7 @@ class RoomMaker:
             return None
         if self._policy.by_turns or reason is EvictionReason.CONSOLIDATED:
             return self._search_by_turns(gang, wanted, candidates, reason, allowed, budget_steps)
-        whole = all(each.growth < 2 for mine in candidates.values() for each in mine)
-        if self._policy.by_price and gang.plain and whole:
+        if self._policy.by_price and gang.plain and not self._surplus:
             room = self._search_by_price(gang, wanted, candidates, reason, allowed, budget_steps)
             if room is not None or self.truncated or not self._refused:
                 return room
@@ -313,12 +316,12 @@ class RoomMaker:
         victims = 0
         missing = len(wanted) - int(scene.later.capacity(shape).sum())
         tried = 0
-        for node in prices.cheapest() if prices.most >= len(wanted) else ():
+        for node in prices.cheapest(candidates.keys()) if prices.most >= len(wanted) else ():
             mark, held_back = trial.mark(), len(steps)
-            before = int(scene.later.capacity(shape).sum())
+            before = scene.later.capacity_on(shape, node)
             for victim in prices.there(node):
                 tasks = standing(victim)
-                if not tasks or victims >= self._policy.max_victims:
+                if not tasks or victim.leaf not in candidates or victims >= self._policy.max_victims:
                     continue
                 if self.steps_used >= budget_steps:
                     self.truncated = True
@@ -330,7 +333,7 @@ class RoomMaker:
                         self._origin[task] = task.held[0]
                     trial.evict(task)
                 steps.append(tasks)
-                if (more := int(scene.later.capacity(shape).sum()) - before) > 0:
+                if (more := scene.later.capacity_on(shape, node) - before) > 0:
                     break
             else:
                 more = 0
@@ -364,10 +367,13 @@ class RoomMaker:
     def _prices_of(
         self, candidates: dict[ProjectId, list[Gang]], shape: Shape, reason: EvictionReason, priority: int
     ) -> Prices:
-        whom = (tuple(sorted(candidates)), reason, priority if reason is EvictionReason.PREEMPTED else None)
+        reclaims = reason is EvictionReason.RECLAIMED
+        whom = (reason,) if reclaims else (reason, *candidates, priority)
         if (whom, shape) not in self._prices:
             if whom not in self._sets:
-                gangs = [gang for leaf in sorted(candidates) for gang in candidates[leaf]]
+                leaves = {leaf: self._candidates(leaf, "reclaim") for leaf in self._preemptible()}
+                mine = leaves if reclaims else candidates
+                gangs = [gang for leaf in sorted(mine) for gang in mine[leaf]]
                 gangs.sort(key=lambda gang: self._leaving_order(gang, gang.growth))
                 self._sets[whom] = Leavers(self._scene, gangs, self.lost_work)
             self._prices[whom, shape] = Prices(self._scene, shape, self._sets[whom])

@@ -1,18 +1,17 @@
 """What room costs, node by node: the work that would be lost to seat one more task of a shape there.
 
 For a pending shape and a set of gangs that may leave, every node has a price: walk the gangs that stand there,
-first to leave first, until one more task fits; the price is what they would lose together. Cheapest first, a
-search needs to look at few nodes. A price is made when its node may be the cheapest, never before.
+first to leave first, until one more task fits; the price is what they would lose together. No price is below what
+the first of them would lose, so nodes are looked at by that, and few of them are priced in one search.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from heapq import heapify, heappop, heappush, heapreplace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from heapq import heapify, heappop, heappush
 
-import numpy as np
-
+from scheduler.core.cluster import ProjectId
 from scheduler.core.gang import Gang, State, Task
 from scheduler.core.placement import Shape
 from scheduler.core.scene import PoolScene
@@ -36,6 +35,13 @@ class Leavers:
             for node in nodes:
                 self.there.setdefault(node, []).append(gang)
 
+    def least(self, node: int) -> float:
+        """What the first of those who still stand on a node would lose."""
+        for gang in self.there[node]:
+            if any(task.state in (State.RUNS, State.STARTS) for task in gang.tasks):
+                return self.lost[gang.job]
+        return math.inf
+
 
 class Prices:
     """Prices of the nodes of a pool for one shape and one set of leavers."""
@@ -48,44 +54,53 @@ class Prices:
         self.most = int(holds.sum())
         """How many tasks would fit with every leaver gone; never too few."""
         lost = leavers.lost
-        self._heap = [
-            (lost[there[0].job], node) for node, there in leavers.there.items() if holds[node]
-        ]  # no price is below the first leaver's
-        heapify(self._heap)
-        self._refused: list[tuple[float, int]] = []
+        self._least = [(lost[there[0].job], node) for node, there in leavers.there.items() if holds[node]]
+        heapify(self._least)
+        self._refused: set[int] = set()
 
-    def cheapest(self) -> Iterator[int]:
-        """Nodes from the cheapest on, each as often as it has more to give; ``refuse`` sets one aside."""
-        self._refused = []
+    def cheapest(self, givers: Collection[ProjectId]) -> Iterator[int]:
+        """Nodes from the cheapest on, where only gangs of ``givers`` leave; each as often as it has more to give."""
+        self._refused = set()
+        looked: list[tuple[float, int]] = []  # as they stood in ``_least``
+        priced: list[tuple[float, int]] = []
         try:
-            while self._heap:
-                price, node = self._heap[0]
-                if math.isinf(price):
+            while True:
+                while self._least and (not priced or self._least[0][0] < priced[0][0]):
+                    least, node = heappop(self._least)
+                    now = self._leavers.least(node)
+                    if now > least:
+                        if not math.isinf(now):
+                            heappush(self._least, (now, node))
+                        continue
+                    looked.append((least, node))
+                    if not math.isinf(price := self._price(node, givers)):
+                        heappush(priced, (price, node))
+                if not priced:
                     return
-                now = self._price(node)
-                if now != price:
-                    heapreplace(self._heap, (now, node))
-                    continue
+                _, node = heappop(priced)
                 yield node
+                if node not in self._refused and not math.isinf(price := self._price(node, givers)):
+                    heappush(priced, (price, node))
         finally:
-            for entry in self._refused:
-                heappush(self._heap, entry)
+            for entry in looked:
+                heappush(self._least, entry)
 
     def refuse(self, node: int) -> None:
         """``node``, which was handed out last, is of no use in this search."""
-        self._refused.append(heappop(self._heap))
+        self._refused.add(node)
 
     def there(self, node: int) -> list[Gang]:
         """Who may leave a node, first to leave first."""
         return self._leavers.there.get(node, [])
 
-    def _price(self, node: int) -> float:
+    def _price(self, node: int, givers: Collection[ProjectId]) -> float:
         later, lost = self._scene.later, 0.0
-        rows = np.array([node])
-        before = int(later.capacity_of(self._shape, rows)[0])
+        before = later.capacity_on(self._shape, node)
         taken = []
         price = math.inf
         for gang in self._leavers.there[node]:
+            if gang.leaf not in givers:
+                continue
             places = [place for task in standing(gang) for place in task.held if place.node == node]
             if not places:
                 continue
@@ -93,7 +108,7 @@ class Prices:
             for place in places:
                 later.change(place, +1)
                 taken.append(place)
-            if int(later.capacity_of(self._shape, rows)[0]) > before:
+            if later.capacity_on(self._shape, node) > before:
                 price = lost
                 break
         for place in taken:

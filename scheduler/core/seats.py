@@ -23,10 +23,10 @@ class Seats:
         self._domains = domains
         self._later = later
 
-    def place(self, gang: Gang, tasks: Sequence[Task]) -> bool:
-        """Give every one of ``tasks`` a place; False and nothing changed when that cannot be."""
+    def place(self, gang: Gang, tasks: Sequence[Task], only: Bools | None = None) -> bool:
+        """Give each of ``tasks`` a place, on nodes of ``only``; False and nothing changed when that cannot be."""
         mark = self._trial.mark()
-        if self._group(gang.root, set(tasks), tasks, None, ()):
+        if self._group(gang.root, set(tasks), tasks, only, ()):
             return True
         self._trial.undo(mark)
         return False
