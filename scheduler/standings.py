@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from typing import Any
 
@@ -15,16 +16,23 @@ from scheduler.core.plan import Change, Verdict
 from scheduler.leases import Held
 from scheduler.snapshot import Photo
 
+RENEWED_AT_ONCE = 500
+"""Of the verdicts with the same code as before, at most so many are written anew in a cycle, the oldest first.
+
+Each sentence holds numbers of its whole pool, so that one start changes those of every job that waits there.
+"""
 TOLD_AT_ONCE = 200
 """Open pages are told of at most this many changes a cycle; the others poll."""
 
+_PLAIN = (str, int, float, bool, type(None))  # equal to themselves after JSON
 _COLUMNS = ("code", "sentence", "numbers", "ahead", "cheapest", "decided_at", "since")
 
 
 def write_standings(leader: Held, photo: Photo, verdicts: tuple[Verdict, ...]) -> int:
-    """Writes the verdicts that changed since the photo and gives their number. Raises Deposed."""
+    """Writes the verdicts that changed since the photo, and gives how many it wrote. Raises Deposed."""
     now = timezone.now()
     changed: list[Standing] = []
+    renewed: list[tuple[dt.datetime, Standing]] = []  # with when each was last written
     events: list[JobEvent] = []
     told: list[Verdict] = []
     for verdict in verdicts:
@@ -32,21 +40,24 @@ def write_standings(leader: Held, photo: Photo, verdicts: tuple[Verdict, ...]) -
         before = photo.standings.get(verdict.job)
         if before is not None and all(before[key] == value for key, value in fields.items()):
             continue
-        same_code = before is not None and before["code"] == fields["code"]
-        since = before["since"] if before is not None and same_code else now
         row = photo.pending_rows[verdict.job]
-        changed.append(Standing(job_id=row, decided_at=now, since=since, **fields))
-        if not same_code:
-            events.append(
-                JobEvent(
-                    job_id=row,
-                    kind="verdict",
-                    reason=fields["code"],
-                    sentence=fields["sentence"],
-                    facts=fields["numbers"],
-                )
+        if before is not None and before["code"] == fields["code"]:
+            standing = Standing(job_id=row, decided_at=now, since=before["since"], **fields)
+            renewed.append((before["decided_at"], standing))
+            continue
+        changed.append(Standing(job_id=row, decided_at=now, since=now, **fields))
+        events.append(
+            JobEvent(
+                job_id=row,
+                kind="verdict",
+                reason=fields["code"],
+                sentence=fields["sentence"],
+                facts=fields["numbers"],
             )
-            told.append(verdict)
+        )
+        told.append(verdict)
+    renewed.sort(key=lambda each: (each[0], each[1].job_id))
+    changed += [standing for _, standing in renewed[:RENEWED_AT_ONCE]]
     if changed:
         with transaction.atomic():
             leases.check(leader)
@@ -87,6 +98,8 @@ def change_fields(change: Change | None) -> dict[str, Any] | None:
 
 def _as_json(value: Any) -> Any:
     """What the value is after it has been through a JSON column, so that it compares equal."""
+    if type(value) is dict and all(type(each) in _PLAIN for each in value.values()):
+        return value
     return json.loads(json.dumps(value))
 
 

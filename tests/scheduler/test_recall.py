@@ -1,0 +1,68 @@
+"""What a process keeps from cycle to cycle changes no plan, and a refused photograph leaves nothing behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.core.carry import after_commit, after_release
+from scheduler.core.check import SnapshotError
+from scheduler.core.cluster import Snapshot
+from scheduler.core.decide import decide
+from scheduler.core.memory import Memory
+from scheduler.core.plan import Plan
+from scheduler.core.policy import Policy
+from scheduler.core.saved import plan_to_json, snapshot_from_json, snapshot_to_json
+from scheduler.recall import Recall
+from tests.core.drawn import cluster, node, project, quota, waits
+
+
+def scene() -> Snapshot:
+    return cluster(
+        nodes=[node("a"), node("b")],
+        projects=[project("p"), project("q")],
+        quotas=[quota("p", 4), quota("q", 4)],
+        pending=[*(waits(f"p{i}", "p", 2) for i in range(6)), *(waits(f"q{i}", "q", 1) for i in range(3))],
+    )
+
+
+def read_anew(snapshot: Snapshot) -> Snapshot:
+    """The same in other objects, as each cycle reads it from the record."""
+    return snapshot_from_json(snapshot_to_json(snapshot))
+
+
+def test_each_plan_is_the_one_made_without() -> None:
+    recall, snapshot = Recall(), scene()
+    for _ in range(4):
+        plan = recall.decide(read_anew(snapshot), Policy())
+        assert plan_to_json(plan) == plan_to_json(decide(snapshot, Policy()))
+        snapshot = replace(after_release(after_commit(snapshot, plan)), now_s=snapshot.now_s + 60)
+        snapshot = replace(snapshot, pending=(*snapshot.pending, waits(f"late{snapshot.now_s}", "q", 1)))
+
+
+def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Snapshot] = []
+
+    def watched(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Plan:
+        seen.append(snapshot)
+        return decide(snapshot, policy, memory)
+
+    monkeypatch.setattr("scheduler.recall.decide", watched)
+    recall, first = Recall(), scene()
+    recall.decide(first, Policy())
+    changed = replace(first.pending[0], priority=75)
+    recall.decide(read_anew(replace(first, pending=(changed, *first.pending[1:]))), Policy())
+    assert all(one is other for one, other in zip(seen[0].nodes, seen[1].nodes, strict=True))
+    same = [one is other for one, other in zip(seen[0].pending, seen[1].pending, strict=True)]
+    assert same == [False] + [True] * (len(first.pending) - 1)
+    assert seen[1].pending[0] == changed
+
+
+def test_a_refused_photograph_is_refused_for_its_fault_and_forgotten() -> None:
+    recall, sound = Recall(), scene()
+    recall.decide(sound, Policy())
+    doubled = replace(sound, pending=(*sound.pending, sound.pending[0]))
+    with pytest.raises(SnapshotError, match="stands there 2 times"):
+        recall.decide(read_anew(doubled), Policy())
+    assert plan_to_json(recall.decide(sound, Policy())) == plan_to_json(decide(sound, Policy()))
