@@ -1,6 +1,6 @@
-"""The rows of the scheduler's decisions, one part after the other; no part needs a database.
+"""The rows of the scheduler's decisions, one part after the other; only ``cycle`` needs a database.
 
-    python -m bench scheduler [PART ...]
+    DATABASE_URL=... REDIS_URL=... python -m bench scheduler [PART ...]
 
 Each part is a process of its own with a limit on its time, as in ``bench spine``.
 """
@@ -12,6 +12,7 @@ from bench.parts import run_parts
 PARTS: dict[str, tuple[list[str], float]] = {
     "decide": (["decide"], 120),
     "shapes": (["shapes"], 120),
+    "cycle": (["cycle"], 150),
     "openb": (["openb"], 300),
 }
 """What to run and within how many seconds."""

@@ -424,6 +424,6 @@ def _unfit(kind: RuntimeKind, runtimes: dict[str, str]) -> tuple[NodeId, ...]:
 
 def _standings() -> dict[str, dict[str, Any]]:
     rows = Standing.objects.values(
-        "job__public_id", "code", "sentence", "numbers", "ahead", "cheapest", "since"
+        "job__public_id", "code", "sentence", "numbers", "ahead", "cheapest", "since", "decided_at"
     )
     return {row["job__public_id"]: dict(row) for row in rows}

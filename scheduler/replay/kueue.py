@@ -13,13 +13,11 @@ import math
 import statistics
 import sys
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from scheduler.core.cluster import JobId
-from scheduler.core.decide import decide
-from scheduler.core.memory import Memory
 from scheduler.core.policy import Policy
+from scheduler.recall import Recall
 from scheduler.replay.kueue_clock import Clock, Cohorts, Workload
 from scheduler.replay.reading import MAX_WHOLE, MalformedFile, read_json
 
@@ -45,8 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"{scenario.cohorts.cohorts} cohorts of {scenario.cohorts.cohort_gpus} GPUs, "
         f"{len(scenario.workloads)} workloads\n"
     )
-    memory = Memory()
-    clock = Clock(scenario.cohorts, scenario.workloads, scenario.policy, partial(decide, memory=memory))
+    clock = Clock(scenario.cohorts, scenario.workloads, scenario.policy, Recall().decide)
     never = clock.run()
     sys.stdout.write(json.dumps(figures(scenario, clock, never)) + "\n")
     return 0
