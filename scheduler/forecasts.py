@@ -66,6 +66,7 @@ def write_intervals(intervals: Mapping[JobId, StartInterval], leader: Held | Non
                     p10_at=row.p10_at,
                     p50_at=row.p50_at,
                     p90_at=row.p90_at,
+                    played_s=interval.played_s,
                     code=row.code,
                     ahead=row.ahead,
                 )

@@ -18,6 +18,7 @@ from portal.services.demo import keep_demo_alive
 from scheduler import leases, sweep
 from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
+from scheduler.foresee import foresee
 from scheduler.node_checks import run_check, run_enrolment
 from scheduler.recall import Recall
 from scheduler.roster import ROSTER
@@ -136,6 +137,12 @@ def outbox() -> None:
 def demo() -> None:
     """Keeps the demo's queue alive; without a demo it does nothing."""
     keep_demo_alive()
+
+
+@_door("scheduler.foresee")
+def foresee_starts() -> None:
+    """Works out when waiting jobs should start."""
+    foresee()
 
 
 @_door("scheduler.trim")

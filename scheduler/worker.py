@@ -26,6 +26,7 @@ CYCLE_EVERY_S = 5.0
 SWEEP_EVERY_S = 5.0
 OUTBOX_EVERY_S = 2.0
 TRIM_EVERY_S = 600.0
+FORESEE_EVERY_S = 20.0
 DEMO_EVERY_S = 20.0
 
 app.conf.beat_schedule = {
@@ -35,6 +36,7 @@ app.conf.beat_schedule = {
         ("sweep", "scheduler.sweep", SWEEP_EVERY_S, "nodes"),
         ("outbox", "scheduler.outbox", OUTBOX_EVERY_S, "nodes"),
         ("trim", "scheduler.trim", TRIM_EVERY_S, "nodes"),
+        ("foresee", "scheduler.foresee", FORESEE_EVERY_S, "replay"),
         ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
     )
 }

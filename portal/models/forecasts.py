@@ -18,6 +18,10 @@ class Forecast(models.Model):
     p10_at = models.DateTimeField()
     p50_at = models.DateTimeField()
     p90_at = models.DateTimeField()
+    played_s = models.FloatField(
+        null=True,
+        help_text="In how many seconds the queue played forward had it start, before any correction.",
+    )
     code = models.CharField(max_length=32, blank=True, help_text="Its verdict then.")
     ahead = models.JSONField(default=list, help_text="The jobs ahead that the verdict named then.")
     started_at = models.DateTimeField(

@@ -71,11 +71,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class StartInterval:
-    """When a job is expected to start: nominal 80 % between p10 and p90, seconds since the epoch."""
+    """When a job is expected to start: nominal 80 % between p10 and p90, seconds since the epoch.
+
+    ``played_s`` is in how many seconds, before what past forecasts taught was counted in.
+    """
 
     p10_s: float
     p50_s: float
     p90_s: float
+    played_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,87 @@
+"""Start intervals from the record: how long jobs ran, who runs and who waits."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+
+from portal.models import Forecast, Job, Standing
+from portal.services.jobs import do_cancel_job
+from scheduler.core.predict import Kind
+from scheduler.cycle import run_cycle
+from scheduler.foresee import foresee, learned_calibration, learned_durations
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene():
+    record.cluster()
+    return record.scene()
+
+
+def submit(scene, **fields) -> Job:
+    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+
+
+def ended(scene, minutes: float, count: int, **fields) -> None:
+    """Jobs that ran so long and ended."""
+    now = timezone.now()
+    for _ in range(count):
+        job = submit(scene, **fields)
+        do_cancel_job(scene["owner"], job)
+        Job.objects.filter(pk=job.pk).update(started_at=now - dt.timedelta(minutes=minutes), ended_at=now)
+
+
+def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_should_have_ended(scene) -> None:
+    ended(scene, 30, 6)
+    submit(scene)
+    run_cycle("test", "me")
+    waiting = submit(scene, gpus_per_task=4, preemptible=False)
+    run_cycle("test", "me")
+    assert foresee() == 1
+    standing = Standing.objects.get(job=waiting)
+    in_s = (standing.p50_at - timezone.now()).total_seconds()
+    assert 25 * 60 < in_s < 31 * 60
+    assert standing.p10_at < standing.p50_at < standing.p90_at
+    first = Forecast.objects.get(job=waiting)
+    assert first.at_submit
+    assert first.played_s == pytest.approx(in_s, abs=60)
+    assert foresee() == 0  # nothing moved
+
+
+def test_nothing_waits(scene) -> None:
+    assert foresee() == 0
+
+
+def test_the_latest_jobs_of_the_same_kind_tell_how_long_one_runs(scene) -> None:
+    ended(scene, 10, 6)
+    ended(scene, 60, 6, gpus_per_task=2)
+    durations = learned_durations()
+    project, owner = scene["project"].public_id, scene["owner"].public_id
+    assert durations.expected_s(Kind(project, owner, None, 1000)) == pytest.approx(600)
+    assert durations.expected_s(Kind(project, owner, None, 2000)) == pytest.approx(3600)
+    assert durations.expected_s(Kind(project, owner, None, 4000)) is None
+
+
+def test_what_came_of_forecasts_widens_the_next_ones(scene) -> None:
+    now = timezone.now()
+    for late in range(25):
+        job = submit(scene)
+        Forecast.objects.create(
+            job=job,
+            made_at=now - dt.timedelta(seconds=1000),
+            at_submit=True,
+            p10_at=now - dt.timedelta(seconds=900),
+            p50_at=now - dt.timedelta(seconds=800),
+            p90_at=now - dt.timedelta(seconds=700),
+            played_s=100.0,
+            started_at=now - dt.timedelta(seconds=900 - 20 * late),
+            inside=True,
+        )
+    interval = learned_calibration().interval(1000, 100.0)
+    assert interval.p10_s == pytest.approx(140)  # a tenth of them started after 1.4 times what was played
+    assert interval.p90_s == pytest.approx(540, abs=21)
