@@ -283,6 +283,8 @@ class _Decision:
                 tasks = [task for task in gang.tasks if task.state is State.KEPT]
                 if not tasks or any(task.held for task in tasks):
                     continue
+                if int(scene.now.capacity(tasks[0].shape).sum()) < (len(tasks) if gang.plain else 1):
+                    continue
                 trial = Trial(scene)
                 for task in tasks:
                     trial.evict(task)

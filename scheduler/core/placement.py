@@ -261,6 +261,8 @@ class Floor:
         On a node, GPUs that are free on the floor ``rather_not`` are taken last.
         """
         measured = tasks == 1 and self._fragmentation is not None
+        if measured and shape.whole and int(np.count_nonzero(self._fresh(shape, False).fitting)) <= 1:
+            measured = False  # there is nothing to choose between
         scores = self._fresh(shape, measured)
         if tasks > 1 and int(np.minimum(scores.capacity, tasks).sum()) < tasks:
             return None

@@ -545,6 +545,8 @@ class RoomMaker:
             if self._scene.ledger.closed_to(victim.leaf, total(tasks), victim.preemptible, gone=Gone.ASKED):
                 continue
             self.steps_used += 1
+            if not (self._scene.floor if fresh else later).capacity(tasks[0].shape).any():
+                continue
             elsewhere = Seats(trial, self._domains, later=not fresh, free_now=fresh or self._policy.settles)
             elsewhere.place(victim, tasks)
 
