@@ -117,7 +117,7 @@ class _Decision:
         self.reserving: dict[PoolId, Reserving] = {}
         self.not_reached: set[JobId] = set()
         self.steps_used = 0
-        self.explainer = Explainer(snapshot, policy, self.scenes)
+        self.explainer = Explainer(snapshot, policy, self.scenes, memory.changes)
 
     def _make_gangs(self) -> None:
         """A gang for every waiting job; the ranks of an elastic one that runs join those that run."""
@@ -563,7 +563,7 @@ class _Decision:
     def _with_reservation(self, pool: PoolId, gang: Gang, verdict: Verdict) -> Verdict:
         """The verdict of a job that waits, where reservations have a part in it."""
         reserving = self.reserving.get(pool)
-        if reserving is None or gang.row is None:
+        if reserving is None or reserving.none or gang.row is None:
             return verdict
         if own := reserving.of(gang.job):
             return replace(verdict, numbers={**verdict.numbers, "reserved_from_s": own.start_s})

@@ -21,6 +21,9 @@ from scheduler.core.scene import PoolScene
 
 Numbers = dict[str, int | float | str | None]
 
+MOST_REMEMBERED = 64
+"""The changes of a request with more tasks and GPUs than this are made when they are asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -42,7 +45,15 @@ class Kept:
 class Explainer:
     """Writes the verdicts of one decision."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, scenes: Mapping[PoolId, PoolScene]) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        scenes: Mapping[PoolId, PoolScene],
+        remembered: dict[tuple[object, ...], list[tuple[Change, PendingRow]]],
+    ) -> None:
+        """``remembered`` holds changed requests from decision to decision."""
+        self._remembered = remembered
         self._now_s = snapshot.now_s
         self._policy = policy
         self._scenes = scenes
@@ -334,12 +345,22 @@ class Explainer:
 
     def _that_start(self, job: PendingRow, budget_steps: int) -> Iterator[Change]:
         """Ask again with each changed request, cheapest change first."""
-        for change, changed in self._changes_of(job):
+        for change, changed in self._known_changes(job):
             if self.steps_used >= budget_steps:
                 return
             self.steps_used += 1
             if any(self._scenes[pool].fits_now(changed) for pool in changed.pools):
                 yield change
+
+    def _known_changes(self, job: PendingRow) -> Iterable[tuple[Change, PendingRow]]:
+        """``_changes_of``, made once for equal requests unless they are many."""
+        if job.tasks + job.gpus_per_task > MOST_REMEMBERED:
+            return self._changes_of(job)
+        key = (*_question(job), job.pools)
+        known = self._remembered.get(key)
+        if known is None:
+            known = self._remembered[key] = list(self._changes_of(job))
+        return known
 
     def _changes_of(self, job: PendingRow) -> Iterator[tuple[Change, PendingRow]]:
         """Changed requests: another model, another pool, preemptible, fewer tasks, fewer GPUs."""

@@ -166,6 +166,7 @@ class Gang:
         "submitted_s",
         "tasks",
         "touched",
+        "turn",
         "user",
     )
 
@@ -194,6 +195,7 @@ class Gang:
         self.running: RunningRow | None = None
         self.root = Group("", None, None)
         self.groups: dict[str, Group] = {"": self.root}
+        self.turn: tuple[int, float, str] | None = None  # its key in the queue, while nothing of it changes
         self.touched = False  # a task of it changed its state
         self.fixed = False  # others made room for it: nobody takes its start away in the same plan
         self.plain = True  # one group of equal tasks, none of which runs yet

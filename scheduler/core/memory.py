@@ -9,6 +9,7 @@ from __future__ import annotations
 from scheduler.core.cluster import NodeRow, PendingRow, PoolId, RunningRow
 from scheduler.core.gang import Gang
 from scheduler.core.placement import Floor
+from scheduler.core.plan import Change
 
 MOST_QUESTIONS = 100_000
 """After so many different requests the numbers given to them begin anew."""
@@ -22,6 +23,7 @@ class Memory:
         self.floors: dict[PoolId, Floor] = {}
         self.questions: dict[tuple[object, ...], int] = {}
         self.possible: dict[tuple[object, ...], list[PoolId]] = {}
+        self.changes: dict[tuple[object, ...], list[tuple[Change, PendingRow]]] = {}
         self._waiting: dict[int, tuple[PendingRow, Gang]] = {}
         self._running: dict[int, tuple[RunningRow, Gang]] = {}
         self._next_waiting: dict[int, tuple[PendingRow, Gang]] = {}
@@ -50,9 +52,10 @@ class Memory:
         if frame != self._frame:
             self._frame = frame
             self._waiting, self._running = {}, {}
-            self.checked, self.possible = {}, {}
+            self.checked, self.possible, self.changes = {}, {}, {}
         if len(self.questions) > MOST_QUESTIONS:
             self.questions.clear()
+            self.changes.clear()
             self._waiting = {}
 
     def waiting(self, row: PendingRow) -> Gang | None:

@@ -58,6 +58,11 @@ class Reserving:
         self.steps_used = made.steps_used
         self._made = made if made.made else None
 
+    @property
+    def none(self) -> bool:
+        """True when nothing is reserved here."""
+        return self._made is None
+
     def of(self, job: JobId) -> Reservation | None:
         """The reservation of a job."""
         made = self._made.made if self._made else ()
@@ -65,9 +70,10 @@ class Reserving:
 
     def first_after(self, gang: Gang) -> Reservation | None:
         """The first reservation of another that begins before ``gang`` would have ended."""
+        if self._made is None:
+            return None
         ends_s = self._ends_s(gang)
-        made = self._made.made if self._made else ()
-        others = (each for each in made if each.job != gang.job)
+        others = (each for each in self._made.made if each.job != gang.job)
         return next((each for each in others if ends_s is None or ends_s > each.start_s), None)
 
     def open_to(self, gang: Gang) -> Bools | None:

@@ -23,7 +23,9 @@ TurnKey = tuple[int, float, str]
 
 def turn_key(gang: Gang) -> TurnKey:
     """Where a gang stands among those of its person and priority; smaller goes first."""
-    return (gang.growth, gang.ordered_s, gang.job)
+    if gang.touched or gang.turn is None:
+        gang.turn = (gang.growth, gang.ordered_s, gang.job)
+    return gang.turn
 
 
 def _by_key(entry: tuple[TurnKey, Gang]) -> TurnKey:
