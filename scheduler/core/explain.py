@@ -61,6 +61,7 @@ class Explainer:
         self._reasons: dict[tuple[object, ...], Reason] = {}
         self._running = {row.job: row for row in snapshot.running}
         self._waiting: dict[tuple[object, ...], tuple[Reason, Change | None]] = {}
+        self._numbers: dict[tuple[tuple[object, ...], int], Numbers] = {}
         self._changes: dict[tuple[object, ...], Change | None] = {}
         self._possible: dict[tuple[object, ...], list[PoolId]] = {}
         self.steps_used = 0
@@ -219,7 +220,10 @@ class Explainer:
         reason, change = known
         if reason.code in (VerdictCode.LIMIT, VerdictCode.GUARANTEED_NEEDED):
             return self._verdict(job, reason, cheapest=change)
-        numbers = {**reason.numbers, "jobs_ahead": rounded(place)}
+        about = rounded(place)
+        numbers = self._numbers.get((key, about))
+        if numbers is None:
+            numbers = self._numbers[key, about] = {**reason.numbers, "jobs_ahead": about}
         return Verdict(job.job, reason.code, reason.sentence, numbers, ahead, change)
 
     def held_for(self, job: PendingRow, reservation: Reservation, verdict: Verdict) -> Verdict:

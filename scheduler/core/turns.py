@@ -61,14 +61,14 @@ class _Level:
     def _rank(self, user: UserId) -> tuple[float, UserId]:
         return self._people.rank_key(user) if self._people else (0.0, user)
 
-    def head(self, skip: Callable[[Gang], bool]) -> Gang | None:
+    def head(self, skip: Callable[[Gang], bool] | None) -> Gang | None:
         if self._order is None:
             self._order = [self._rank(user) for user in self.waiting]
             heapify(self._order)
         while self._order:
             key = self._order[0]
             mine = self.waiting[key[1]]
-            while mine and skip(mine[-1][1]):
+            while skip is not None and mine and skip(mine[-1][1]):
                 mine.pop()
             now = self._rank(key[1])
             if not mine:
@@ -83,7 +83,7 @@ class _Level:
 class _Leaf:
     """The gangs of one leaf project."""
 
-    def __init__(self, people: PeopleOfProject | None, skip: Callable[[Gang], bool]) -> None:
+    def __init__(self, people: PeopleOfProject | None, skip: Callable[[Gang], bool] | None) -> None:
         self.people = people
         self._skip = skip
         self._levels: dict[int, _Level] = {}
@@ -165,7 +165,7 @@ class TurnQueue:
     """
 
     def __init__(
-        self, scene: PoolScene, gangs: Iterable[Gang], skip: Callable[[Gang], bool] = lambda gang: False
+        self, scene: PoolScene, gangs: Iterable[Gang], skip: Callable[[Gang], bool] | None = None
     ) -> None:
         self._scene = scene
         self._skip = skip

@@ -92,7 +92,7 @@ def every_victim_is_needed(snapshot: Snapshot) -> None:
     """With any one victim back, the job it leaves for would not fit even once all the others had left."""
     decision = _Decision(snapshot, POLICY)
     plan = decision.plan()
-    assert not decision._spare()
+    assert not decision._making_room.spare()
     seated = {start.job for start in (*plan.keeps, *plan.starts)}
     for eviction in plan.evictions:
         assert eviction.for_job in seated

@@ -1,0 +1,154 @@
+"""What one decision works on: the scenes of all pools, the gangs that wait, and what was ordered so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.core.ageing import ordered_s
+from scheduler.core.check import check_snapshot
+from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
+from scheduler.core.domains import Domains
+from scheduler.core.explain import Explainer
+from scheduler.core.gang import Gang, Task, add_waiting, gang_of_pending
+from scheduler.core.memory import Memory
+from scheduler.core.plan import EvictionReason, Verdict
+from scheduler.core.policy import Policy
+from scheduler.core.preemption import RoomMaker
+from scheduler.core.reserving import Reserving
+from scheduler.core.scene import PoolScene
+from scheduler.core.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """Why a task leaves while the plan is made: for whom, and by which right."""
+
+    task: Task
+    reason: EvictionReason
+    for_job: JobId
+
+
+class Table:
+    """One decision while it is being made; the actions work on it."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy, memory: Memory) -> None:
+        self.memory = memory
+        memory.begin(
+            (
+                snapshot.projects,
+                snapshot.pools,
+                snapshot.quotas,
+                snapshot.topologies,
+                policy,
+                memory.build(snapshot.nodes),
+            )
+        )
+        check_snapshot(snapshot, memory.checked)
+        self.snapshot = snapshot
+        self.policy = policy
+        self.tree = Tree(snapshot.projects)
+        self.scenes = {
+            pool.id: PoolScene(snapshot, policy, self.tree, pool, memory)
+            for pool in sorted(snapshot.pools, key=lambda pool: pool.id)
+        }
+        memory.end_of_scenes()
+        self.domains = {
+            pool: Domains(snapshot.topologies, scene.floor.nodes) for pool, scene in self.scenes.items()
+        }
+        self.pending = sorted(snapshot.pending, key=lambda row: row.job)
+        self.gangs: dict[JobId, Gang] = {}
+        self.pool_of: dict[JobId, PoolId] = {}
+        self._make_gangs()
+        self.possible: dict[JobId, list[PoolId]] = {}
+        self.ready: list[Gang] = []
+        self.groups: list[list[Gang]] = []  # ready gangs that differ only in person and age
+        self.verdicts: dict[JobId, Verdict] = {}
+        self.ordered: dict[Task, Ordered] = {}
+        self.promised: set[JobId] = set()  # places are kept for them by an earlier plan, or others leave
+        self.rooms = {
+            pool: RoomMaker(scene, self.domains[pool], scene.policy, snapshot.now_s)
+            for pool, scene in self.scenes.items()
+        }
+        self.reserving: dict[PoolId, Reserving] = {}
+        self.not_reached: set[JobId] = set()
+        self.steps_used = 0
+        self.explainer = Explainer(snapshot, policy, self.scenes, memory.changes)
+
+    def _make_gangs(self) -> None:
+        """A gang for every waiting job; the ranks of an elastic one that runs join those that run."""
+        questions, memory = self.memory.questions, self.memory
+        where = {job: pool for pool, scene in self.scenes.items() for job in scene.gangs}
+        for row in self.pending:
+            gang = memory.waiting(row) if row.job not in where else None
+            if gang is None:
+                gang = self._make_gang(row, where.get(row.job))
+                gang.ordered_s = ordered_s(row, self.policy)
+                gang.key = _fit_key(gang)
+                question = (*gang.key, gang.leaf, gang.preemptible, gang.priority)
+                gang.question = questions.setdefault(question, len(questions))
+            if row.job not in where:
+                memory.keep_waiting(row, gang)
+            self.gangs[row.job] = gang
+
+    def _make_gang(self, row: PendingRow, runs_in: PoolId | None) -> Gang:
+        pool = runs_in or next((pool for pool in row.pools if pool in self.scenes), None)
+        scene = self.scenes[pool] if pool else next(iter(self.scenes.values()))
+        if runs_in is None:
+            return gang_of_pending(row, self.tree.leaf_of[row.project], scene.smallest_gpu_mib)
+        gang = scene.gangs[row.job]
+        add_waiting(gang, row, scene.smallest_gpu_mib)
+        gang.touched = True
+        self.pool_of[row.job] = runs_in
+        return gang
+
+    def set_aside(self) -> None:
+        """Leave out the jobs that no free GPU could help now; the others are ready."""
+        alike: dict[tuple[object, ...], list[Gang]] = {}
+        for job in self.pending:
+            possible = self._possible_pools(job)
+            if job.job in self.pool_of:
+                possible = [pool for pool in possible if pool == self.pool_of[job.job]]
+            self.possible[job.job] = possible
+            if possible:
+                gang = self.gangs[job.job]
+                self.ready.append(gang)
+                alike.setdefault((gang.question, *possible), []).append(gang)
+        self.groups = list(alike.values())
+
+    def _possible_pools(self, job: PendingRow) -> list[PoolId]:
+        """The pools where a job could run if they were empty; none for one that must not start now."""
+        if job.held or job.not_before_s is not None or job.node_affinity is not None:
+            return self.explainer.possible_pools(job)
+        key = (self.gangs[job.job].question, job.pools, job.unfit_nodes)
+        known = self.memory.possible.get(key)
+        if known is None:
+            known = self.memory.possible[key] = self.explainer.possible_pools(job)
+        return known
+
+    def divide(self) -> None:
+        """Make every pool's fair shares; a job asks in the first pool where it could ever run."""
+        asking: dict[PoolId, list[Gang]] = {pool: [] for pool in self.scenes}
+        for gang in self.ready:
+            asking[self.possible[gang.job][0]].append(gang)
+        for pool, scene in self.scenes.items():
+            scene.divide(asking[pool])
+
+    def step(self, gang: Gang) -> bool:
+        """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
+        if self.steps_used >= self.policy.cycle_budget_steps:
+            self.not_reached.add(gang.job)
+            return False
+        self.steps_used += 1
+        return True
+
+
+def _fit_key(gang: Gang) -> tuple[object, ...]:
+    """What of a gang decides where it could stand: gangs equal in it need to be tried only once."""
+    if gang.plain:
+        return (
+            gang.tasks[0].shape if gang.tasks else None,
+            len(gang.tasks),
+            gang.root.needed,
+            gang.root.near,
+        )
+    return (gang.job,)

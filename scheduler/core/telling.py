@@ -1,0 +1,70 @@
+"""Telling: of every job that did not start, why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from scheduler.core.cluster import JobId, PoolId
+from scheduler.core.explain import Kept
+from scheduler.core.gang import Gang, State
+from scheduler.core.plan import Eviction, Verdict
+from scheduler.core.table import Table
+from scheduler.core.turns import TurnQueue
+
+
+class Telling:
+    """Writes the verdicts of a decision, once its actions are done."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def explain(self, evictions: Iterable[Eviction]) -> None:
+        """Say of every job that did not start why it waits."""
+        if not self._table.policy.explains:
+            return
+        leaving = self._table.explainer.leaving_for(evictions)
+        for job in self._table.pending:
+            gang = self._table.gangs[job.job]
+            if not self._table.possible[job.job]:
+                self._table.verdicts[job.job] = self._table.explainer.set_aside(job)
+            elif (not gang.touched and job.job not in self._table.not_reached) or any(
+                task.state is State.STARTS for task in gang.tasks
+            ):
+                continue
+            elif kept := tuple(task.kept for task in gang.tasks if task.kept is not None):
+                where = Kept(self._table.pool_of.get(job.job) or self._table.possible[job.job][0], kept)
+                self._table.verdicts[job.job] = self._table.explainer.keeps(job, where, leaving)
+            elif job.job in self._table.not_reached:
+                self._table.verdicts[job.job] = self._table.explainer.not_reached(job, self._table.steps_used)
+        for pool, scene in self._table.scenes.items():
+            waiting = [
+                gang
+                for gang in self._table.ready
+                if self._table.possible[gang.job][0] == pool
+                and gang.job not in self._table.verdicts
+                and not (gang.touched and any(task.state is State.STARTS for task in gang.tasks))
+            ]
+            queue = TurnQueue(scene, waiting)
+            ahead: tuple[JobId, ...] = ()
+            place = 0
+            while (turn := queue.pop()) is not None:
+                if turn.row is not None:
+                    possible = self._table.possible[turn.job]
+                    verdict = self._table.explainer.waits(turn.row, turn.question, possible, place, ahead)
+                    self._table.verdicts[turn.job] = self._with_reservation(pool, turn, verdict)
+                    place += 1
+                    if len(ahead) < self._table.policy.ahead_shown:
+                        ahead = (*ahead, turn.job)
+
+    def _with_reservation(self, pool: PoolId, gang: Gang, verdict: Verdict) -> Verdict:
+        """The verdict of a job that waits, where reservations have a part in it."""
+        reserving = self._table.reserving.get(pool)
+        if reserving is None or reserving.none or gang.row is None:
+            return verdict
+        if own := reserving.of(gang.job):
+            return replace(verdict, numbers={**verdict.numbers, "reserved_from_s": own.start_s})
+        other = reserving.first_after(gang)
+        if other is None or not self._table.scenes[pool].fits_now(gang.row):
+            return verdict
+        return self._table.explainer.held_for(gang.row, other, verdict)
