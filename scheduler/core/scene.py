@@ -171,8 +171,13 @@ class PoolScene:
     def divide(self, waiting: Iterable[Gang]) -> None:
         """Make the fair shares from what is held and what ``waiting`` asks for."""
         asked = dict.fromkeys(self.tree.parent, NOTHING)
+        alike: Counter[tuple[ProjectId, Amounts]] = Counter()
         for gang in waiting:
-            asked[gang.leaf] = asked[gang.leaf].plus(total(t for t in gang.tasks if t.state is State.WAITS))
+            whole = gang.plain and not gang.touched and gang.root.least is None
+            amounts = gang.asked if whole else total(t for t in gang.tasks if t.state is State.WAITS)
+            alike[gang.leaf, amounts] += 1
+        for (leaf, amounts), count in alike.items():
+            asked[leaf] = asked[leaf].plus(amounts.times(count))
         shares = [self._divide_one(resource, asked) for resource in (0, 1, 2)]
         self.shares = shares[0]
         self.fair_share_milli = {project: share.amount for project, share in self.shares.items()}
