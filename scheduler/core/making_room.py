@@ -8,8 +8,9 @@ from scheduler.core.cluster import JobId
 from scheduler.core.gang import Gang, State, Task, total
 from scheduler.core.ledger import Gone
 from scheduler.core.plan import EvictionReason
-from scheduler.core.preemption import Room, RoomMaker
+from scheduler.core.preemption import RoomMaker
 from scheduler.core.scene import PoolScene
+from scheduler.core.search import Room
 from scheduler.core.seats import Seats
 from scheduler.core.stale import stale_gangs
 from scheduler.core.table import Ordered, Table

@@ -1,0 +1,113 @@
+"""Who may be asked to leave: gangs that hold places, by project, first to leave first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler.core.ageing import ends_soon
+from scheduler.core.cluster import WHOLE_MILLI, ProjectId
+from scheduler.core.gang import Gang, State, Task, total
+from scheduler.core.plan import EvictionReason
+from scheduler.core.policy import Policy
+from scheduler.core.scene import PoolScene
+
+
+class Candidates:
+    """The preemptible gangs of one pool, and for whom nobody was found; known until the scene changes otherwise."""
+
+    def __init__(self, scene: PoolScene, policy: Policy, now_s: float) -> None:
+        self._scene = scene
+        self._policy = policy
+        self._now_s = now_s
+        self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
+        self._leavers: dict[ProjectId, list[Gang]] | None = None
+        self._hopeless: dict[EvictionReason, set[int]] = {}
+        self.surplus = False
+        """Somebody holds more than it needs."""
+
+    def forget(self) -> None:
+        """The scene changed otherwise: candidates and what was hopeless are looked at anew."""
+        self._lists.clear()
+        self._leavers = None
+        self._hopeless.clear()
+
+    def hopeless(self, gang: Gang, reason: EvictionReason) -> bool:
+        """True when an equal job found no room since the scene changed for the better."""
+        return gang.question in self._hopeless.get(reason, ())
+
+    def give_up(self, gang: Gang, reason: EvictionReason) -> None:
+        """Nobody alike needs to ask until ``forget``."""
+        self._hopeless.setdefault(reason, set()).add(gang.question)
+
+    def of(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
+        """The gangs of a leaf project that may be asked to leave, first to leave first."""
+        found = self._lists.get((leaf, kind, below))
+        if found is None:
+            found = [
+                gang
+                for gang in self.by_project().get(leaf, ())
+                if (below is None or gang.priority < below) and not self._protected(gang, kind)
+            ]
+            found.sort(key=lambda gang: gang.job, reverse=self._policy.victim_order == "youngest")
+            found.sort(key=lambda gang: self.leaving_order(gang, gang.growth))
+            self._lists[leaf, kind, below] = found
+        return found
+
+    def by_project(self) -> dict[ProjectId, list[Gang]]:
+        """By leaf project, everybody who holds places and may be asked to leave."""
+        if self._leavers is None:
+            self._leavers = {}
+            self.surplus = False
+            for gang in self._scene.gangs.values():
+                stands = any(t.state in (State.RUNS, State.STARTS) for t in gang.tasks)
+                if gang.preemptible and not gang.fixed and stands:
+                    self._leavers.setdefault(gang.leaf, []).append(gang)
+                    self.surplus = self.surplus or gang.growth > 1
+        return self._leavers
+
+    def leaving_order(self, gang: Gang, growth: int) -> tuple[float, ...]:
+        if self._policy.victim_order == "youngest":
+            return (gang.priority, -growth, -gang.submitted_s)
+        fresh = gang.started_s is None
+        return (
+            not fresh,
+            growth < 2,  # a job that only shrinks works on
+            self.lost_work(gang),
+            -(gang.started_s or self._now_s),
+            -gang.submitted_s,
+        )
+
+    def lost_work(self, gang: Gang) -> float:
+        """GPU-seconds since the last checkpoint, else since the start; nothing of a job that only starts."""
+        if gang.started_s is None:
+            return 0.0
+        since_s = max(gang.started_s, gang.checkpoint_s or gang.started_s)
+        milli = total(task for task in gang.tasks if task.state is State.RUNS).gpu_milli
+        return max(0.0, self._now_s - since_s) * milli / WHOLE_MILLI
+
+    def _protected(self, gang: Gang, kind: str) -> bool:
+        """True while a job has not run for its minimum yet; who would lose much is not moved."""
+        if kind == "move":
+            return self.lost_work(gang) > self._policy.move_loss_gpu_s
+        if gang.started_s is None:
+            return False
+        if gang.running is not None and ends_soon(gang.running, self._now_s, self._policy):
+            return True
+        least_s = self._policy.min_runtime_s
+        if kind == "reclaim":
+            for level in self._scene.tree.path[gang.leaf]:
+                own_s = self._scene.quotas[level].reclaim_min_runtime_s
+                if own_s is not None:
+                    least_s = own_s
+                    break
+        return self._now_s - gang.started_s < least_s
+
+    def drop(self, gone: Iterable[Task]) -> None:
+        """Gangs of which nothing stands any more leave the lists."""
+        for gang in {task.gang.job: task.gang for task in gone}.values():
+            if not any(task.state in (State.RUNS, State.STARTS) for task in gang.tasks):
+                for key, mine in self._lists.items():
+                    if key[0] == gang.leaf and gang in mine:
+                        mine.remove(gang)
+                if self._leavers is not None and gang in self._leavers.get(gang.leaf, ()):
+                    self._leavers[gang.leaf].remove(gang)

@@ -1,0 +1,372 @@
+"""The search for room: candidates leave on paper until a job fits, and whoever is not needed comes back.
+
+Where all tasks are equal, node by node where least work is lost; where the rules refuse that, or some hold more
+than they need, in fair order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from scheduler.core.candidates import Candidates
+from scheduler.core.cluster import JobId, ProjectId
+from scheduler.core.domains import Domains
+from scheduler.core.gang import Gang, State, Task, total
+from scheduler.core.ledger import Gone
+from scheduler.core.placement import Held, Shape
+from scheduler.core.plan import EvictionReason
+from scheduler.core.policy import Policy
+from scheduler.core.prices import Leavers, Prices, standing
+from scheduler.core.scene import PoolScene
+from scheduler.core.seats import Seats
+from scheduler.core.trial import Trial
+from scheduler.core.turns import LeavingQueue
+from scheduler.core.turns_back import TurnsBack
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Tasks whose leaving seats a job: gone for good, or moved to a place that is kept for them."""
+
+    gone: tuple[Task, ...]
+    moved: tuple[Task, ...]
+    reason: EvictionReason
+
+
+class Search:
+    """Searches in one pool; leaves the scene as the found room makes it, or untouched."""
+
+    def __init__(self, scene: PoolScene, domains: Domains, policy: Policy, who: Candidates) -> None:
+        self._scene = scene
+        self._domains = domains
+        self._policy = policy
+        self._who = who
+        self._prices: dict[tuple[object, ...], Prices] = {}
+        self._sets: dict[tuple[object, ...], Leavers] = {}
+        self._origin: dict[Task, Held] = {}  # where a task that leaves was to start in this plan
+        self._refused = False  # the last search by price met the rules, not the walls
+        self.steps_used = 0
+        self.truncated = False
+        """A search ended because the budget did."""
+
+    def forget(self) -> None:
+        """Candidates changed: prices are made anew."""
+        self._prices.clear()
+        self._sets.clear()
+
+    def find(
+        self,
+        gang: Gang,
+        candidates: dict[ProjectId, list[Gang]],
+        reason: EvictionReason,
+        allowed: Callable[[Sequence[Task]], bool],
+        budget_steps: int,
+    ) -> Room | None:
+        """Let candidates leave one by one until ``gang`` fits and the outcome is allowed."""
+        scene, trial = self._scene, Trial(self._scene)
+        wanted = gang.to_place()
+        if not wanted or not any(candidates.values()) or not self._could_help(wanted, candidates):
+            self._who.give_up(gang, reason)
+            return None
+        if self._policy.by_turns or reason is EvictionReason.CONSOLIDATED:
+            return self._search_by_turns(gang, wanted, candidates, reason, allowed, budget_steps)
+        if self._policy.by_price and gang.plain and not self._who.surplus:
+            room = self._search_by_price(gang, wanted, candidates, reason, allowed, budget_steps)
+            if room is not None or self.truncated or not self._refused:
+                return room
+            return self._search_by_turns(gang, wanted, candidates, reason, allowed, budget_steps)
+        queue = LeavingQueue(scene, candidates, self._who.leaving_order)
+        steps: list[list[Task]] = []
+        most = self._policy.max_victims
+        jobs: set[JobId] = set()
+        while tasks := queue.pop():
+            jobs.add(tasks[0].gang.job)
+            if len(jobs) > most:
+                break
+            if self.steps_used >= budget_steps:
+                self.truncated = True
+                break
+            self.steps_used += 1
+            for task in tasks:
+                if task.state is State.STARTS:
+                    self._origin[task] = task.held[0]
+                trial.evict(task)
+            steps.append(tasks)
+            if self._may_fit(gang, wanted) and (
+                room := self._try(gang, wanted, steps, trial, reason, allowed)
+            ):
+                self._who.drop(room.gone)
+                return room
+        trial.undo()
+        if not self.truncated:
+            self._who.give_up(gang, reason)
+        return None
+
+    def _search_by_price(
+        self,
+        gang: Gang,
+        wanted: Sequence[Task],
+        candidates: dict[ProjectId, list[Gang]],
+        reason: EvictionReason,
+        allowed: Callable[[Sequence[Task]], bool],
+        budget_steps: int,
+    ) -> Room | None:
+        """The same for a gang of equal tasks: node by node, where least work is lost for one more task."""
+        scene, trial, shape = self._scene, Trial(self._scene), wanted[0].shape
+        prices = self._prices_of(candidates, shape, reason, gang.priority)
+        self._refused = False
+        steps: list[list[Task]] = []
+        victims = 0
+        missing = len(wanted) - int(scene.later.capacity(shape).sum())
+        tried = 0
+        for node in prices.cheapest(candidates.keys()) if prices.most >= len(wanted) else ():
+            mark, held_back = trial.mark(), len(steps)
+            before = scene.later.capacity_on(shape, node)
+            for victim in prices.there(node):
+                tasks = standing(victim)
+                if not tasks or victim.leaf not in candidates or victims >= self._policy.max_victims:
+                    continue
+                if self.steps_used >= budget_steps:
+                    self.truncated = True
+                    break
+                self.steps_used += 1
+                victims += 1
+                for task in tasks:
+                    if task.state is State.STARTS:
+                        self._origin[task] = task.held[0]
+                    trial.evict(task)
+                steps.append(tasks)
+                if (more := scene.later.capacity_on(shape, node) - before) > 0:
+                    break
+            else:
+                more = 0
+            if self.truncated:
+                break
+            if more <= 0:
+                trial.undo(mark)
+                del steps[held_back:]
+                prices.refuse(node)
+                continue
+            missing -= more
+            if missing > 0:
+                continue
+            tried += 1
+            if room := self._try(gang, wanted, steps, trial, reason, allowed):
+                self._who.drop(room.gone)
+                return room
+            self._refused = True
+            # not allowed with these: the next cheapest, without the last
+            trial.undo(mark)
+            del steps[held_back:]
+            missing += more
+            prices.refuse(node)
+            if tried > self._policy.most_tries:
+                break
+        trial.undo()
+        if not self.truncated:
+            self._who.give_up(gang, reason)
+        return None
+
+    def _prices_of(
+        self, candidates: dict[ProjectId, list[Gang]], shape: Shape, reason: EvictionReason, priority: int
+    ) -> Prices:
+        reclaims = reason is EvictionReason.RECLAIMED
+        whom = (reason,) if reclaims else (reason, *candidates, priority)
+        if (whom, shape) not in self._prices:
+            if whom not in self._sets:
+                leaves = {leaf: self._who.of(leaf, "reclaim") for leaf in self._who.by_project()}
+                mine = leaves if reclaims else candidates
+                gangs = [gang for leaf in sorted(mine) for gang in mine[leaf]]
+                gangs.sort(key=lambda gang: self._who.leaving_order(gang, gang.growth))
+                self._sets[whom] = Leavers(self._scene, gangs, self._who.lost_work)
+            self._prices[whom, shape] = Prices(self._scene, shape, self._sets[whom])
+        return self._prices[whom, shape]
+
+    def _search_by_turns(
+        self,
+        gang: Gang,
+        wanted: Sequence[Task],
+        candidates: dict[ProjectId, list[Gang]],
+        reason: EvictionReason,
+        allowed: Callable[[Sequence[Task]], bool],
+        budget_steps: int,
+    ) -> Room | None:
+        """KAI-Scheduler's search: task by task, with those found for the tasks before, and of the rest node by node.
+
+        After each step of the queue everybody so far who stands on a node of the last ones leaves on paper.
+        """
+        trial = Trial(self._scene)
+        found: list[Task] = []
+        most = self._policy.max_movers if reason is EvictionReason.CONSOLIDATED else self._policy.max_victims
+        room: Room | None = None
+        for count in range(1, len(wanted) + 1):
+            room = None
+            for tried, victims in enumerate(self._victim_sets(candidates, found)):
+                if tried > self._policy.most_tries and not self._policy.by_turns:
+                    break
+                if len({task.gang.job for task in victims}) > most:
+                    continue
+                if self.steps_used >= budget_steps:
+                    self.truncated = True
+                    break
+                self.steps_used += 1
+                for task in victims:
+                    if task.state is State.STARTS:
+                        self._origin[task] = task.held[0]
+                    trial.evict(task)
+                if self._may_fit(gang, wanted[:count]) and (
+                    room := self._try(gang, wanted[:count], [victims], trial, reason, allowed)
+                ):
+                    break
+                trial.undo()
+            if room is None:
+                if not self.truncated:
+                    self._who.give_up(gang, reason)
+                return None
+            if count < len(wanted):
+                found = [*room.gone, *room.moved]
+                trial.undo()
+        if room is not None:
+            self._who.drop(room.gone)
+        return room
+
+    def _victim_sets(
+        self, candidates: dict[ProjectId, list[Gang]], found: Sequence[Task]
+    ) -> Iterator[list[Task]]:
+        """Sets of tasks to try, each with those ``found`` before."""
+        if found:
+            yield list(found)
+        queue = LeavingQueue(self._scene, candidates, self._who.leaving_order)
+        steps: list[list[Task]] = []
+        while tasks := queue.pop():
+            step = [task for task in tasks if task not in found]
+            if not step:
+                continue
+            steps.append(step)
+            for node in sorted({place.node for task in step for place in task.held}):
+                jobs = {
+                    task.gang.job for each in steps for task in each if any(p.node == node for p in task.held)
+                }
+                if not self._policy.by_turns and len(jobs) > 1:
+                    yield [*found, *step]
+                yield [*found, *(task for each in steps for task in each if task.gang.job in jobs)]
+
+    def _could_help(self, wanted: Sequence[Task], candidates: dict[ProjectId, list[Gang]]) -> bool:
+        """False when even everybody's leaving makes no room, counted in GPUs alone."""
+        free = float(self._scene.later.free_milli.clip(min=0).sum())
+        asked = total(wanted).gpu_milli
+        for mine in candidates.values():
+            for each in mine:
+                if free >= asked:
+                    return True
+                free += sum(t.amounts.gpu_milli for t in each.tasks if t.state in (State.RUNS, State.STARTS))
+        return free >= asked
+
+    def _may_fit(self, gang: Gang, wanted: Sequence[Task]) -> bool:
+        """A quick look: is there room for the first task, and for all of them if they are equal?"""
+        room = int(self._scene.later.capacity(wanted[0].shape).sum())
+        return room >= (len(wanted) if gang.plain else 1)
+
+    def _try(
+        self,
+        gang: Gang,
+        wanted: Sequence[Task],
+        steps: Sequence[list[Task]],
+        trial: Trial,
+        reason: EvictionReason,
+        allowed: Callable[[Sequence[Task]], bool],
+    ) -> Room | None:
+        """Seat the job, call back or move who need not be gone, and see whether that is allowed."""
+        scene = self._scene
+        if scene.ledger.closed_to(gang.leaf, total(wanted), gang.preemptible, gone=Gone.ASKED):
+            return None
+        mark = trial.mark()
+        gone = [task for step in steps for task in step]
+        if self._policy.by_turns or reason is EvictionReason.CONSOLIDATED:
+            if not TurnsBack(scene, trial, gang, wanted, gone, self._placer(trial)).seat():
+                trial.undo(mark)
+                return None
+        else:
+            if not Seats(trial, self._domains, later=True).place(gang, wanted):
+                return None
+            self._settle_others(gang, steps, trial, reason)
+        left = [task for task in gone if task.state in (State.LEAVES, State.WAITS)]
+        if not allowed(left):
+            trial.undo(mark)
+            return None
+        moved = [task for task in gone if task.state is State.KEPT]
+        if self._policy.settles and not (self._free_already(moved) and all(map(_moves_whole, moved))):
+            trial.undo(mark)
+            return None
+        return Room(tuple(left), tuple(moved), reason)
+
+    def _placer(self, trial: Trial) -> Callable[[Gang, Sequence[Task]], bool]:
+        """Gives tasks places in a trial: of what is free now to those who only start, else of what will be."""
+
+        def place(gang: Gang, tasks: Sequence[Task]) -> bool:
+            fresh = any(task.state is State.WAITS and task in self._origin for task in tasks)
+            return Seats(trial, self._domains, later=not fresh).place(gang, tasks)
+
+        return place
+
+    def _free_already(self, moved: Sequence[Task]) -> bool:
+        """True when who moves finds its new place free now: nobody moves only to wait."""
+        now = self._scene.now
+        places = [task.kept for task in moved if task.kept is not None]
+        for place in places:
+            now.change(place, -1)
+        fits = not now.overfull(places)
+        now.give_back(places)
+        return fits
+
+    def _settle_others(
+        self, gang: Gang, steps: Sequence[list[Task]], trial: Trial, reason: EvictionReason
+    ) -> None:
+        """Walk those who left in reverse: whoever is not needed stays; then whoever can stands elsewhere."""
+        later = self._scene.later
+        broken: set[JobId] = set()
+        for tasks in reversed(steps):
+            mark = trial.mark()
+            self.steps_used += 1
+            victim = tasks[0].gang
+            if victim.job not in broken:
+                for task in tasks:
+                    self._restore(task, trial)
+                if not later.overfull([place for task in tasks for place in task.held]) and not (
+                    self._over_limit(gang, victim)
+                ):
+                    continue
+                trial.undo(mark)
+            broken.add(victim.job)
+        if reason is not EvictionReason.CONSOLIDATED and not self._policy.moves_victims:
+            return
+        for tasks in reversed(steps):
+            victim = tasks[0].gang
+            fresh = victim.started_s is None
+            if any(task.state is not (State.WAITS if fresh else State.LEAVES) for task in tasks):
+                continue
+            if self._scene.ledger.closed_to(victim.leaf, total(tasks), victim.preemptible, gone=Gone.ASKED):
+                continue
+            self.steps_used += 1
+            if not (self._scene.floor if fresh else later).capacity(tasks[0].shape).any():
+                continue
+            elsewhere = Seats(trial, self._domains, later=not fresh, free_now=fresh or self._policy.settles)
+            elsewhere.place(victim, tasks)
+
+    def _restore(self, task: Task, trial: Trial) -> None:
+        if task.state is State.LEAVES:
+            trial.stay(task)
+        else:
+            trial.start(task, self._origin[task])
+
+    def _over_limit(self, gang: Gang, victim: Gang) -> bool:
+        """True when somebody on the paths of the two is over a limit."""
+        ledger, path = self._scene.ledger, self._scene.tree.path
+        return any(ledger.over_limit(level) for level in {*path[gang.leaf], *path[victim.leaf]})
+
+
+def _moves_whole(task: Task) -> bool:
+    """True unless some of a gang would move while others of it, without which it is not whole, stay."""
+    stay = sum(other.state is State.RUNS for other in task.gang.tasks)
+    return not stay or (not task.gang.root.children and stay >= task.gang.root.needed)
