@@ -14,6 +14,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db.models import Q, QuerySet
 
 from portal.errors import NotAllowed, NotThere, SignInNeeded
+from portal.lineage import lineage
 from portal.models import (
     ApiToken,
     AuditEntry,
@@ -90,11 +91,7 @@ def demand(person: Person, wanted: Policy) -> None:
 
 def role_in(user: User, project: Project) -> Role | None:
     """The person's strongest role in the project or one of its ancestors; None for a stranger."""
-    line = [project.pk]
-    above = project.parent
-    while above is not None:
-        line.append(above.pk)
-        above = above.parent
+    line = lineage(project, lambda below: below.parent)
     roles = [
         Role(r) for r in Membership.objects.filter(user=user, project__in=line).values_list("role", flat=True)
     ]
@@ -114,12 +111,7 @@ def roles_of(person: Person) -> dict[int, Role]:
     parents = dict(Project.objects.values_list("id", "parent_id"))
     found: dict[int, Role] = {}
     for project in parents:
-        line: list[int] = []
-        here: int | None = project
-        while here is not None:
-            line.append(here)
-            here = parents.get(here)
-        roles = [Role(own[row]) for row in line if row in own]
+        roles = [Role(own[row]) for row in lineage(project, parents.get) if row in own]
         if roles:
             found[project] = max(roles, key=lambda role: ROLE_RANK[role])
     return found

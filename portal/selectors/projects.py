@@ -83,18 +83,25 @@ def people_of(projects: Iterable[Project]) -> tuple[Counter[int], dict[int, list
 
 
 def in_tree_order(projects: list[Project]) -> list[ProjectRow]:
-    """Parents before children, siblings as given; one whose parent is not among them stands at the top."""
+    """Parents before children, siblings as given; one whose parent is not among them stands at the top.
+
+    A circle, which only a hand in the database can draw, comes last, from the first of it.
+    """
     here = {project.pk for project in projects}
     children: dict[int | None, list[Project]] = {}
     for project in projects:
         children.setdefault(project.parent_id if project.parent_id in here else None, []).append(project)
-    ordered: list[ProjectRow] = []
-    stack = [(project, 0) for project in reversed(children.get(None, []))]
-    while stack:
-        project, depth = stack.pop()
-        ordered.append(ProjectRow(project, depth))
-        stack += [(child, depth + 1) for child in reversed(children.get(project.pk, []))]
-    return ordered
+    ordered: dict[int, ProjectRow] = {}
+    for top in [*children.get(None, []), *projects]:
+        stack = [ProjectRow(top, 0)]
+        while stack:
+            row = stack.pop()
+            if row.project.pk in ordered:
+                continue
+            ordered[row.project.pk] = row
+            below = children.get(row.project.pk, [])
+            stack += [ProjectRow(child, row.depth + 1) for child in reversed(below)]
+    return list(ordered.values())
 
 
 def project_for(person: Person, key: str) -> Project:

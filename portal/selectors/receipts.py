@@ -10,6 +10,7 @@ from typing import Any
 from django.db import connection
 
 from portal.access import Person, visible_projects
+from portal.lineage import lineage
 from portal.models import Job, NodePool, Project
 
 
@@ -84,9 +85,4 @@ def json_of(value: Any) -> Any:
 def _line(person: Person, project: Project) -> list[Project]:
     """The project and those above it, nearest first, that the person may see: two queries."""
     seen = {row.pk: row for row in visible_projects(person)}
-    line: list[Project] = []
-    here: int | None = project.pk
-    while here is not None and here in seen and len(line) < len(seen):
-        line.append(seen[here])
-        here = seen[here].parent_id
-    return line
+    return lineage(seen.get(project.pk), lambda below: seen.get(below.parent_id or 0))

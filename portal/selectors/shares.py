@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from django.db.models import Count, Sum
 
 from portal.access import Person, signed_in
+from portal.lineage import lineage
 from portal.models import Gpu, NodePool, Project, Quota, UsageLedger
 
 
@@ -83,8 +84,6 @@ def _used(parents: dict[int, int | None]) -> dict[tuple[int, int], int]:
         .annotate(milli=Sum("milli"))
     )
     for project, pool, milli in rows:
-        here: int | None = project
-        while here is not None:
+        for here in lineage(project, parents.get):
             found[here, pool] += milli
-            here = parents.get(here)
     return found

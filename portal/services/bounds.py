@@ -10,6 +10,7 @@ import difflib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
+from portal.lineage import lineage
 from portal.models import Gpu, Node, NodePool, Project, Quota
 from portal.words.amounts import memories, memory
 from portal.words.states import NodeState, RuntimeKind
@@ -226,11 +227,7 @@ def _cores(milli: int) -> str:
 
 def _over_limit(ask: Ask, pools: list[int]) -> tuple[str, dict[str, object]] | None:
     """A limit of the project or an ancestor that is below the request in every pool that could hold it."""
-    line: list[Project] = []
-    project: Project | None = ask.project
-    while project is not None:
-        line.append(project)
-        project = project.parent
+    line = lineage(ask.project, lambda below: below.parent)
     quotas: dict[int, list[Quota]] = defaultdict(list)
     for quota in Quota.objects.filter(project__in=line).select_related("project", "pool"):
         quotas[quota.pool_id].append(quota)

@@ -12,6 +12,7 @@ from django.db import IntegrityError, transaction
 from portal.access import Verb, require
 from portal.errors import Conflict, Invalid, NotAllowed, Stale
 from portal.events import announce
+from portal.lineage import lineage
 from portal.models import Membership, NodePool, Project, Quota, QuotaChange, User
 from portal.models.public_id import slug_validator
 from portal.services.audit import record_act
@@ -229,22 +230,15 @@ def _check_name(name: str) -> None:
 
 
 def _check_no_circle(project: Project, parent: Project, tree: dict[int, Project]) -> None:
-    above: Project | None = tree[parent.pk]
-    depth = 1
-    while above is not None:
-        if above.pk == project.pk:
-            raise Invalid(fields={"parent": "A project cannot stand below itself."})
-        above = tree[above.parent_id] if above.parent_id else None
-        depth += 1
-    if depth >= MAX_DEPTH:
+    line = lineage(parent.pk, lambda below: tree[below].parent_id)
+    if project.pk in line:
+        raise Invalid(fields={"parent": "A project cannot stand below itself."})
+    if len(line) + 1 >= MAX_DEPTH:
         raise Invalid(fields={"parent": f"Projects go at most {MAX_DEPTH} levels deep."})
 
 
 def _depth(project: Project) -> int:
-    depth, above = 0, project.parent
-    while above is not None:
-        depth, above = depth + 1, above.parent
-    return depth
+    return len(lineage(project.parent, lambda below: below.parent))
 
 
 def _lose_rights(user: User) -> None:
@@ -256,11 +250,7 @@ def _lose_rights(user: User) -> None:
 
 def _lose_rights_from_above(project: Project, tree: dict[int, Project]) -> None:
     """Before a project moves: whoever saw it by a role in one of its ancestors may see it no more."""
-    line: list[int] = []
-    above = project.parent_id
-    while above is not None:
-        line.append(above)
-        above = tree[above].parent_id
+    line = lineage(project.parent_id, lambda below: tree[below].parent_id)
     for person in User.objects.filter(memberships__project__in=line).distinct().order_by("pk"):
         _lose_rights(person)
 

@@ -35,6 +35,26 @@ def test_only_admins_see_people_and_the_trail(client_of, page, kind, status):
     assert client_of(kind).get(reverse(page)).status_code == status
 
 
+def test_a_circle_of_projects_can_be_seen_and_mended(scene, client_of):
+    """Only a hand in the database draws one; the scheduler stops with an alarm, the pages must not."""
+    below = record.project(parent=record.project())
+    above = below.parent
+    Project.objects.filter(pk=above.pk).update(parent=below)
+    client = client_of("admin")
+    for page in ("projects", "quotas", "queue", "cluster"):
+        answer = client.get(reverse(page))
+        assert answer.status_code == 200
+    for project in (below, above):
+        assert project.name in client.get(reverse("projects")).content.decode()
+        assert client.get(reverse("project", args=[project.public_id])).status_code == 200
+    stranger = client_of("stranger")
+    assert stranger.get(reverse("project", args=[below.public_id])).status_code == 404
+    path = f"/api/v1/projects/{above.name}/"
+    answer = client.patch(path, {"parent": None}, content_type="application/json")
+    assert answer.status_code == 200, answer.content
+    assert Project.objects.get(pk=above.pk).parent is None
+
+
 def test_a_node_has_a_page_and_its_series(scene, client_of):
     node = Node.objects.first()
     assert client_of("stranger").get(reverse("node", args=[node.public_id])).status_code == 200

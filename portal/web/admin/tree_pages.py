@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from django.core.paginator import Page, Paginator
 
+from portal.lineage import lineage
 from portal.models import Project
 from portal.selectors.projects import ProjectRow
 
@@ -33,9 +34,6 @@ def name_those_above(rows: Sequence[Row], shown: Sequence[Row]) -> None:
     projects: dict[int | None, Project] = {row.project.pk: row.project for row in rows}
     here = {row.project.pk for row in shown}
     for row in shown:
-        names: list[str] = []
-        over = projects.get(row.project.parent_id)
-        while over is not None and row.project.parent_id not in here:
-            names.append(over.name)
-            over = projects.get(over.parent_id)
-        row.above = " / ".join(reversed(names))
+        line = lineage(row.project, lambda below: projects.get(below.parent_id))
+        over = [] if row.project.parent_id in here else line[1:]
+        row.above = " / ".join(project.name for project in reversed(over))
