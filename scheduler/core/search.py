@@ -88,10 +88,7 @@ class Search:
                 self.truncated = True
                 break
             self.steps_used += 1
-            for task in tasks:
-                if task.state is State.STARTS:
-                    self._origin[task] = task.held[0]
-                trial.evict(task)
+            self._leave(tasks, trial)
             steps.append(tasks)
             if self._may_fit(gang, wanted) and (
                 room := self._try(gang, wanted, steps, trial, reason, allowed)
@@ -132,10 +129,7 @@ class Search:
                     break
                 self.steps_used += 1
                 victims += 1
-                for task in tasks:
-                    if task.state is State.STARTS:
-                        self._origin[task] = task.held[0]
-                    trial.evict(task)
+                self._leave(tasks, trial)
                 steps.append(tasks)
                 if (more := scene.later.capacity_on(shape, node) - before) > 0:
                     break
@@ -211,10 +205,7 @@ class Search:
                     self.truncated = True
                     break
                 self.steps_used += 1
-                for task in victims:
-                    if task.state is State.STARTS:
-                        self._origin[task] = task.held[0]
-                    trial.evict(task)
+                self._leave(victims, trial)
                 if self._may_fit(gang, wanted[:count]) and (
                     room := self._try(gang, wanted[:count], [victims], trial, reason, allowed)
                 ):
@@ -353,6 +344,12 @@ class Search:
                 continue
             elsewhere = Seats(trial, self._domains, later=not fresh, free_now=fresh or self._policy.settles)
             elsewhere.place(victim, tasks)
+
+    def _leave(self, tasks: Sequence[Task], trial: Trial) -> None:
+        for task in tasks:
+            if task.state is State.STARTS:
+                self._origin[task] = task.held[0]
+            trial.evict(task)
 
     def _restore(self, task: Task, trial: Trial) -> None:
         if task.state is State.LEAVES:
