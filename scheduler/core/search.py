@@ -296,10 +296,26 @@ class Search:
         """Gives tasks places in a trial: of what is free now to those who only start, else of what will be."""
 
         def place(gang: Gang, tasks: Sequence[Task]) -> bool:
-            fresh = any(task.state is State.WAITS and task in self._origin for task in tasks)
-            return Seats(trial, self._domains, later=not fresh).place(gang, tasks)
+            if not any(task.state is State.WAITS and task in self._origin for task in tasks):
+                return Seats(trial, self._domains, later=True).place(gang, tasks)
+            if self._policy.settles and self._start_as_if_moved(gang, tasks, trial):
+                return True
+            return Seats(trial, self._domains, later=False).place(gang, tasks)
 
         return place
+
+    def _start_as_if_moved(self, gang: Gang, tasks: Sequence[Task], trial: Trial) -> bool:
+        """Start tasks where they would move to if they ran already, else the next decision would move them."""
+        mark = trial.mark()
+        if not Seats(trial, self._domains, later=True).place(gang, tasks):
+            return False
+        if not self._free_already(tasks):
+            trial.undo(mark)
+            return False
+        for task in tasks:
+            if task.kept is not None:
+                trial.start(task, task.kept)
+        return True
 
     def _free_already(self, moved: Sequence[Task]) -> bool:
         """True when who moves finds its new place free now: nobody moves only to wait."""

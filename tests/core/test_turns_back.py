@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scheduler.core.carry import after_commit
 from scheduler.core.decide import decide
 from scheduler.core.plan import EvictionReason, Plan
 from scheduler.core.policy import Policy
@@ -72,3 +73,21 @@ def test_surplus_leaves_before_whole_jobs() -> None:
     )
     plan = decide(snapshot, only("reclaim"))
     assert {(eviction.job, eviction.ranks) for eviction in plan.evictions} == {("a", (1,)), ("b", (1,))}
+
+
+def test_who_only_starts_stands_where_it_would_be_moved_to() -> None:
+    """Under our own rules: else the next decision moves the job that this one has just placed."""
+    snapshot = cluster(
+        [node("n0"), node("n1")],
+        [project("p")],
+        running=[
+            runs("ending", "p", ("n0", range(1)), stopping=True),
+            runs("stays", "p", ("n1", range(1))),
+        ],
+        pending=[waits("a", "p", 1), waits("b", "p", 2), waits("c", "p", 2, tasks=2)],
+    )
+    plan = decide(snapshot, Policy())
+    assert {start.job: start.tasks[0].node for start in plan.starts} == {"a": "n1", "b": "n0"}
+    assert kept(plan) == {"c": "n0"}
+    after = decide(after_commit(snapshot, plan), Policy())
+    assert (after.starts, after.evictions) == ((), ())
