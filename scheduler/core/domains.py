@@ -1,6 +1,6 @@
-"""Fabric: which nodes share a domain at each level of a topology, and which domain a gang should try first.
+"""Which domain of a topology a gang should try first, when it asked to stand near.
 
-A domain is a set of nodes with equal labels from the outermost level down to its own. A gang tries the lowest
+A gang tries the lowest
 level it prefers first and goes up to the level it requires; within a level the domain that it fills best, seen
 from the outermost level down. Where it has to spread over several domains of the level that it prefers, it fills
 the roomiest of them first, so that it stands in as few as can be.
@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from scheduler.core.cluster import Near, NodeRow, TopologyRow
 from scheduler.core.gang import Task
 from scheduler.core.placement import Bools, Floor, Shape
+from scheduler.core.topology import Fabric, Path
 
 NOTHING_FREE = 1000.0
 
@@ -27,32 +26,13 @@ class Choice(NamedTuple):
     parts: tuple[Bools, ...] = ()
 
 
-class _Fabric:
-    """The domains of one topology, level by level."""
-
-    def __init__(self, row: TopologyRow, nodes: Sequence[NodeRow]) -> None:
-        self.levels = row.levels
-        self.masks: list[dict[tuple[str, ...], Bools]] = [{} for _ in row.levels]
-        self.root: Bools = np.zeros(len(nodes), dtype=bool)
-        for i, node in enumerate(nodes):
-            labels = dict(node.labels)
-            path: tuple[str, ...] = ()
-            for depth, level in enumerate(row.levels):
-                if level not in labels:
-                    break
-                path = (*path, labels[level])
-                mask = self.masks[depth].setdefault(path, np.zeros(len(nodes), dtype=bool))
-                mask[i] = True
-                self.root[i] = True
-
-
 class Domains:
     """All topologies of a pool."""
 
     def __init__(self, topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> None:
         self._rows = {row.name: row for row in topologies}
         self._nodes = nodes
-        self._fabrics: dict[str, _Fabric] = {}
+        self._fabrics: dict[str, Fabric] = {}
 
     def choices(
         self,
@@ -84,7 +64,7 @@ class Domains:
             for path, mask in masks.items()
         }
 
-        def tree_order(path: tuple[str, ...]) -> tuple[tuple[float, str], ...]:
+        def tree_order(path: Path) -> tuple[tuple[float, str], ...]:
             return tuple((-fullness[path[: i + 1]], path[i]) for i in range(len(path)))
 
         parts: tuple[Bools, ...] = ()
@@ -96,7 +76,7 @@ class Domains:
                 if (level[path] & everything).any()
             )
         for depth in range(max(lowest, highest), highest - 1, -1):
-            masks: dict[tuple[str, ...], Bools] = {(): fabric.root} if depth < 0 else fabric.masks[depth]
+            masks: dict[Path, Bools] = {(): fabric.root} if depth < 0 else fabric.masks[depth]
             for path in sorted(masks, key=tree_order):
                 nodes = masks[path] if only is None else masks[path] & only
                 if near.required is not None and here and not self._joins(fabric, highest, nodes, here):
@@ -104,16 +84,16 @@ class Domains:
                 if _room(floor, runs, nodes):
                     yield Choice(nodes, parts)
 
-    def _joins(self, fabric: _Fabric, depth: int, nodes: Bools, here: set[int]) -> bool:
+    def _joins(self, fabric: Fabric, depth: int, nodes: Bools, here: set[int]) -> bool:
         """True when ``nodes`` lie in the domain of the required level where others of the group stand."""
         for mask in fabric.masks[depth].values():
             if any(mask[node] for node in here):
                 return bool((mask & nodes).sum() == nodes.sum())
         return False
 
-    def _fabric(self, name: str) -> _Fabric | None:
+    def _fabric(self, name: str) -> Fabric | None:
         if name not in self._fabrics and name in self._rows:
-            self._fabrics[name] = _Fabric(self._rows[name], self._nodes)
+            self._fabrics[name] = Fabric(self._rows[name], self._nodes)
         return self._fabrics.get(name)
 
 

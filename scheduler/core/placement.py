@@ -26,7 +26,7 @@ from scheduler.core.cluster import (
 )
 from scheduler.core.fragmentation import TOGETHER, Fragmentation, Kind, Task, milli_by_memory, suits, usual
 from scheduler.core.plan import TaskPlacement
-from scheduler.core.topology import NOWHERE, fabric_of, near_slots, nearest
+from scheduler.core.topology import NOWHERE, fabric_of, near_slots
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -271,7 +271,7 @@ class Floor:
         held: list[Held] = []
         near: Bools | None = None
         if self._fabric is not None and tasks > int(scores.capacity.max()):
-            near = nearest(self._fabric, scores.capacity, tasks)
+            near = self._fabric.nearest(scores.capacity, tasks)
         while len(held) < tasks:
             scores = self._fresh(shape, measured)
             node, count = self._next_node(scores, tasks - len(held), near)

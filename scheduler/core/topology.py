@@ -15,65 +15,79 @@ from scheduler.core.cluster import NodeRow, TopologyRow
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Path = tuple[str, ...]
+"""A domain by its labels, from the outermost level down to its own."""
 
 NOWHERE = -1
 
 
-def domains(levels: Sequence[str], nodes: Sequence[NodeRow]) -> Ints:
-    """The domain of each node at each level, outermost first; (levels, nodes), numbered by sorted labels.
+class Fabric:
+    """The domains of one topology on the nodes of a pool, level by level, outermost first.
 
     Nodes share a domain when their labels agree from the outermost level down to this one. A node without the
     label of a level stands ``NOWHERE`` at it and below.
     """
-    paths: list[list[tuple[str, ...] | None]] = [[] for _ in levels]
-    for node in nodes:
-        labels = dict(node.labels)
-        path: tuple[str, ...] | None = ()
-        for depth, level in enumerate(levels):
-            path = (*path, labels[level]) if path is not None and level in labels else None
-            paths[depth].append(path)
-    numbered = np.full((len(levels), len(nodes)), NOWHERE, dtype=np.int64)
-    for depth, at_level in enumerate(paths):
-        number = {path: i for i, path in enumerate(sorted({path for path in at_level if path is not None}))}
-        numbered[depth] = [NOWHERE if path is None else number[path] for path in at_level]
-    return numbered
+
+    def __init__(self, row: TopologyRow, nodes: Sequence[NodeRow]) -> None:
+        self.levels = row.levels
+        paths = [_path(row.levels, node) for node in nodes]
+        self.paths: list[list[Path]] = []
+        """The domains of each level, sorted by their labels."""
+        self.number: Ints = np.full((len(row.levels), len(nodes)), NOWHERE, dtype=np.int64)
+        """Which of them each node stands in; (levels, nodes)."""
+        for depth in range(len(row.levels)):
+            mine = [path[: depth + 1] if len(path) > depth else None for path in paths]
+            self.paths.append(sorted({path for path in mine if path is not None}))
+            number = {path: i for i, path in enumerate(self.paths[depth])}
+            self.number[depth] = [NOWHERE if path is None else number[path] for path in mine]
+        self.masks: list[dict[Path, Bools]] = [
+            {path: self.number[depth] == i for i, path in enumerate(at_level)}
+            for depth, at_level in enumerate(self.paths)
+        ]
+        """The nodes of each domain."""
+
+    @property
+    def root(self) -> Bools:
+        """The nodes that this topology knows."""
+        return np.asarray((self.number != NOWHERE).any(axis=0))
+
+    def nearest(self, capacity: Ints, tasks: int) -> Bools | None:
+        """The nodes of the smallest domain that holds ``tasks``; None when none does.
+
+        The innermost level that has one counts; there the domain with the least room, then the first.
+
+        Args:
+            capacity: how many tasks each node could take; (nodes,).
+            tasks: how many there are.
+        """
+        for depth in reversed(range(len(self.levels))):
+            known = self.number[depth] != NOWHERE
+            room = np.zeros(len(self.paths[depth]), dtype=np.int64)
+            np.add.at(room, self.number[depth][known], np.clip(capacity[known], 0, tasks))
+            holds = np.flatnonzero(room >= tasks)
+            if len(holds):
+                return np.asarray(self.number[depth] == holds[room[holds].argmin()])
+        return None
 
 
-def fabric_of(topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> Ints | None:
-    """The domains of the topology that gangs keep to without asking: the first by name that labels a node."""
+def fabric_of(topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> Fabric | None:
+    """The topology that gangs keep to without asking: the first by name that labels a node."""
     for topology in sorted(topologies, key=lambda row: row.name):
-        fabric = domains(topology.levels, nodes)
-        if (fabric != NOWHERE).any():
+        fabric = Fabric(topology, nodes)
+        if fabric.root.any():
             return fabric
     return None
 
 
-def nearest(
-    fabric: Ints, capacity: Ints, tasks: int, *, innermost: int | None = None, outermost: int = 0
-) -> Bools | None:
-    """The nodes of the smallest domain that holds ``tasks``; None when none does at these levels.
-
-    Of the domains of one level the one with the least room is taken, then the first.
-
-    Args:
-        fabric: from ``domains``.
-        capacity: how many tasks each node could take; (nodes,).
-        tasks: how many there are.
-        innermost: the level to begin at, by its place in ``fabric``; None is the last.
-        outermost: the last level to try; a required level. 0 is any.
-    """
-    last = len(fabric) - 1 if innermost is None else innermost
-    for depth in range(last, outermost - 1, -1):
-        known = fabric[depth] != NOWHERE
-        if not known.any():
-            continue
-        number = fabric[depth][known]
-        room = np.zeros(int(number.max()) + 1, dtype=np.int64)
-        np.add.at(room, number, np.clip(capacity[known], 0, tasks))
-        holds = np.flatnonzero(room >= tasks)
-        if len(holds):
-            return np.asarray(fabric[depth] == holds[room[holds].argmin()])
-    return None
+def _path(levels: Sequence[str], node: NodeRow) -> Path:
+    """The labels of a node from the outermost level down to the last that it has."""
+    labels = dict(node.labels)
+    path: Path = ()
+    for level in levels:
+        if level not in labels:
+            break
+        path = (*path, labels[level])
+    return path
 
 
 def near_slots(free: Sequence[int], island_of: Sequence[int], count: int) -> list[int]:

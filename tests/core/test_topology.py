@@ -13,7 +13,7 @@ from scheduler.core.cluster import NodeRow, TopologyRow
 from scheduler.core.decide import decide
 from scheduler.core.placement import Floor, Shape
 from scheduler.core.policy import Policy
-from scheduler.core.topology import NOWHERE, domains, fabric_of, near_slots, nearest
+from scheduler.core.topology import NOWHERE, Fabric, fabric_of, near_slots
 from tests.core.drawn import cluster, node, places, project, waits
 
 LEVELS = ("block", "rack")
@@ -33,34 +33,31 @@ HALL = [
 ]  # fmt: skip
 
 
-def chosen(capacity: list[int], tasks: int, **levels: int) -> list[int] | None:
-    found = nearest(domains(LEVELS, HALL), np.array(capacity), tasks, **levels)
+def chosen(capacity: list[int], tasks: int) -> list[int] | None:
+    found = Fabric(FABRIC, HALL).nearest(np.array(capacity), tasks)
     return None if found is None else np.flatnonzero(found).tolist()
 
 
 def test_domains_are_told_apart_by_the_whole_path() -> None:
-    blocks, racks = domains(LEVELS, HALL).tolist()
+    blocks, racks = Fabric(FABRIC, HALL).number.tolist()
     assert blocks == [0, 0, 0, 0, 0, 1, 1, 1, NOWHERE]
     assert racks == [0, 0, 1, 1, 1, 2, 2, NOWHERE, NOWHERE]
 
 
 @pytest.mark.parametrize(
-    ("why", "capacity", "tasks", "levels", "nodes"),
+    ("why", "capacity", "tasks", "nodes"),
     [
-        ("the rack with the least room that holds all", [4, 4, 4, 4, 4, 4, 3, 4, 4], 7, {}, [5, 6]),
-        ("equal racks: the first", [4, 4, 4, 4, 0, 4, 4, 4, 4], 8, {}, [0, 1]),
-        ("only the large rack holds it", [4, 4, 4, 4, 4, 4, 4, 4, 4], 9, {}, [2, 3, 4]),
-        ("no rack holds it, a block does", [4, 4, 4, 4, 4, 4, 4, 4, 4], 13, {}, [0, 1, 2, 3, 4]),
-        ("the tighter block", [9, 9, 4, 4, 4, 4, 4, 5, 4], 13, {"innermost": 0}, [5, 6, 7]),
-        ("no block holds it", [4, 4, 4, 4, 4, 4, 4, 4, 4], 21, {}, None),
-        ("the rack is required", [4, 4, 4, 4, 4, 4, 4, 4, 4], 13, {"outermost": 1}, None),
-        ("an overfull node counts as full", [4, -9, 4, 0, 0, 0, 0, 0, 0], 4, {}, [0, 1]),
+        ("the rack with the least room that holds all", [4, 4, 4, 4, 4, 4, 3, 4, 4], 7, [5, 6]),
+        ("equal racks: the first", [4, 4, 4, 4, 0, 4, 4, 4, 4], 8, [0, 1]),
+        ("only the large rack holds it", [4, 4, 4, 4, 4, 4, 4, 4, 4], 9, [2, 3, 4]),
+        ("no rack holds it, a block does", [4, 4, 4, 4, 4, 4, 4, 4, 4], 13, [0, 1, 2, 3, 4]),
+        ("the tighter block", [8, 8, 4, 4, 4, 4, 4, 9, 4], 17, [5, 6, 7]),
+        ("no block holds it", [4, 4, 4, 4, 4, 4, 4, 4, 4], 21, None),
+        ("an overfull node counts as full", [4, -9, 4, 0, 0, 0, 0, 0, 0], 4, [0, 1]),
     ],
 )
-def test_the_nearest_nodes(
-    why: str, capacity: list[int], tasks: int, levels: dict[str, int], nodes: list[int] | None
-) -> None:
-    assert chosen(capacity, tasks, **levels) == nodes, why
+def test_the_nearest_nodes(why: str, capacity: list[int], tasks: int, nodes: list[int] | None) -> None:
+    assert chosen(capacity, tasks) == nodes, why
 
 
 def test_the_first_topology_that_labels_a_node_counts() -> None:
@@ -68,7 +65,7 @@ def test_the_first_topology_that_labels_a_node_counts() -> None:
     assert fabric_of([other], HALL) is None
     fabric = fabric_of([FABRIC, other], HALL)
     assert fabric is not None
-    assert fabric.tolist() == domains(LEVELS, HALL).tolist()
+    assert fabric.levels == LEVELS
 
 
 def test_a_gang_crosses_as_few_levels_as_it_can() -> None:
@@ -88,7 +85,7 @@ def test_keeping_near_never_keeps_a_gang_from_starting(strategy: str, free: list
     found, anyhow = near.place_gang(asked, tasks), far.place_gang(asked, tasks)
     assert (found is None) == (anyhow is None) == (sum(free) < tasks)
     if found is not None:
-        racks = domains(LEVELS, HALL)[1]
+        racks = Fabric(FABRIC, HALL).number[1]
         crossed = {int(racks[one.node]) for one in found}
         room = {r: sum(f for f, rack in zip(free, racks, strict=True) if rack == r) for r in (0, 1, 2)}
         if tasks > max(free) and max(room.values()) >= tasks:
