@@ -29,6 +29,7 @@ from scheduler.core.fragmentation import asked_in
 from scheduler.core.gang import Gang, State, gang_of_pending, gang_of_running, shape_of, total
 from scheduler.core.ledger import PoolLedger
 from scheduler.core.memory import Memory
+from scheduler.core.order_rules import SiblingKey, sibling_key
 from scheduler.core.placement import Floor, Held, Shape
 from scheduler.core.plan import ShareReceipt
 from scheduler.core.policy import Policy
@@ -307,6 +308,12 @@ class PoolScene:
         if not wanted or self.ledger.closed_to(leaf, total(wanted), job.preemptible):
             return False
         return int(self.floor.capacity(wanted[0].shape).sum()) >= len(wanted)
+
+    def sibling_key(self, project: ProjectId, asked: Amounts) -> SiblingKey[ProjectId]:
+        """Where ``project`` stands among its siblings now, when its next job asks for so much."""
+        owed, held = self.ledger.owed[project], self.ledger.held[project]
+        involved_only = self.policy.involved_only
+        return sibling_key(project, owed, held, asked, self.capacity, involved_only=involved_only)
 
     def within_share(self, leaf: ProjectId, amounts: Amounts) -> bool:
         """True when the project and all above it stay within their fair shares with so much more."""

@@ -219,7 +219,6 @@ class TurnQueue:
         self._seen[leaf] = scene.changes
         head = self._leaves[leaf].head()
         asked = None if head is None else head.asked
-        involved_only = scene.policy.involved_only
         for project in scene.tree.path[leaf]:
             if project != leaf:
                 first = self._order.first.get(project)
@@ -229,18 +228,7 @@ class TurnQueue:
                 self._order.set(project, None)
                 continue
             self._asks[project] = asked
-            ledger = scene.ledger
-            self._order.set(
-                project,
-                sibling_key(
-                    project,
-                    ledger.owed[project],
-                    ledger.held[project],
-                    asked,
-                    scene.capacity,
-                    involved_only=involved_only,
-                ),
-            )
+            self._order.set(project, scene.sibling_key(project, asked))
 
 
 class LeavingQueue:

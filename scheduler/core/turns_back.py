@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from scheduler.core.cluster import WHOLE_MILLI, JobId, ProjectId
 from scheduler.core.gang import Gang, State, Task, total
 from scheduler.core.ledger import Gone
-from scheduler.core.order_rules import sibling_key
 from scheduler.core.scene import PoolScene
 from scheduler.core.trial import Trial
 from scheduler.core.turns import turn_key
@@ -90,15 +89,7 @@ class TurnsBack:
         found = {}
         for project in sorted(below[parent]):
             head = heads[project] if project in heads else self._head(project, heads, below)
-            ledger = self._scene.ledger
-            key = sibling_key(
-                project,
-                ledger.owed[project],
-                ledger.held[project],
-                total(self._next(head)),
-                self._scene.capacity,
-                involved_only=self._scene.policy.involved_only,
-            )
+            key = self._scene.sibling_key(project, total(self._next(head)))
             found[key] = head
         return found[min(found)]
 
