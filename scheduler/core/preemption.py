@@ -22,7 +22,7 @@ from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
 from scheduler.core.resources import Amounts
 from scheduler.core.scene import PoolScene
-from scheduler.core.search import Room, Search
+from scheduler.core.search import Room, Search, Wish
 
 
 class RoomMaker:
@@ -77,7 +77,9 @@ class RoomMaker:
             held, path = self._scene.ledger.held, self._scene.tree.path[gang.leaf]
             return most is None or all(held[level].fits_in(most[level]) for level in path)
 
-        return self._search.find(gang, {gang.leaf: lower}, EvictionReason.PREEMPTED, allowed, budget_steps)
+        return self._search.find(
+            Wish(gang, {gang.leaf: lower}, EvictionReason.PREEMPTED, allowed, budget_steps)
+        )
 
     def _most(self, gang: Gang, asked: Amounts) -> dict[ProjectId, Amounts]:
         """What each project above ``gang`` may hold afterwards: its share, or what it holds already.
@@ -113,7 +115,7 @@ class RoomMaker:
                     taking.take(victim.leaf, amounts)
             return taking.balanced()
 
-        return self._search.find(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps)
+        return self._search.find(Wish(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps))
 
     def may_ask(self, gang: Gang, reason: EvictionReason) -> bool:
         """A quick look whether the rules let a gang ask anybody at all."""
@@ -166,7 +168,7 @@ class RoomMaker:
         def allowed(gone: Sequence[Task]) -> bool:
             return not gone
 
-        return self._search.find(gang, movers, EvictionReason.CONSOLIDATED, allowed, budget_steps)
+        return self._search.find(Wish(gang, movers, EvictionReason.CONSOLIDATED, allowed, budget_steps))
 
 
 def _by_gang(tasks: Iterable[Task]) -> list[tuple[Gang, list[Task]]]:

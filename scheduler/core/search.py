@@ -34,6 +34,20 @@ class Room:
     reason: EvictionReason
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a search is for: ``gang`` wants a place, ``candidates`` may leave for it, by project.
+
+    ``allowed`` tells whether the rules permit that these leave for good; the search ends at ``budget_steps``.
+    """
+
+    gang: Gang
+    candidates: dict[ProjectId, list[Gang]]
+    reason: EvictionReason
+    allowed: Callable[[Sequence[Task]], bool]
+    budget_steps: int
+
+
 class Search:
     """Searches in one pool; leaves the scene as the found room makes it, or untouched."""
 
@@ -55,27 +69,21 @@ class Search:
         self._prices.clear()
         self._sets.clear()
 
-    def find(
-        self,
-        gang: Gang,
-        candidates: dict[ProjectId, list[Gang]],
-        reason: EvictionReason,
-        allowed: Callable[[Sequence[Task]], bool],
-        budget_steps: int,
-    ) -> Room | None:
-        """Let candidates leave one by one until ``gang`` fits and the outcome is allowed."""
+    def find(self, wish: Wish) -> Room | None:
+        """Let candidates leave one by one until the gang fits and the outcome is allowed."""
         scene, trial = self._scene, Trial(self._scene)
+        gang, candidates, reason = wish.gang, wish.candidates, wish.reason
         wanted = gang.to_place()
         if not wanted or not any(candidates.values()) or not self._could_help(wanted, candidates):
             self._who.give_up(gang, reason)
             return None
         if self._policy.by_turns or reason is EvictionReason.CONSOLIDATED:
-            return self._search_by_turns(gang, wanted, candidates, reason, allowed, budget_steps)
+            return self._search_by_turns(wish, wanted)
         if self._policy.by_price and gang.plain and not self._who.surplus:
-            room = self._search_by_price(gang, wanted, candidates, reason, allowed, budget_steps)
+            room = self._search_by_price(wish, wanted)
             if room is not None or self.truncated or not self._refused:
                 return room
-            return self._search_by_turns(gang, wanted, candidates, reason, allowed, budget_steps)
+            return self._search_by_turns(wish, wanted)
         queue = LeavingQueue(scene, candidates, self._who.leaving_order)
         steps: list[list[Task]] = []
         most = self._policy.max_victims
@@ -84,15 +92,13 @@ class Search:
             jobs.add(tasks[0].gang.job)
             if len(jobs) > most:
                 break
-            if self.steps_used >= budget_steps:
+            if self.steps_used >= wish.budget_steps:
                 self.truncated = True
                 break
             self.steps_used += 1
             self._leave(tasks, trial)
             steps.append(tasks)
-            if self._may_fit(gang, wanted) and (
-                room := self._try(gang, wanted, steps, trial, reason, allowed)
-            ):
+            if self._may_fit(gang, wanted) and (room := self._try(wish, wanted, steps, trial)):
                 self._who.drop(room.gone)
                 return room
         trial.undo()
@@ -100,17 +106,10 @@ class Search:
             self._who.give_up(gang, reason)
         return None
 
-    def _search_by_price(
-        self,
-        gang: Gang,
-        wanted: Sequence[Task],
-        candidates: dict[ProjectId, list[Gang]],
-        reason: EvictionReason,
-        allowed: Callable[[Sequence[Task]], bool],
-        budget_steps: int,
-    ) -> Room | None:
+    def _search_by_price(self, wish: Wish, wanted: Sequence[Task]) -> Room | None:
         """The same for a gang of equal tasks: node by node, where least work is lost for one more task."""
         scene, trial, shape = self._scene, Trial(self._scene), wanted[0].shape
+        gang, candidates, reason = wish.gang, wish.candidates, wish.reason
         prices = self._prices_of(candidates, shape, reason, gang.priority)
         self._refused = False
         steps: list[list[Task]] = []
@@ -124,7 +123,7 @@ class Search:
                 tasks = standing(victim)
                 if not tasks or victim.leaf not in candidates or victims >= self._policy.max_victims:
                     continue
-                if self.steps_used >= budget_steps:
+                if self.steps_used >= wish.budget_steps:
                     self.truncated = True
                     break
                 self.steps_used += 1
@@ -146,7 +145,7 @@ class Search:
             if missing > 0:
                 continue
             tried += 1
-            if room := self._try(gang, wanted, steps, trial, reason, allowed):
+            if room := self._try(wish, wanted, steps, trial):
                 self._who.drop(room.gone)
                 return room
             self._refused = True
@@ -177,37 +176,30 @@ class Search:
             self._prices[whom, shape] = Prices(self._scene, shape, self._sets[whom])
         return self._prices[whom, shape]
 
-    def _search_by_turns(
-        self,
-        gang: Gang,
-        wanted: Sequence[Task],
-        candidates: dict[ProjectId, list[Gang]],
-        reason: EvictionReason,
-        allowed: Callable[[Sequence[Task]], bool],
-        budget_steps: int,
-    ) -> Room | None:
+    def _search_by_turns(self, wish: Wish, wanted: Sequence[Task]) -> Room | None:
         """KAI-Scheduler's search: task by task, with those found for the tasks before, and of the rest node by node.
 
         After each step of the queue everybody so far who stands on a node of the last ones leaves on paper.
         """
         trial = Trial(self._scene)
+        gang, reason = wish.gang, wish.reason
         found: list[Task] = []
         most = self._policy.max_movers if reason is EvictionReason.CONSOLIDATED else self._policy.max_victims
         room: Room | None = None
         for count in range(1, len(wanted) + 1):
             room = None
-            for tried, victims in enumerate(self._victim_sets(candidates, found)):
+            for tried, victims in enumerate(self._victim_sets(wish.candidates, found)):
                 if tried > self._policy.most_tries and not self._policy.by_turns:
                     break
                 if len({task.gang.job for task in victims}) > most:
                     continue
-                if self.steps_used >= budget_steps:
+                if self.steps_used >= wish.budget_steps:
                     self.truncated = True
                     break
                 self.steps_used += 1
                 self._leave(victims, trial)
                 if self._may_fit(gang, wanted[:count]) and (
-                    room := self._try(gang, wanted[:count], [victims], trial, reason, allowed)
+                    room := self._try(wish, wanted[:count], [victims], trial)
                 ):
                     break
                 trial.undo()
@@ -260,16 +252,10 @@ class Search:
         return room >= (len(wanted) if gang.plain else 1)
 
     def _try(
-        self,
-        gang: Gang,
-        wanted: Sequence[Task],
-        steps: Sequence[list[Task]],
-        trial: Trial,
-        reason: EvictionReason,
-        allowed: Callable[[Sequence[Task]], bool],
+        self, wish: Wish, wanted: Sequence[Task], steps: Sequence[list[Task]], trial: Trial
     ) -> Room | None:
         """Seat the job, call back or move who need not be gone, and see whether that is allowed."""
-        scene = self._scene
+        scene, gang, reason = self._scene, wish.gang, wish.reason
         if scene.ledger.closed_to(gang.leaf, total(wanted), gang.preemptible, gone=Gone.ASKED):
             return None
         mark = trial.mark()
@@ -283,7 +269,7 @@ class Search:
                 return None
             self._settle_others(gang, steps, trial, reason)
         left = [task for task in gone if task.state in (State.LEAVES, State.WAITS)]
-        if not allowed(left):
+        if not wish.allowed(left):
             trial.undo(mark)
             return None
         moved = [task for task in gone if task.state is State.KEPT]
