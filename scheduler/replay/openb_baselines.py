@@ -7,6 +7,7 @@ Kubernetes; ties fall to the first node, and a share goes to the fullest GPU tha
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,8 +25,8 @@ class Choice(Protocol):
     def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None: ...
 
 
-class _Scored:
-    """The node with the most points among those that can take the pod."""
+class _Chosen(ABC):
+    """One of the nodes that can take the pod, and its fullest GPUs that can."""
 
     def __init__(self, floor: Floor, seed: int) -> None:
         self.floor = floor
@@ -41,11 +42,9 @@ class _Scored:
         node = self.node(pod, fits)
         return node, self.slots(pod, node)
 
+    @abstractmethod
     def node(self, pod: Shape, fits: Bools) -> int:
-        return int(np.where(fits, self.points(pod), NONE).argmax())
-
-    def points(self, pod: Shape) -> Ints:
-        raise NotImplementedError
+        """The index of one of the nodes that fit."""
 
     def slots(self, pod: Shape, node: int) -> tuple[int, ...]:
         free = self.floor.free_milli[node]
@@ -58,7 +57,18 @@ class _Scored:
         return np.asarray(self.floor.free_milli.sum(axis=1), dtype=np.int64)
 
 
-class Random(_Scored):
+class _Scored(_Chosen):
+    """The node with the most points among those that can take the pod."""
+
+    def node(self, pod: Shape, fits: Bools) -> int:
+        return int(np.where(fits, self.points(pod), NONE).argmax())
+
+    @abstractmethod
+    def points(self, pod: Shape) -> Ints:
+        """The points of each node."""
+
+
+class Random(_Chosen):
     """Any node and any GPU that fits."""
 
     def node(self, pod: Shape, fits: Bools) -> int:
