@@ -39,6 +39,7 @@ class Wish:
     """What a search is for: ``gang`` wants a place, ``candidates`` may leave for it, by project.
 
     ``allowed`` tells whether the rules permit that these leave for good; the search ends at ``budget_steps``.
+    ``on_paper``: only whether there is room is asked, and the scene is left as it was.
     """
 
     gang: Gang
@@ -46,6 +47,7 @@ class Wish:
     reason: EvictionReason
     allowed: Callable[[Sequence[Task]], bool]
     budget_steps: int
+    on_paper: bool = False
 
 
 class Search:
@@ -71,26 +73,39 @@ class Search:
 
     def find(self, wish: Wish) -> Room | None:
         """Let candidates leave one by one until the gang fits and the outcome is allowed."""
-        scene, trial = self._scene, Trial(self._scene)
-        gang, candidates, reason = wish.gang, wish.candidates, wish.reason
-        wanted = gang.to_place()
-        if not wanted or not any(candidates.values()) or not self._could_help(wanted, candidates):
-            self._who.give_up(gang, reason)
+        trial = Trial(self._scene)
+        room = self._find(wish, trial)
+        if room is None or wish.on_paper:
+            trial.undo()
+        if room is not None:
+            self._who.drop(room.gone)
+        elif not self.truncated:
+            self._who.give_up(wish.gang, wish.reason)
+        return room
+
+    def _find(self, wish: Wish, trial: Trial) -> Room | None:
+        wanted = wish.gang.to_place()
+        if not wanted or not any(wish.candidates.values()) or not self._could_help(wanted, wish.candidates):
+            self._who.give_up(wish.gang, wish.reason)
             return None
-        if self._policy.by_turns or reason is EvictionReason.CONSOLIDATED:
-            return self._search_by_turns(wish, wanted)
-        if self._policy.by_price and gang.plain and not self._who.surplus:
-            room = self._search_by_price(wish, wanted)
-            if room is not None or self.truncated or not self._refused:
-                return room
-            return self._search_by_turns(wish, wanted)
-        queue = LeavingQueue(scene, candidates, self._who.leaving_order)
+        if self._policy.by_turns or wish.reason is EvictionReason.CONSOLIDATED:
+            return self._search_by_turns(wish, wanted, trial)
+        if not (self._policy.by_price and wish.gang.plain and not self._who.surplus):
+            return self._search_in_order(wish, wanted, trial)
+        room = self._search_by_price(wish, wanted, trial)
+        if room is not None or self.truncated or not self._refused:
+            return room
+        trial.undo()
+        return self._search_by_turns(wish, wanted, trial)
+
+    def _search_in_order(self, wish: Wish, wanted: Sequence[Task], trial: Trial) -> Room | None:
+        """One candidate after the other, in fair order."""
+        queue = LeavingQueue(self._scene, wish.candidates, self._who.leaving_order)
         steps: list[list[Task]] = []
-        most = self._policy.max_victims
         jobs: set[JobId] = set()
         while tasks := queue.pop():
             jobs.add(tasks[0].gang.job)
-            if len(jobs) > most:
+            if len(jobs) > self._policy.max_victims:
                 break
             if self.steps_used >= wish.budget_steps:
                 self.truncated = True
@@ -98,19 +113,14 @@ class Search:
             self.steps_used += 1
             self._leave(tasks, trial)
             steps.append(tasks)
-            if self._may_fit(gang, wanted) and (room := self._try(wish, wanted, steps, trial)):
-                self._who.drop(room.gone)
+            if self._may_fit(wish.gang, wanted) and (room := self._try(wish, wanted, steps, trial)):
                 return room
-        trial.undo()
-        if not self.truncated:
-            self._who.give_up(gang, reason)
         return None
 
-    def _search_by_price(self, wish: Wish, wanted: Sequence[Task]) -> Room | None:
+    def _search_by_price(self, wish: Wish, wanted: Sequence[Task], trial: Trial) -> Room | None:
         """The same for a gang of equal tasks: node by node, where least work is lost for one more task."""
-        scene, trial, shape = self._scene, Trial(self._scene), wanted[0].shape
-        gang, candidates, reason = wish.gang, wish.candidates, wish.reason
-        prices = self._prices_of(candidates, shape, reason, gang.priority)
+        scene, shape, candidates = self._scene, wanted[0].shape, wish.candidates
+        prices = self._prices_of(candidates, shape, wish.reason, wish.gang.priority)
         self._refused = False
         steps: list[list[Task]] = []
         victims = 0
@@ -146,7 +156,6 @@ class Search:
                 continue
             tried += 1
             if room := self._try(wish, wanted, steps, trial):
-                self._who.drop(room.gone)
                 return room
             self._refused = True
             # not allowed with these: the next cheapest, without the last
@@ -156,9 +165,6 @@ class Search:
             prices.refuse(node)
             if tried > self._policy.most_tries:
                 break
-        trial.undo()
-        if not self.truncated:
-            self._who.give_up(gang, reason)
         return None
 
     def _prices_of(
@@ -176,15 +182,17 @@ class Search:
             self._prices[whom, shape] = Prices(self._scene, shape, self._sets[whom])
         return self._prices[whom, shape]
 
-    def _search_by_turns(self, wish: Wish, wanted: Sequence[Task]) -> Room | None:
+    def _search_by_turns(self, wish: Wish, wanted: Sequence[Task], trial: Trial) -> Room | None:
         """KAI-Scheduler's search: task by task, with those found for the tasks before, and of the rest node by node.
 
         After each step of the queue everybody so far who stands on a node of the last ones leaves on paper.
         """
-        trial = Trial(self._scene)
-        gang, reason = wish.gang, wish.reason
         found: list[Task] = []
-        most = self._policy.max_movers if reason is EvictionReason.CONSOLIDATED else self._policy.max_victims
+        most = (
+            self._policy.max_movers
+            if wish.reason is EvictionReason.CONSOLIDATED
+            else self._policy.max_victims
+        )
         room: Room | None = None
         for count in range(1, len(wanted) + 1):
             room = None
@@ -198,20 +206,16 @@ class Search:
                     break
                 self.steps_used += 1
                 self._leave(victims, trial)
-                if self._may_fit(gang, wanted[:count]) and (
+                if self._may_fit(wish.gang, wanted[:count]) and (
                     room := self._try(wish, wanted[:count], [victims], trial)
                 ):
                     break
                 trial.undo()
             if room is None:
-                if not self.truncated:
-                    self._who.give_up(gang, reason)
                 return None
             if count < len(wanted):
                 found = [*room.gone, *room.moved]
                 trial.undo()
-        if room is not None:
-            self._who.drop(room.gone)
         return room
 
     def _victim_sets(
