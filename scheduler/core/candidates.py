@@ -15,10 +15,12 @@ from scheduler.core.scene import PoolScene
 class Candidates:
     """The preemptible gangs of one pool, and for whom nobody was found; known until the scene changes otherwise."""
 
-    def __init__(self, scene: PoolScene, policy: Policy, now_s: float) -> None:
+    def __init__(self, scene: PoolScene, policy: Policy, now_s: float, ask_at_s: float | None = None) -> None:
+        """``ask_at_s``: whoever is protected until then counts as one that may be asked; None is now."""
         self._scene = scene
         self._policy = policy
         self._now_s = now_s
+        self._ask_at_s = now_s if ask_at_s is None else ask_at_s
         self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
         self._leavers: dict[ProjectId, list[Gang]] | None = None
         self._hopeless: dict[EvictionReason, set[int]] = {}
@@ -86,13 +88,18 @@ class Candidates:
         return max(0.0, self._now_s - since_s) * milli / WHOLE_MILLI
 
     def _protected(self, gang: Gang, kind: str) -> bool:
-        """True while a job has not run for its minimum yet; who would lose much is not moved."""
+        """True while a job is not asked to leave yet; who would lose much is not moved."""
         if kind == "move":
             return self.lost_work(gang) > self._policy.move_loss_gpu_s
+        until_s = self.protected_until_s(gang, kind)
+        return until_s is not None and self._ask_at_s < until_s
+
+    def protected_until_s(self, gang: Gang, kind: str) -> float | None:
+        """Until when a job runs undisturbed: to its predicted end if that is near, else for its minimum; or None."""
         if gang.started_s is None:
-            return False
+            return None
         if gang.running is not None and ends_soon(gang.running, self._now_s, self._policy):
-            return True
+            return gang.running.predicted_end_s
         least_s = self._policy.min_runtime_s
         if kind == "reclaim":
             for level in self._scene.tree.path[gang.leaf]:
@@ -100,7 +107,18 @@ class Candidates:
                 if own_s is not None:
                     least_s = own_s
                     break
-        return self._now_s - gang.started_s < least_s
+        return gang.started_s + least_s if self._now_s - gang.started_s < least_s else None
+
+    def protections_s(self) -> list[float]:
+        """The moments at which somebody ceases to be protected, ascending."""
+        found = {
+            until_s
+            for mine in self.by_project().values()
+            for gang in mine
+            for kind in ("reclaim", "preempt")
+            if (until_s := self.protected_until_s(gang, kind)) is not None and until_s > self._now_s
+        }
+        return sorted(found)
 
     def drop(self, gone: Iterable[Task]) -> None:
         """Gangs of which nothing stands any more leave the lists."""

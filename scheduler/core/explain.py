@@ -237,6 +237,15 @@ class Explainer:
             verdict, code=VerdictCode.HELD_FOR_RESERVATION, sentence=sentence, numbers=numbers, cheapest=None
         )
 
+    def protected(self, job: PendingRow, until_s: float, verdict: Verdict) -> Verdict:
+        """Others would have to make room for it, once they have run for their minimum or to their near end."""
+        sentence = (
+            f"Needs {words.request(job)}. Running jobs that could make room for it are not asked to leave before "
+            f"{words.moment(until_s)}: they have not run for their minimum yet, or are about to end."
+        )
+        numbers = {**verdict.numbers, "protected_until_s": until_s}
+        return replace(verdict, code=VerdictCode.VICTIMS_PROTECTED_UNTIL, sentence=sentence, numbers=numbers)
+
     def not_reached(self, job: PendingRow, steps: int) -> Verdict:
         """The cycle's budget ended before this job was tried."""
         sentence = f"This cycle's {steps} steps were used up before its turn; it is tried again."

@@ -28,18 +28,31 @@ from scheduler.core.search import Room, Search, Wish
 class RoomMaker:
     """The three ways to make room in one pool, and the rules of each."""
 
-    def __init__(self, scene: PoolScene, domains: Domains, policy: Policy, now_s: float) -> None:
+    def __init__(
+        self,
+        scene: PoolScene,
+        domains: Domains,
+        policy: Policy,
+        now_s: float,
+        *,
+        on_paper_at_s: float | None = None,
+    ) -> None:
+        """``on_paper_at_s``: nothing is changed, and jobs protected until then may be asked; see ``opening_s``."""
         self._scene = scene
+        self._domains = domains
         self._policy = policy
+        self._now_s = now_s
+        self._on_paper = on_paper_at_s is not None
         self._reach = Reach(policy.involved_only, policy.every_level)
-        self._who = Candidates(scene, policy, now_s)
+        self._who = Candidates(scene, policy, now_s, on_paper_at_s)
         self._search = Search(scene, domains, policy, self._who)
         self._free: tuple[int, int] | None = None
+        self._paper_steps = 0
 
     @property
     def steps_used(self) -> int:
         """Victim sets tried."""
-        return self._search.steps_used
+        return self._search.steps_used + self._paper_steps
 
     @property
     def truncated(self) -> bool:
@@ -78,7 +91,7 @@ class RoomMaker:
             return most is None or all(held[level].fits_in(most[level]) for level in path)
 
         return self._search.find(
-            Wish(gang, {gang.leaf: lower}, EvictionReason.PREEMPTED, allowed, budget_steps)
+            Wish(gang, {gang.leaf: lower}, EvictionReason.PREEMPTED, allowed, budget_steps, self._on_paper)
         )
 
     def _most(self, gang: Gang, asked: Amounts) -> dict[ProjectId, Amounts]:
@@ -115,7 +128,38 @@ class RoomMaker:
                     taking.take(victim.leaf, amounts)
             return taking.balanced()
 
-        return self._search.find(Wish(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps))
+        return self._search.find(
+            Wish(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps, self._on_paper)
+        )
+
+    def opening_s(self, gang: Gang, budget_steps: int) -> float | None:
+        """The first moment from which protected jobs could be asked to make room for ``gang``; None if there is none.
+
+        Found by asking again as if it were then, half of the moments left out each time.
+        """
+        moments = self._who.protections_s()
+        low, high = 0, len(moments)
+        found: float | None = None
+        while low < high and self.steps_used < budget_steps:
+            middle = (
+                high - 1 if found is None else (low + high) // 2
+            )  # the last moment first: is it that at all?
+            if self._makes_room_at(moments[middle], gang, budget_steps):
+                found, high = moments[middle], middle
+            elif found is None:
+                return None
+            else:
+                low = middle + 1
+        return found
+
+    def _makes_room_at(self, at_s: float, gang: Gang, budget_steps: int) -> bool:
+        then = RoomMaker(self._scene, self._domains, self._policy, self._now_s, on_paper_at_s=at_s)
+        actions = self._policy.actions
+        room = then.reclaim(gang, budget_steps) if "reclaim" in actions else None
+        if room is None and "preempt" in actions:
+            room = then.preempt(gang, budget_steps)
+        self._paper_steps += then.steps_used
+        return room is not None
 
     def may_ask(self, gang: Gang, reason: EvictionReason) -> bool:
         """A quick look whether the rules let a gang ask anybody at all."""

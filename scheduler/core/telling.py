@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from portal.words.reasons import VerdictCode
 from scheduler.core.cluster import JobId, PoolId
 from scheduler.core.explain import Kept
 from scheduler.core.gang import Gang, State
@@ -18,6 +19,7 @@ class Telling:
 
     def __init__(self, table: Table) -> None:
         self._table = table
+        self._openings: dict[tuple[PoolId, int], float | None] = {}  # by what a job asks
 
     def explain(self, evictions: Iterable[Eviction]) -> None:
         """Say of every job that did not start why it waits."""
@@ -52,7 +54,8 @@ class Telling:
                 if turn.row is not None:
                     possible = self._table.possible[turn.job]
                     verdict = self._table.explainer.waits(turn.row, turn.question, possible, place, ahead)
-                    self._table.verdicts[turn.job] = self._with_reservation(pool, turn, verdict)
+                    verdict = self._with_reservation(pool, turn, verdict)
+                    self._table.verdicts[turn.job] = self._with_protection(pool, turn, verdict)
                     place += 1
                     if len(ahead) < self._table.policy.ahead_shown:
                         ahead = (*ahead, turn.job)
@@ -68,3 +71,19 @@ class Telling:
         if other is None or not self._table.scenes[pool].fits_now(gang.row):
             return verdict
         return self._table.explainer.held_for(gang.row, other, verdict)
+
+    def _with_protection(self, pool: PoolId, gang: Gang, verdict: Verdict) -> Verdict:
+        """The verdict of a job that might ask others to leave, were they not protected for a while."""
+        if verdict.code not in (VerdictCode.SHARE_USED_UP, VerdictCode.NO_FIT_NOW) or gang.row is None:
+            return verdict
+        key = (pool, gang.question)
+        if key not in self._openings:
+            rooms, explainer = self._table.rooms[pool], self._table.explainer
+            before = rooms.steps_used
+            left = self._table.policy.change_budget_steps - explainer.steps_used
+            self._openings[key] = rooms.opening_s(gang, left) if left > 0 else None
+            explainer.steps_used += rooms.steps_used - before
+        opening_s = self._openings[key]
+        if opening_s is None:
+            return verdict
+        return self._table.explainer.protected(gang.row, opening_s, verdict)

@@ -1,0 +1,104 @@
+"""Who runs undisturbed for a while: nobody asks them to leave, and who waits for it is told until when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from portal.words.reasons import VerdictCode
+from scheduler.core.cluster import Snapshot
+from scheduler.core.decide import decide
+from scheduler.core.policy import Policy
+from tests.core.drawn import NOW_S, cluster, node, project, quota, runs, waits
+
+MINIMUM_S = 3_600.0
+POLICY = replace(Policy(), min_runtime_s=MINIMUM_S)
+
+
+def owner_and_borrower(*ages_s: float, asks: int = 2, **changes: float) -> Snapshot:
+    """The owner is guaranteed both GPUs, which two jobs of the borrower hold, for so long each."""
+    return cluster(
+        [node("n0", 2)],
+        [project("owner"), project("borrower")],
+        [quota("owner", 2)],
+        running=[
+            runs(f"borrows-{n}", "borrower", ("n0", [n]), started_s=NOW_S - age_s, **changes)
+            for n, age_s in enumerate(ages_s)
+        ],
+        pending=[waits("mine", "owner", asks)],
+    )
+
+
+def opening_s(snapshot: Snapshot, policy: Policy = POLICY) -> float:
+    """The moment that the verdict of the waiting job names; it must stand in the sentence, too."""
+    plan = decide(snapshot, policy)
+    (verdict,) = plan.verdicts
+    assert not plan.evictions and verdict.code is VerdictCode.VICTIMS_PROTECTED_UNTIL, verdict
+    until_s = verdict.numbers["protected_until_s"]
+    assert isinstance(until_s, float) and "not asked to leave before" in verdict.sentence
+    return until_s
+
+
+@pytest.mark.parametrize(
+    ("why", "snapshot", "expected_s"),
+    [
+        ("both must go: the later counts", owner_and_borrower(600, 1_800), MINIMUM_S - 600),
+        ("one is enough: the earlier counts", owner_and_borrower(600, 1_800, asks=1), MINIMUM_S - 1_800),
+        ("one may be asked already", owner_and_borrower(600, 4_000), MINIMUM_S - 600),
+    ],
+)
+def test_the_first_moment_that_helps_is_named(why: str, snapshot: Snapshot, expected_s: float) -> None:
+    until_s = opening_s(snapshot)
+    assert until_s == NOW_S + expected_s, why
+    then = replace(snapshot, now_s=until_s)
+    assert {eviction.for_job for eviction in decide(then, POLICY).evictions} == {"mine"}
+    before = replace(snapshot, now_s=until_s - 1)
+    assert not decide(before, POLICY).evictions
+
+
+def test_a_job_that_is_about_to_end_is_left_to() -> None:
+    soon = owner_and_borrower(600, 600, predicted_end_s=NOW_S + 300)
+    assert opening_s(soon, replace(Policy(), spare_ending_s=900)) == NOW_S + 300
+
+
+def test_inside_a_project_too() -> None:
+    snapshot = cluster(
+        [node("n0", 1)],
+        [project("p")],
+        running=[runs("low", "p", ("n0", [0]), started_s=NOW_S - 600)],
+        pending=[waits("high", "p", 1, priority=90)],
+    )
+    assert opening_s(snapshot) == NOW_S + MINIMUM_S - 600
+
+
+@pytest.mark.parametrize(
+    ("why", "snapshot", "policy"),
+    [
+        ("who is guaranteed the GPUs keeps them anyhow", replace(
+            owner_and_borrower(600, 600), quotas=(quota("owner"), quota("borrower", 2))), POLICY),
+        ("whoever may be asked is asked", owner_and_borrower(4_000, 4_000), POLICY),
+        ("the cluster takes nothing back", owner_and_borrower(600, 600), replace(POLICY, actions=("allocate",))),
+        ("there is no budget for it", owner_and_borrower(600, 600), replace(POLICY, change_budget_steps=0)),
+    ],
+)  # fmt: skip
+def test_nothing_is_said_of_protection_where_it_is_not_the_reason(
+    why: str, snapshot: Snapshot, policy: Policy
+) -> None:
+    codes = {verdict.code for verdict in decide(snapshot, policy).verdicts}
+    assert VerdictCode.VICTIMS_PROTECTED_UNTIL not in codes, why
+
+
+def test_asking_on_paper_changes_no_plan() -> None:
+    """Others are placed, and told why they wait, as if nobody had asked."""
+    snapshot = owner_and_borrower(600, 1_800)
+    more = replace(
+        snapshot,
+        nodes=(*snapshot.nodes, node("n1", 1)),
+        pending=(*snapshot.pending, waits("small", "borrower", 1), waits("large", "borrower", 2)),
+    )
+    asked, quiet = (decide(more, replace(POLICY, change_budget_steps=steps)) for steps in (400, 0))
+    assert asked.starts == quiet.starts and asked.evictions == quiet.evictions
+    assert {v.job: v.numbers.get("free_gpus") for v in asked.verdicts} == {
+        v.job: v.numbers.get("free_gpus") for v in quiet.verdicts
+    }
