@@ -42,6 +42,15 @@ class Kept:
     held: tuple[Held, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a pool has free for one request, whoever makes it; ``too_few`` GPUs are free, wherever they stand."""
+
+    sentence: str
+    numbers: Numbers
+    too_few: bool
+
+
 class Explainer:
     """Writes the verdicts of one decision."""
 
@@ -64,6 +73,7 @@ class Explainer:
         self._numbers: dict[tuple[tuple[object, ...], int], Numbers] = {}
         self._changes: dict[tuple[object, ...], Change | None] = {}
         self._possible: dict[tuple[object, ...], list[PoolId]] = {}
+        self._rooms: dict[tuple[object, ...], Room] = {}
         self.steps_used = 0
 
     # -- jobs that nothing free could help ---------------------------------------------------------------
@@ -288,57 +298,64 @@ class Explainer:
 
     def _places(self, job: PendingRow, scene: PoolScene) -> Reason:
         """No place for it: too few free GPUs, scattered ones, or the project's share is used up."""
-        shape = scene.shape(job)
-        free, largest = scene.floor.free_gpus(shape)
+        key = (scene.pool.id, Shape.of(job), job.tasks, job.share_mib)
+        room = self._rooms.get(key)
+        if room is None:
+            room = self._rooms[key] = self._room(job, scene)
         leaf = scene.tree.leaf_of[job.project]
         held = scene.ledger.held[leaf].gpu_milli
         share = scene.fair_share_milli[leaf]
-        possible_tasks = int(scene.floor.capacity(shape).sum())
+        numbers: Numbers = {
+            **room.numbers,
+            "used_gpus": held / WHOLE_MILLI,
+            "fair_share_gpus": share / WHOLE_MILLI,
+            "pool": scene.pool.id,
+        }
+        others_hold = sum(scene.ledger.held[top].gpu_milli for top in scene.tree.children[None]) > held
+        if room.too_few and others_hold and held + job.total_milli > share:
+            sentence = (
+                f"{room.sentence} {scene.tree.name[leaf]} holds {words.number(held)} of its fair share of "
+                f"{words.number(share)}; it starts when GPUs are given back."
+            )
+            return Reason(VerdictCode.SHARE_USED_UP, sentence, numbers)
+        return Reason(VerdictCode.NO_FIT_NOW, room.sentence, numbers)
+
+    def _room(self, job: PendingRow, scene: PoolScene) -> Room:
+        """What is free after the plan for a request; ``too_few`` is not said of a pool that is closed."""
+        shape, floor = scene.shape(job), scene.floor
+        free, largest = floor.free_gpus(shape)
+        possible_tasks = int(floor.capacity(shape).sum())
         numbers: Numbers = {
             "needed_gpus": job.total_milli / WHOLE_MILLI,
             "free_gpus": free,
             "largest_free_gpus": largest,
             "tasks_possible": possible_tasks,
-            "used_gpus": held / WHOLE_MILLI,
-            "fair_share_gpus": share / WHOLE_MILLI,
-            "pool": scene.pool.id,
         }
-        for gpus, nodes in scene.floor.histogram(shape).items():
+        for gpus, nodes in floor.histogram(shape).items():
             numbers[f"nodes_with_{gpus}_free"] = nodes
-        need = f"Needs {words.request(job)}; "
-        closed = scene.floor.closed()
+        closed = floor.closed()
         if closed is not None:
-            text = need + words.closed_nodes(*closed)
+            text = words.closed_nodes(*closed)
         elif job.gpus_per_task == 0:
-            text = need + f"{self._node_or_no_node(job)} has {words.cpu_and_memory(job)} free now"
+            text = f"{self._node_or_no_node(job)} has {words.cpu_and_memory(job)} free now"
         elif not shape.whole:
-            text = need + (
+            text = (
                 f"no GPU has {words.number(job.milli_per_gpu)} free now"
                 if possible_tasks == 0
                 else f"{possible_tasks} of its {job.tasks} tasks would find room now"
             )
         elif largest >= job.gpus_per_task and possible_tasks == 0:
-            text = need + (
+            text = (
                 f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "
-                f"has {'it' if free == 1 else 'them'} together with "
-                f"{words.cpu_and_memory(job)}"
+                f"has {'it' if free == 1 else 'them'} together with {words.cpu_and_memory(job)}"
             )
         else:
-            are = "is" if free == 1 else "are"
-            text = need + f"{free} {are} free now, the largest node has {largest} free"
+            text = f"{free} {'is' if free == 1 else 'are'} free now, the largest node has {largest} free"
             if job.tasks > 1 and possible_tasks:
                 text += f": room for {possible_tasks} of its {job.tasks} tasks"
-        sentence = text + self._in_pool(scene) + "."
-        too_few = free * WHOLE_MILLI < job.total_milli
-        others_hold = sum(scene.ledger.held[top].gpu_milli for top in scene.tree.children[None]) > held
-        if closed is None and too_few and others_hold and held + job.total_milli > share:
-            name = scene.tree.name[leaf]
-            sentence += (
-                f" {name} holds {words.number(held)} of its fair share of {words.number(share)}; "
-                "it starts when GPUs are given back."
-            )
-            return Reason(VerdictCode.SHARE_USED_UP, sentence, numbers)
-        return Reason(VerdictCode.NO_FIT_NOW, sentence, numbers)
+        too_few = closed is None and free * WHOLE_MILLI < job.total_milli
+        sentence = f"Needs {words.request(job)}; {text}{self._in_pool(scene)}."
+        return Room(sentence, numbers, too_few)
 
     # -- the cheapest change --------------------------------------------------------------------------
 

@@ -132,12 +132,15 @@ class RoomMaker:
             Wish(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps, self._on_paper)
         )
 
-    def opening_s(self, gang: Gang, budget_steps: int) -> float | None:
-        """The first moment from which protected jobs could be asked to make room for ``gang``; None if there is none.
+    def protections_s(self) -> list[float]:
+        """The moments at which somebody who may be asked to leave ceases to be protected, ascending."""
+        return self._who.protections_s()
+
+    def opening_s(self, gang: Gang, moments: Sequence[float], budget_steps: int) -> float | None:
+        """The first of ``moments`` from which others could be asked to make room for ``gang``; None if there is none.
 
         Found by asking again as if it were then, half of the moments left out each time.
         """
-        moments = self._who.protections_s()
         low, high = 0, len(moments)
         found: float | None = None
         while low < high and self.steps_used < budget_steps:

@@ -82,6 +82,8 @@ class PoolScene:
         self.fair_share_milli: dict[ProjectId, float] = {}
         self.requested_milli: dict[ProjectId, int] = {}
         self._people: dict[ProjectId, PeopleOfProject] = {}
+        self._keys: dict[tuple[ProjectId, Amounts], SiblingKey[ProjectId]] = {}
+        self._keyed_at = 0  # the changes that these keys know of
 
     def _asked(self) -> Counter[Ask] | None:
         """What tasks ask here, where the strategy looks at it."""
@@ -182,6 +184,7 @@ class PoolScene:
         shares = [self._divide_one(resource, asked) for resource in (0, 1, 2)]
         self.shares = shares[0]
         self.fair_share_milli = {project: share.amount for project, share in self.shares.items()}
+        self._keys.clear()
         self.ledger.divide(
             {
                 p: Amounts(*(each[p].amount if each else math.inf for each in shares))
@@ -291,6 +294,8 @@ class PoolScene:
 
     def amounts(self, job: PendingRow) -> Amounts:
         """What the whole job counts for in this pool's ledger."""
+        if not (job.asks or job.groups or job.ranks):
+            return self._shape_and_amounts(job)[1].times(job.tasks)
         gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
         return total(gang.tasks)
 
@@ -311,9 +316,16 @@ class PoolScene:
 
     def sibling_key(self, project: ProjectId, asked: Amounts) -> SiblingKey[ProjectId]:
         """Where ``project`` stands among its siblings now, when its next job asks for so much."""
-        owed, held = self.ledger.owed[project], self.ledger.held[project]
-        involved_only = self.policy.involved_only
-        return sibling_key(project, owed, held, asked, self.capacity, involved_only=involved_only)
+        if self._keyed_at != self.changes:
+            self._keyed_at = self.changes
+            self._keys.clear()
+        known = self._keys.get((project, asked))
+        if known is None:
+            owed, held = self.ledger.owed[project], self.ledger.held[project]
+            involved_only = self.policy.involved_only
+            known = sibling_key(project, owed, held, asked, self.capacity, involved_only=involved_only)
+            self._keys[project, asked] = known
+        return known
 
     def within_share(self, leaf: ProjectId, amounts: Amounts) -> bool:
         """True when the project and all above it stay within their fair shares with so much more."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from portal.words.reasons import VerdictCode
-from scheduler.core.cluster import JobId, PoolId
+from scheduler.core.cluster import JobId, PendingRow, PoolId
 from scheduler.core.explain import Kept
 from scheduler.core.gang import Gang, State
 from scheduler.core.plan import Eviction, Verdict
@@ -19,7 +19,9 @@ class Telling:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._openings: dict[tuple[PoolId, int], float | None] = {}  # by what a job asks
+        # by what a job asks
+        self._openings: dict[tuple[PoolId, int], float | None] = {}
+        self._fits: dict[tuple[PoolId, int], bool] = {}
 
     def explain(self, evictions: Iterable[Eviction]) -> None:
         """Say of every job that did not start why it waits."""
@@ -47,7 +49,7 @@ class Telling:
                 and gang.job not in self._table.verdicts
                 and not (gang.touched and any(task.state is State.STARTS for task in gang.tasks))
             ]
-            queue = TurnQueue(scene, waiting)
+            queue, moments = TurnQueue(scene, waiting), self._table.rooms[pool].protections_s()
             ahead: tuple[JobId, ...] = ()
             place = 0
             while (turn := queue.pop()) is not None:
@@ -55,7 +57,9 @@ class Telling:
                     possible = self._table.possible[turn.job]
                     verdict = self._table.explainer.waits(turn.row, turn.question, possible, place, ahead)
                     verdict = self._with_reservation(pool, turn, verdict)
-                    self._table.verdicts[turn.job] = self._with_protection(pool, turn, verdict)
+                    if moments:
+                        verdict = self._with_protection(pool, turn, verdict, moments)
+                    self._table.verdicts[turn.job] = verdict
                     place += 1
                     if len(ahead) < self._table.policy.ahead_shown:
                         ahead = (*ahead, turn.job)
@@ -68,11 +72,19 @@ class Telling:
         if own := reserving.of(gang.job):
             return replace(verdict, numbers={**verdict.numbers, "reserved_from_s": own.start_s})
         other = reserving.first_after(gang)
-        if other is None or not self._table.scenes[pool].fits_now(gang.row):
+        if other is None or not self._fits_now(pool, gang, gang.row):
             return verdict
         return self._table.explainer.held_for(gang.row, other, verdict)
 
-    def _with_protection(self, pool: PoolId, gang: Gang, verdict: Verdict) -> Verdict:
+    def _fits_now(self, pool: PoolId, gang: Gang, row: PendingRow) -> bool:
+        key = (pool, gang.question)
+        if key not in self._fits:
+            self._fits[key] = self._table.scenes[pool].fits_now(row)
+        return self._fits[key]
+
+    def _with_protection(
+        self, pool: PoolId, gang: Gang, verdict: Verdict, moments: Sequence[float]
+    ) -> Verdict:
         """The verdict of a job that might ask others to leave, were they not protected for a while."""
         if verdict.code not in (VerdictCode.SHARE_USED_UP, VerdictCode.NO_FIT_NOW) or gang.row is None:
             return verdict
@@ -81,7 +93,7 @@ class Telling:
             rooms, explainer = self._table.rooms[pool], self._table.explainer
             before = rooms.steps_used
             left = self._table.policy.change_budget_steps - explainer.steps_used
-            self._openings[key] = rooms.opening_s(gang, left) if left > 0 else None
+            self._openings[key] = rooms.opening_s(gang, moments, left) if left > 0 else None
             explainer.steps_used += rooms.steps_used - before
         opening_s = self._openings[key]
         if opening_s is None:
