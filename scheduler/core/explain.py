@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from portal.words.reasons import VerdictCode
 from scheduler.core import words
@@ -42,6 +43,14 @@ class Kept:
     held: tuple[Held, ...]
 
 
+class Waiting(NamedTuple):
+    """Why jobs that ask the same wait, what would help, and the numbers by how many are ahead."""
+
+    reason: Reason
+    change: Change | None
+    numbers: dict[int, Numbers]
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """What a pool has free for one request, whoever makes it; ``too_few`` GPUs are free, wherever they stand."""
@@ -69,8 +78,7 @@ class Explainer:
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
         self._running = {row.job: row for row in snapshot.running}
-        self._waiting: dict[tuple[object, ...], tuple[Reason, Change | None]] = {}
-        self._numbers: dict[tuple[tuple[object, ...], int], Numbers] = {}
+        self._waiting: dict[tuple[object, ...], Waiting] = {}
         self._changes: dict[tuple[object, ...], Change | None] = {}
         self._possible: dict[tuple[object, ...], list[PoolId]] = {}
         self._rooms: dict[tuple[object, ...], Room] = {}
@@ -221,20 +229,20 @@ class Explainer:
         self, job: PendingRow, question: int, possible: list[PoolId], place: int, ahead: tuple[JobId, ...]
     ) -> Verdict:
         """Why a job that could run here did not start, as things stand after the plan."""
-        key = (question, job.pools, job.project, possible[0])
+        key = (question, job.pools, possible[0])
         known = self._waiting.get(key)
         if known is None:
             scene = self._scenes[possible[0]]
             reason = self._bounds(job, scene) or self._places(job, scene)
-            known = self._waiting[key] = (reason, self._cheapest(job))
-        reason, change = known
+            known = self._waiting[key] = Waiting(reason, self._cheapest(job), {})
+        reason = known.reason
         if reason.code in (VerdictCode.LIMIT, VerdictCode.GUARANTEED_NEEDED):
-            return self._verdict(job, reason, cheapest=change)
+            return self._verdict(job, reason, cheapest=known.change)
         about = rounded(place)
-        numbers = self._numbers.get((key, about))
+        numbers = known.numbers.get(about)
         if numbers is None:
-            numbers = self._numbers[key, about] = {**reason.numbers, "jobs_ahead": about}
-        return Verdict(job.job, reason.code, reason.sentence, numbers, ahead, change)
+            numbers = known.numbers[about] = {**reason.numbers, "jobs_ahead": about}
+        return Verdict(job.job, reason.code, reason.sentence, numbers, ahead, known.change)
 
     def held_for(self, job: PendingRow, reservation: Reservation, verdict: Verdict) -> Verdict:
         """What is free is reserved for a gang that would have to wait longer if this job took it."""
@@ -463,6 +471,8 @@ class Explainer:
 
 def rounded(place: int) -> int:
     """How many are ahead, far back in the queue to two digits: so few verdicts change when one job leaves."""
+    if place < 100:
+        return place
     step = 1
     while place >= 100 * step:
         step *= 10

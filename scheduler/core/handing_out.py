@@ -22,13 +22,10 @@ class HandingOut:
 
     def honour_kept(self) -> None:
         """Keep the places that an earlier plan kept; who can have all of them now starts there."""
+        waiting = [(gang, gang.row.kept) for gang in self._table.ready if gang.row and gang.row.kept]
         for pool, scene in self._table.scenes.items():
             gangs = [(gang, row.kept) for gang in scene.gangs.values() if (row := gang.running) and row.kept]
-            gangs += [
-                (gang, gang.row.kept)
-                for gang in self._table.ready
-                if gang.row and gang.row.kept and pool in self._table.possible[gang.job]
-            ]
+            gangs += [each for each in waiting if pool in self._table.possible[each[0].job]]
             for gang, kept in sorted(gangs, key=lambda each: (each[0].submitted_s, each[0].job)):
                 self._honour(scene, gang, kept)
 
@@ -83,9 +80,10 @@ class HandingOut:
     def reserve(self) -> None:
         """Reserve the earliest places for gangs that have waited too long."""
         for pool, scene in self._table.scenes.items():
-            mine = [gang for gang in self._table.ready if self._table.possible[gang.job][0] == pool]
             left = self._table.policy.cycle_budget_steps - self._table.steps_used
-            self._table.reserving[pool] = Reserving(scene, mine, self._table.snapshot.now_s, left)
+            self._table.reserving[pool] = Reserving(
+                scene, self._table.ready_in[pool], self._table.snapshot.now_s, left
+            )
             self._table.steps_used += self._table.reserving[pool].steps_used
 
     def allocate(self) -> None:

@@ -61,6 +61,7 @@ class Table:
         self._make_gangs()
         self.possible: dict[JobId, list[PoolId]] = {}
         self.ready: list[Gang] = []
+        self.ready_in: dict[PoolId, list[Gang]] = {pool: [] for pool in self.scenes}  # of first choice
         self.groups: list[list[Gang]] = []  # ready gangs that differ only in person and age
         self.verdicts: dict[JobId, Verdict] = {}
         self.ordered: dict[Task, Ordered] = {}
@@ -112,6 +113,7 @@ class Table:
             if possible:
                 gang = self.gangs[job.job]
                 self.ready.append(gang)
+                self.ready_in[possible[0]].append(gang)
                 alike.setdefault((gang.question, *possible), []).append(gang)
         self.groups = list(alike.values())
 
@@ -127,11 +129,8 @@ class Table:
 
     def divide(self) -> None:
         """Make every pool's fair shares; a job asks in the first pool where it could ever run."""
-        asking: dict[PoolId, list[Gang]] = {pool: [] for pool in self.scenes}
-        for gang in self.ready:
-            asking[self.possible[gang.job][0]].append(gang)
         for pool, scene in self.scenes.items():
-            scene.divide(asking[pool])
+            scene.divide(self.ready_in[pool])
 
     def step(self, gang: Gang) -> bool:
         """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from portal.words.reasons import VerdictCode
-from scheduler.core.cluster import JobId, PendingRow, PoolId
+from scheduler.core.cluster import PendingRow, PoolId
 from scheduler.core.explain import Kept
 from scheduler.core.gang import Gang, State
+from scheduler.core.in_turn import in_turn
 from scheduler.core.plan import Eviction, Verdict
 from scheduler.core.table import Table
-from scheduler.core.turns import TurnQueue
 
 
 class Telling:
@@ -42,27 +42,27 @@ class Telling:
             elif job.job in self._table.not_reached:
                 self._table.verdicts[job.job] = self._table.explainer.not_reached(job, self._table.steps_used)
         for pool, scene in self._table.scenes.items():
-            waiting = [
+            waiting = (
                 gang
-                for gang in self._table.ready
-                if self._table.possible[gang.job][0] == pool
-                and gang.job not in self._table.verdicts
+                for gang in self._table.ready_in[pool]
+                if gang.job not in self._table.verdicts
                 and not (gang.touched and any(task.state is State.STARTS for task in gang.tasks))
-            ]
-            queue, moments = TurnQueue(scene, waiting), self._table.rooms[pool].protections_s()
-            ahead: tuple[JobId, ...] = ()
-            place = 0
-            while (turn := queue.pop()) is not None:
-                if turn.row is not None:
-                    possible = self._table.possible[turn.job]
-                    verdict = self._table.explainer.waits(turn.row, turn.question, possible, place, ahead)
-                    verdict = self._with_reservation(pool, turn, verdict)
-                    if moments:
-                        verdict = self._with_protection(pool, turn, verdict, moments)
-                    self._table.verdicts[turn.job] = verdict
-                    place += 1
-                    if len(ahead) < self._table.policy.ahead_shown:
-                        ahead = (*ahead, turn.job)
+            )
+            self._explain_waiting(pool, in_turn(scene, waiting))
+
+    def _explain_waiting(self, pool: PoolId, queue: Sequence[Gang]) -> None:
+        """Say of the jobs of a queue why they wait there."""
+        ahead = tuple(gang.job for gang in queue[: self._table.policy.ahead_shown])
+        shown, moments = len(ahead), self._table.rooms[pool].protections_s()
+        for place, gang in enumerate(queue):
+            if gang.row is not None:
+                before = ahead if place >= shown else ahead[:place]
+                possible = self._table.possible[gang.job]
+                verdict = self._table.explainer.waits(gang.row, gang.question, possible, place, before)
+                verdict = self._with_reservation(pool, gang, verdict)
+                if moments:
+                    verdict = self._with_protection(pool, gang, verdict, moments)
+                self._table.verdicts[gang.job] = verdict
 
     def _with_reservation(self, pool: PoolId, gang: Gang, verdict: Verdict) -> Verdict:
         """The verdict of a job that waits, where reservations have a part in it."""
