@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -23,6 +24,11 @@ log = logging.getLogger(__name__)
 
 SEND_WITHIN_S = 1.0
 """The channel layer itself waits for ever: its sockets may be idle."""
+ALL_WITHIN_S = 3.0
+"""So long at most may the news of one transaction take."""
+
+News = tuple[str, dict[str, Any]]
+"""A topic, and what is told to those who watch it."""
 
 
 def group_of(topic: str) -> str:
@@ -32,23 +38,36 @@ def group_of(topic: str) -> str:
 
 def announce(topic: str, data: dict[str, Any]) -> None:
     """Sends ``data`` to everyone who watches ``topic`` once the current transaction has committed."""
-    transaction.on_commit(lambda: announce_now(topic, data))
+    announce_all([(topic, data)])
 
 
-def announce_now(topic: str, data: dict[str, Any]) -> None:
+def announce_all(news: Sequence[News]) -> None:
+    """The same for several news at once: they share a connection and a round trip for their notes."""
+    if news:
+        transaction.on_commit(lambda: announce_now(news))
+
+
+def announce_now(news: Sequence[News]) -> None:
     """Sends at once. Valkey may be away or silent: pages poll as well, so this only leaves a log line."""
     if get_channel_layer() is None:
         return
+    topics = list(dict.fromkeys(topic for topic, _ in news))
     if not PAUSE:
-        told.note(topic)  # before it is sent: who joined too late to hear it finds the note
+        told.note(topics)  # before it is sent: who joined too late to hear it finds the note
     if PAUSE:
-        log.debug("open pages were not told of %s: Valkey was silent a moment ago", topic)
+        log.debug("open pages were not told of %s: Valkey was silent a moment ago", topics)
         return
     try:
-        async_to_sync(send_frame)(topic, {"data": data})
+        async_to_sync(_send)(news)
     except (OSError, RedisError, RuntimeError, ValueError) as problem:
         note_trouble(problem)
-        log.warning("open pages were not told of %s: %s", topic, problem or "no answer")
+        log.warning("open pages were not told of %s: %s", ", ".join(topics[:5]), problem or "no answer")
+
+
+async def _send(news: Sequence[News]) -> None:
+    async with asyncio.timeout(ALL_WITHIN_S):
+        for topic, data in news:
+            await send_frame(topic, {"data": data})
 
 
 async def send_frame(topic: str, frame: dict[str, Any]) -> None:

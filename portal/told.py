@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from redis.exceptions import RedisError
 
@@ -26,13 +26,16 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def note(topic: str) -> None:
-    """Notes that ``topic`` is being announced now. Never raises: without the note a page learns of it later."""
+def note(topics: Iterable[str]) -> None:
+    """Notes that ``topics`` are being announced now. Never raises: without it a page learns of them later."""
     try:
-        valkey(TIMEOUT_S).set(_key(topic), now_ms(), ex=LIFE_S)
+        with valkey(TIMEOUT_S).pipeline(transaction=False) as notes:
+            for topic in topics:
+                notes.set(_key(topic), now_ms(), ex=LIFE_S)
+            notes.execute()
     except (RedisError, OSError) as problem:
         note_trouble(problem)
-        log.warning("the time of news of %s is not noted: %s", topic, problem)
+        log.warning("the time of news is not noted: %s", problem)
 
 
 def missed(since_ms: Mapping[str, int]) -> set[str]:

@@ -5,8 +5,10 @@ The row is swept when the message is lost; the message is only a hint, so sendin
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
+from collections.abc import Mapping, Sequence
 
 from django.db import transaction
 from django.utils import timezone
@@ -28,17 +30,39 @@ def wake(cause: str) -> None:
 
 def hint_node(node: str, verb: str, what: str = "") -> None:
     """Asks the actor of a node (public id) to look at its work; ``verb`` says at what first."""
-    leave_hint("scheduler.node_hint", [node, verb, what], "nodes")
+    hint_nodes({node: (verb, what)})
+
+
+def hint_nodes(hints: Mapping[str, tuple[str, str]]) -> None:
+    """The same for several nodes at once: verb and what for each."""
+    rows = [
+        Outbox(name="scheduler.node_hint", arguments=[node, *hint], queue="nodes")
+        for node, hint in hints.items()
+    ]
+    _leave(rows)
 
 
 def leave_hint(task: str, arguments: list[str], queue: str) -> None:
     """Writes an outbox row with the transaction and sends its message after commit."""
-    row = Outbox.objects.create(name=task, arguments=arguments, queue=queue)
-    transaction.on_commit(lambda: send_hint(row))
+    _leave([Outbox(name=task, arguments=arguments, queue=queue)])
 
 
-def send_hint(row: Outbox) -> bool:
-    """Sends one outbox row; False when the broker is away, or was silent just now (the sweep tries again)."""
+def _leave(rows: list[Outbox]) -> None:
+    if rows:
+        Outbox.objects.bulk_create(rows)
+        transaction.on_commit(lambda: send_hints(rows))
+
+
+def send_hints(rows: Sequence[Outbox]) -> int:
+    """Sends outbox rows in order until one does not go (the sweep tries again); gives how many went."""
+    sent = list(itertools.takewhile(_send, rows))
+    if sent:
+        Outbox.objects.filter(pk__in=[row.pk for row in sent]).update(sent_at=timezone.now())
+    return len(sent)
+
+
+def _send(row: Outbox) -> bool:
+    """Sends one message; False when the broker is away, or was silent just now."""
     killpoint("hint.before_send")
     if PAUSE:
         return False
@@ -55,5 +79,4 @@ def send_hint(row: Outbox) -> bool:
         log.warning("the hint %s stays in the outbox: %s", row.name, problem)
         return False
     killpoint("hint.sent")
-    Outbox.objects.filter(pk=row.pk).update(sent_at=timezone.now())
     return True

@@ -1,28 +1,38 @@
-"""Writes a plan into the record: each start one short transaction, whole or refused (laws 3 and 4).
+"""Writes a plan into the record: in short transactions of many starts, each start whole or refused (laws 3 and 4).
 
-A plan was made from a photograph; here the record has the last word. Nothing in this file talks to a node.
+A plan was made from a photograph; here the record has the last word. What does not hold is refused alone: a start
+whose job, places or limits moved on is left out of its transaction, and a transaction that the database refuses is
+tried again in halves. Nothing in this file talks to a node.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from django.db import IntegrityError, OperationalError, connection, transaction
+from django.db import IntegrityError, OperationalError, transaction
 
 from portal.errors import Conflict
 from portal.killpoints import killpoint
-from portal.models import Gpu, Job, Node, NodePool, Volume
+from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
 from portal.services import lifecycle
-from portal.services.lifecycle import Seat
+from portal.services.lifecycle import Beginning, Seat, Stop
 from portal.services.workspaces import new_attempt_secret
 from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState, NodeState
 from scheduler import leases
 from scheduler.core.plan import Eviction, Start
 from scheduler.leases import Held
+from scheduler.limits import Limits
 
 log = logging.getLogger(__name__)
+
+AT_ONCE = 200
+"""So many starts or evictions share a transaction at most: it holds its locks for about a tenth of a second."""
+
+Order = TypeVar("Order", Start, Eviction)
 
 
 @dataclass(frozen=True)
@@ -34,56 +44,93 @@ class Refusal:
     sentence: str
 
 
-def commit_start(leader: Held, start: Start) -> Refusal | None:
-    """Gives a job its GPUs, or says why not. Raises Deposed when this scheduler has been replaced."""
+def commit_starts(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
+    """Gives jobs their GPUs, and says which did not get them. Raises Deposed when this scheduler was replaced."""
+    return _in_batches(leader, starts, _begin)
+
+
+def commit_evictions(leader: Held, evictions: Sequence[Eviction]) -> list[Refusal]:
+    """Asks running jobs to leave for others; they keep their GPUs until their nodes say that they are gone."""
+    return _in_batches(leader, evictions, _ask_to_leave)
+
+
+def _in_batches(
+    leader: Held, orders: Sequence[Order], write: Callable[[Held, Sequence[Order]], list[Refusal]]
+) -> list[Refusal]:
+    refused: list[Refusal] = []
+    for first in range(0, len(orders), AT_ONCE):
+        if first:  # what takes long is no reason to be replaced
+            leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
+        refused += _together(leader, orders[first : first + AT_ONCE], write)
+    return refused
+
+
+def _together(
+    leader: Held, orders: Sequence[Order], write: Callable[[Held, Sequence[Order]], list[Refusal]]
+) -> list[Refusal]:
+    """One transaction for all of ``orders``; if the record does not take them together, one for each half."""
     try:
         with transaction.atomic():
             leases.check(leader)
-            job = _waiting_job(start)
-            pool = NodePool.objects.get(public_id=start.pool)
-            _check_limits(job, pool)
-            seats = _seats(start, pool)
-            secret = new_attempt_secret(job) if job.kind == JobKind.WORKSPACE.value else ""
-            if job.kind == JobKind.WORKSPACE.value:
-                _settle_home(job, seats[0].node)
-            killpoint("commit.in_transaction")
-            lifecycle.begin_attempt(job, pool, seats, epoch=leader.epoch, secret=secret)
-            killpoint("commit.before_commit")
-    except Conflict as moved:
-        return Refusal(start.job, moved.code, moved.sentence)
-    except IntegrityError as clash:
-        return Refusal(start.job, "gpu_taken", f"A GPU of the plan is taken: {_first_line(clash)}")
-    except OperationalError as trouble:
-        return Refusal(start.job, "database", f"The database refused for now: {_first_line(trouble)}")
+            refused = write(leader, orders)
+    except (Conflict, IntegrityError, OperationalError) as trouble:
+        if len(orders) == 1 or _is_away(trouble):
+            return [_refusal(order, trouble) for order in orders]
+        halves = orders[: len(orders) // 2], orders[len(orders) // 2 :]
+        return [refusal for half in halves for refusal in _together(leader, half, write)]
     killpoint("commit.done")
-    return None
+    return refused
 
 
-def commit_eviction(leader: Held, eviction: Eviction) -> Refusal | None:
-    """Asks a running job to leave for another; it keeps its GPUs until its node says that it is gone."""
-    try:
-        with transaction.atomic():
-            leases.check(leader)
-            job = Job.objects.select_for_update(of=("self",), no_key=True).get(public_id=eviction.job)
-            attempt = job.attempts.filter(state__in=ATTEMPT_LIVE, stop_wanted_at__isnull=True).first()
-            if attempt is None:
-                return Refusal(eviction.job, "job_moved_on", "It holds nothing any more.")
-            winner = Job.objects.get(public_id=eviction.for_job)
-            reason = EndReason(eviction.reason.value)
-            lifecycle.want_stop(attempt.pk, reason, actor="the scheduler", for_job=winner)
-    except OperationalError as trouble:
-        return Refusal(eviction.job, "database", f"The database refused for now: {_first_line(trouble)}")
-    return None
+def _is_away(trouble: Exception) -> bool:
+    """True when the server did not answer: then no part of a batch would fare better."""
+    return isinstance(trouble, OperationalError) and getattr(trouble.__cause__, "sqlstate", None) is None
 
 
-def _waiting_job(start: Start) -> Job:
-    """The job, locked; Conflict when it is not as the plan saw it."""
-    job = (
-        Job.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("project", "owner")
-        .filter(public_id=start.job)
-        .first()
+def _refusal(order: Start | Eviction, trouble: Exception) -> Refusal:
+    match trouble:
+        case Conflict():
+            return Refusal(order.job, trouble.code, trouble.sentence)
+        case IntegrityError():
+            return Refusal(order.job, "gpu_taken", f"A GPU of the plan is taken: {_first_line(trouble)}")
+    return Refusal(order.job, "database", f"The database refused for now: {_first_line(trouble)}")
+
+
+# -- starts ----------------------------------------------------------------------------------------
+
+
+def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
+    """Begins what still holds, and refuses the rest; the rows are locked in the order jobs, quotas, GPUs."""
+    rows = Job.objects.select_for_update(of=("self",), no_key=True).select_related("project", "owner")
+    jobs = {job.public_id: job for job in rows.filter(public_id__in=_ids(starts)).order_by("pk")}
+    places = _Places(starts)
+    limits = Limits(
+        (jobs[start.job].project_id, places.pools[start.pool].pk)
+        for start in starts
+        if start.job in jobs and start.pool in places.pools
     )
+    refused: list[Refusal] = []
+    beginnings: list[Beginning] = []
+    for start in starts:
+        try:
+            job = _waiting(jobs.get(start.job), start)
+            pool, seats = places.seats(start)
+            limits.take(job, pool)
+        except Conflict as moved:
+            refused.append(_refusal(start, moved))
+            continue
+        secret = new_attempt_secret(job) if job.kind == JobKind.WORKSPACE.value else ""
+        beginnings.append(Beginning(job, pool, seats, secret))
+    _settle_homes(beginnings)
+    killpoint("commit.in_transaction")
+    if beginnings:
+        lifecycle.begin_attempts(beginnings, epoch=leader.epoch)
+    killpoint("commit.before_commit")
+    return refused
+
+
+def _waiting(job: Job | None, start: Start) -> Job:
+    """The locked job; Conflict when it is not as the plan saw it."""
     if (
         job is None
         or job.version != start.version
@@ -95,80 +142,85 @@ def _waiting_job(start: Start) -> Job:
     return job
 
 
-def _check_limits(job: Job, pool: NodePool) -> None:
-    """Conflict when a limit of the project or of one above it would be passed, as the numbers stand now (I9).
+class _Places:
+    """The pools, nodes and GPUs that starts name, as they stand now."""
 
-    The quota rows stay locked until the end of the transaction, so an edit or another start waits.
-    """
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            SELECT quota.project_id, project.name, quota.limit_milli
-              FROM portal_quota quota JOIN portal_project project ON project.id = quota.project_id
-             WHERE quota.pool_id = %(pool)s AND quota.project_id IN (
-                   WITH RECURSIVE line AS (
-                       SELECT id, parent_id FROM portal_project WHERE id = %(project)s
-                       UNION ALL
-                       SELECT above.id, above.parent_id
-                         FROM portal_project above JOIN line ON above.id = line.parent_id)
-                   SELECT id FROM line)
-             ORDER BY quota.id FOR UPDATE OF quota
-            """,
-            {"pool": pool.pk, "project": job.project_id},
-        )
-        limits = [row for row in cursor.fetchall() if row[2] is not None]
-        for project, name, limit_milli in limits:
-            cursor.execute(
-                """
-                WITH RECURSIVE below AS (
-                    SELECT %(project)s::bigint AS id
-                    UNION ALL
-                    SELECT child.id FROM portal_project child JOIN below ON child.parent_id = below.id)
-                SELECT coalesce(sum(milli), 0) FROM portal_usageledger
-                 WHERE ended_at IS NULL AND pool_id = %(pool)s AND project_id IN (SELECT id FROM below)
-                """,
-                {"project": project, "pool": pool.pk},
-            )
-            (held_milli,) = cursor.fetchone()
-            if held_milli + job.total_milli > limit_milli:
-                raise Conflict(
-                    f"{name} holds {held_milli / 1000:g} of its {limit_milli / 1000:g} GPUs in {pool.name}.",
-                    code="limit",
-                )
+    def __init__(self, starts: Sequence[Start]) -> None:
+        tasks = [task for start in starts for task in start.tasks]
+        self.pools = NodePool.objects.in_bulk({start.pool for start in starts}, field_name="public_id")
+        self._nodes = Node.objects.in_bulk({task.node for task in tasks}, field_name="public_id")
+        uuids = {share.uuid for task in tasks for share in task.gpus}
+        self._gpus = {
+            uuid: (gpu, node)
+            for uuid, gpu, node in Gpu.objects.filter(uuid__in=uuids).values_list("uuid", "pk", "node_id")
+        }
+
+    def seats(self, start: Start) -> tuple[NodePool, list[Seat]]:
+        """The plan's places as rows, in rank order; Conflict when a node or a GPU is not there any more."""
+        pool = self.pools.get(start.pool)
+        if pool is None:
+            raise Conflict("The pool of the plan is no more.", code="node_moved_on")
+        found = []
+        for task in sorted(start.tasks, key=lambda task: task.rank):
+            node = self._nodes.get(task.node)
+            if node is None or node.state != NodeState.READY.value or node.pool_id != pool.pk:
+                raise Conflict("A node of the plan takes no work any more.", code="node_moved_on")
+            held = []
+            for share in task.gpus:
+                gpu, on_node = self._gpus.get(share.uuid, (None, None))
+                if gpu is None or on_node != node.pk:
+                    raise Conflict(f"{node.name} has no GPU {share.uuid} any more.", code="node_moved_on")
+                held.append((gpu, share.milli))
+            found.append(Seat(node, held))
+        return pool, found
 
 
-def _seats(start: Start, pool: NodePool) -> list[Seat]:
-    """The plan's places as rows, in rank order; Conflict when a node or a GPU is not there any more."""
-    nodes = {
-        node.public_id: node
-        for node in Node.objects.filter(public_id__in={task.node for task in start.tasks}, pool=pool)
-    }
-    gpus = {
-        gpu.uuid: gpu
-        for gpu in Gpu.objects.filter(uuid__in={share.uuid for task in start.tasks for share in task.gpus})
-    }
-    seats = []
-    for task in sorted(start.tasks, key=lambda task: task.rank):
-        node = nodes.get(task.node)
-        if node is None or node.state != NodeState.READY.value:
-            raise Conflict("A node of the plan takes no work any more.", code="node_moved_on")
-        held = []
-        for share in task.gpus:
-            gpu = gpus.get(share.uuid)
-            if gpu is None or gpu.node_id != node.pk:
-                raise Conflict(f"{node.name} has no GPU {share.uuid} any more.", code="node_moved_on")
-            held.append((gpu.pk, share.milli))
-        seats.append(Seat(node, held))
-    return seats
-
-
-def _settle_home(job: Job, node: Node) -> None:
+def _settle_homes(beginnings: Sequence[Beginning]) -> None:
     """A person's home comes to be on the node of their first workspace, unless it is shared."""
-    home, _ = Volume.objects.get_or_create(
-        owner_id=job.owner_id, kind="home", defaults={"name": "home", "reach": "node", "node": node}
+    where: dict[int, int] = {}
+    for each in beginnings:
+        if each.job.kind == JobKind.WORKSPACE.value:
+            where.setdefault(each.job.owner_id, each.seats[0].node.pk)
+    if not where:
+        return
+    homes = [Volume(owner_id=owner, kind="home", name="home", reach="node") for owner in sorted(where)]
+    Volume.objects.bulk_create(homes, ignore_conflicts=True)
+    unsettled = Volume.objects.filter(owner__in=where, kind="home", reach="node", node__isnull=True)
+    settled = list(unsettled.order_by("pk"))
+    for home in settled:
+        home.node_id = where[home.owner_id] if home.owner_id else None
+    Volume.objects.bulk_update(settled, ["node"])
+
+
+# -- evictions -------------------------------------------------------------------------------------
+
+
+def _ask_to_leave(leader: Held, evictions: Sequence[Eviction]) -> list[Refusal]:
+    """Asks those that still hold something and were not asked yet."""
+    rows = Job.objects.select_for_update(of=("self",), no_key=True)
+    jobs = {job.pk: job.public_id for job in rows.filter(public_id__in=_ids(evictions)).order_by("pk")}
+    live = Attempt.objects.filter(
+        job__in=jobs, state__in=[state.value for state in ATTEMPT_LIVE], stop_wanted_at__isnull=True
     )
-    if home.reach == "node" and home.node_id is None:
-        Volume.objects.filter(pk=home.pk, node__isnull=True).update(node=node)
+    attempts = {jobs[job]: attempt for job, attempt in live.values_list("job_id", "pk")}
+    winners = Job.objects.in_bulk({each.for_job for each in evictions}, field_name="public_id")
+    going = [each for each in evictions if each.job in attempts]
+    lifecycle.want_stops(
+        [
+            Stop(attempts[each.job], EndReason(each.reason.value), for_job=winners.get(each.for_job))
+            for each in going
+        ],
+        actor="the scheduler",
+    )
+    return [
+        Refusal(each.job, "job_moved_on", "It holds nothing any more.")
+        for each in evictions
+        if each.job not in attempts
+    ]
+
+
+def _ids(orders: Sequence[Start] | Sequence[Eviction]) -> list[str]:
+    return [str(order.job) for order in orders]
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from portal.killpoints import killpoint
 from portal.models import ClusterSettings, Cycle
 from portal.words.reasons import VerdictCode
 from scheduler import leases
-from scheduler.commit import Refusal, commit_eviction, commit_start
+from scheduler.commit import Refusal, commit_evictions, commit_starts
 from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import decide
 from scheduler.core.plan import Plan, Start, Verdict
@@ -98,13 +98,11 @@ def _commit(leader: Held, photo: Photo, plan: Plan) -> list[Refusal]:
     if photo.adopt_only:
         verdicts = (*map(_after_restore, plan.starts), *verdicts)
     else:
-        for eviction in plan.evictions:
-            if refusal := commit_eviction(leader, eviction):
-                log.info("eviction of %s refused: %s", eviction.job, refusal.sentence)
-        for start in plan.starts:
-            if refusal := commit_start(leader, start):
-                log.info("start of %s refused: %s", start.job, refusal.sentence)
-                refused.append(refusal)
+        for refusal in commit_evictions(leader, plan.evictions):
+            log.info("eviction of %s refused: %s", refusal.job, refusal.sentence)
+        refused = commit_starts(leader, plan.starts)
+        for refusal in refused:
+            log.info("start of %s refused: %s", refusal.job, refusal.sentence)
     if not photo.adopt_only:
         write_keeps(leader, photo.kept, plan)
     write_standings(leader, photo, verdicts)

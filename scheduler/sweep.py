@@ -13,7 +13,7 @@ from django.utils import timezone
 from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question
 from portal.services import lifecycle, nodes, restored
 from portal.services.idempotency import forget_old_keys
-from portal.wake import send_hint
+from portal.wake import send_hints
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import AttemptState, JobKind, NodeState
 from scheduler.failed import drop_old_failures
@@ -97,18 +97,13 @@ def mark_silent_nodes() -> None:
 
 def send_outbox() -> int:
     """Sends the hints whose message was lost; gives how many went out."""
-    sent = 0
     with transaction.atomic():
         rows = (
             Outbox.objects.select_for_update(skip_locked=True)
             .filter(sent_at__isnull=True, created_at__lt=Now() - dt.timedelta(seconds=OUTBOX_AFTER_S))
             .order_by("id")[:500]
         )
-        for row in rows:
-            if not send_hint(row):
-                break
-            sent += 1
-    return sent
+        return send_hints(list(rows))
 
 
 def trim() -> None:

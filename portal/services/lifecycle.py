@@ -8,18 +8,22 @@ GPUs (by id), leaves an event with a reason, and announces the change. A GPU is 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Case, F, Value, When
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from portal.errors import Conflict
-from portal.events import announce
+from portal.events import announce, announce_all
 from portal.models import Allocation, Attempt, Gpu, Job, JobEvent, Node, NodePool, Standing, Task, UsageLedger
-from portal.wake import hint_node, wake
+from portal.services.moves import attempt_event, job_event, news_of_attempt, news_of_job
+from portal.wake import hint_nodes, wake
 from portal.words.amounts import memory
+from portal.words.ends import END_STATES, GIVEN_BACK, RETRIED
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import (
     ATTEMPT_ENDS,
@@ -43,42 +47,39 @@ class Seat:
     gpus: Sequence[tuple[int, int]]
 
 
-RETRIED = frozenset(
-    {
-        EndReason.NODE_REBOOTED,
-        EndReason.NODE_FENCED,
-        EndReason.CONTAINER_VANISHED,
-        EndReason.GPU_LOST,
-        EndReason.START_REFUSED,
-        EndReason.IMAGE_MISSING,
-        EndReason.DISK_FULL,
-    }
+@dataclass(frozen=True)
+class Beginning:
+    """A job that gets its GPUs: ``seats`` in rank order, one for each task, and a workspace's sealed secret."""
+
+    job: Job
+    pool: NodePool
+    seats: Sequence[Seat]
+    secret: str = ""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """An attempt that is to end, and why.
+
+    ``for_job`` is the waiting job that gets its place: the promise stands until that job's next attempt, and
+    as long as it waits.
+    """
+
+    attempt: int
+    reason: EndReason
+    sentence: str = ""
+    for_job: Job | None = None
+
+
+_STOP_FIELDS = (
+    "state",
+    "stop_wanted_at",
+    "stop_reason",
+    "stop_actor",
+    "sentence",
+    "stop_for",
+    "stop_for_after",
 )
-"""Ends of the cluster's making: the job waits again until its tries are used up."""
-
-END_STATES: dict[EndReason, AttemptState] = {
-    EndReason.FINISHED: AttemptState.COMPLETED,
-    EndReason.EXIT_CODE: AttemptState.FAILED,
-    EndReason.CANCELLED_BY_USER: AttemptState.CANCELLED,
-    EndReason.CANCELLED_BY_ADMIN: AttemptState.CANCELLED,
-    EndReason.TIME_LIMIT: AttemptState.TIMEOUT,
-    EndReason.OUT_OF_MEMORY: AttemptState.OUT_OF_MEMORY,
-    EndReason.NODE_REBOOTED: AttemptState.NODE_FAIL,
-    EndReason.NODE_FENCED: AttemptState.NODE_FAIL,
-    EndReason.CONTAINER_VANISHED: AttemptState.NODE_FAIL,
-    EndReason.GPU_LOST: AttemptState.FAILED,
-    EndReason.START_REFUSED: AttemptState.FAILED,
-    EndReason.IMAGE_MISSING: AttemptState.FAILED,
-    EndReason.DISK_FULL: AttemptState.FAILED,
-    EndReason.PREEMPTED: AttemptState.PREEMPTED,
-    EndReason.RECLAIMED: AttemptState.PREEMPTED,
-    EndReason.CONSOLIDATED: AttemptState.PREEMPTED,
-    EndReason.SUSPENDED: AttemptState.SUSPENDED,
-    EndReason.NEVER_READY: AttemptState.FAILED,
-    EndReason.STALE_GANG: AttemptState.FAILED,
-}
-
-GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED, EndReason.CONSOLIDATED})
 
 
 # -- start -----------------------------------------------------------------------------------------
@@ -93,43 +94,101 @@ def begin_attempt(
     secret: str = "",
     now: dt.datetime | None = None,
 ) -> Attempt:
-    """Gives GPUs to a PENDING job and starts its next attempt in CONFIGURING.
+    """``begin_attempts`` for a single job."""
+    return begin_attempts([Beginning(job, pool, seats, secret)], epoch=epoch, now=now)[0]
 
-    ``job`` must be locked by the caller; ``seats`` are in rank order, one for each task. Raises
-    IntegrityError when a GPU is already taken (the CHECK on ``used_milli`` refuses), Conflict when the job
-    moved on.
+
+def begin_attempts(
+    beginnings: Sequence[Beginning], *, epoch: int, now: dt.datetime | None = None
+) -> list[Attempt]:
+    """Gives GPUs to PENDING jobs and starts the next attempt of each in CONFIGURING: all of them or none.
+
+    The jobs must be different ones, locked by the caller. Raises IntegrityError when a GPU is already taken
+    (the CHECK on ``used_milli`` refuses), Conflict when a job or a GPU moved on. The number of queries does
+    not depend on how many they are.
     """
     now = now or timezone.now()
-    if job.state != JobState.PENDING or job.desired != Desired.RUN or job.held:
-        raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_moved_on")
-    if len(seats) != job.tasks:
-        raise ValueError(f"{len(seats)} seats for {job.tasks} tasks")
-    attempt = Attempt.objects.create(
-        job=job, number=job.attempts_made + 1, pool=pool, leader_epoch=epoch, secret=secret, created_at=now
+    for each in beginnings:
+        job = each.job
+        if job.state != JobState.PENDING or job.desired != Desired.RUN or job.held:
+            raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_moved_on")
+        if len(each.seats) != job.tasks:
+            raise ValueError(f"{len(each.seats)} seats for {job.tasks} tasks")
+    _take_gpus(share for each in beginnings for seat in each.seats for share in seat.gpus)
+    attempts = Attempt.objects.bulk_create(
+        Attempt(
+            job=each.job,
+            number=each.job.attempts_made + 1,
+            pool=each.pool,
+            leader_epoch=epoch,
+            secret=each.secret,
+            created_at=now,
+        )
+        for each in beginnings
     )
-    wanted = sorted((gpu, milli) for seat in seats for gpu, milli in seat.gpus)
-    held = {
-        row.pk: row
-        for row in Gpu.objects.select_for_update(no_key=True)
-        .filter(pk__in={g for g, _ in wanted})
-        .order_by("pk")
-    }
-    for gpu, milli in wanted:
-        if held[gpu].health != "ok" or not held[gpu].present:
-            raise Conflict(f"GPU {held[gpu].uuid} is not healthy.", code="gpu_not_healthy")
-        Gpu.objects.filter(pk=gpu).update(used_milli=F("used_milli") + milli)
-    for rank, seat in enumerate(seats):
-        _give(Task.objects.create(attempt=attempt, rank=rank, node=seat.node), job, pool, seat.gpus, now)
-    job.attempts_made = attempt.number
-    job.started_at = job.started_at or now
-    job.exit_code = None
-    Standing.objects.filter(job=job).delete()
-    for node in {seat.node.public_id for seat in seats}:
-        hint_node(node, "start", job.public_id)  # before the news, for nodes wait and pages do not
-    where = ", ".join(sorted({seat.node.name for seat in seats}))
-    _move_job(job, JobState.RUNNING, reason="placed", sentence=f"Got its GPUs on {where}.", attempt=attempt)
-    _event(attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}.")
-    return attempt
+    placed = [
+        (Task(attempt=attempt, rank=rank, node=seat.node), each.pool, seat.gpus)
+        for each, attempt in zip(beginnings, attempts, strict=True)
+        for rank, seat in enumerate(each.seats)
+    ]
+    Task.objects.bulk_create(task for task, _, _ in placed)
+    _give(placed, now)
+    Standing.objects.filter(job__in=[each.job for each in beginnings]).delete()
+    # before the news, for nodes wait and pages do not
+    hint_nodes(
+        {seat.node.public_id: ("start", each.job.public_id) for each in beginnings for seat in each.seats}
+    )
+    _set_running(beginnings, attempts, now)
+    return attempts
+
+
+def _take_gpus(shares: Iterable[tuple[int, int]]) -> None:
+    """Moves ``used_milli`` by (GPU row, milli) pairs, locked in order; Conflict when one is not healthy."""
+    wanted: Counter[int] = Counter()
+    for gpu, milli in shares:
+        wanted[gpu] += milli
+    held = Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").in_bulk()
+    by_milli: dict[int, list[int]] = {}
+    for gpu, milli in wanted.items():
+        row = held.get(gpu)
+        if row is None or row.health != "ok" or not row.present:
+            raise Conflict(f"GPU {row.uuid if row else gpu} is not healthy.", code="gpu_not_healthy")
+        by_milli.setdefault(milli, []).append(gpu)
+    for milli, gpus in by_milli.items():
+        Gpu.objects.filter(pk__in=gpus).update(used_milli=F("used_milli") + milli)
+
+
+def _set_running(beginnings: Sequence[Beginning], attempts: Sequence[Attempt], now: dt.datetime) -> None:
+    """PENDING jobs with a new attempt become RUNNING, with their events and news."""
+    events, news = [], []
+    by_sentence: dict[str, list[int]] = {}
+    for each, attempt in zip(beginnings, attempts, strict=True):
+        job, where = each.job, ", ".join(sorted({seat.node.name for seat in each.seats}))
+        job.state, job.reason = JobState.RUNNING.value, "placed"
+        job.sentence = f"Got its GPUs on {where}."[:1000]
+        job.version += 1
+        job.attempts_made = attempt.number
+        job.started_at = job.started_at or now
+        job.exit_code = None
+        by_sentence.setdefault(job.sentence, []).append(job.pk)
+        events.append(job_event(job, JobState.PENDING, attempt))
+        events.append(
+            attempt_event(
+                attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}."
+            )
+        )
+        news += [*news_of_job(job), news_of_attempt(attempt, "attempt_state", events[-1].sentence)]
+    Job.objects.filter(pk__in=[each.job.pk for each in beginnings]).update(
+        state=JobState.RUNNING.value,
+        reason="placed",
+        sentence=Case(*(When(pk__in=jobs, then=Value(text)) for text, jobs in by_sentence.items())),
+        version=F("version") + 1,
+        attempts_made=F("attempts_made") + 1,
+        started_at=Coalesce("started_at", now),
+        exit_code=None,
+    )
+    JobEvent.objects.bulk_create(events)
+    announce_all(news)
 
 
 @dataclass(frozen=True)
@@ -189,7 +248,7 @@ def adopt_attempt(job: Job, number: int, found: Sequence[Found], *, actor: str, 
             running_at=each.started_at,
         )
         _move_task(task, AttemptState.RUNNING)
-        _give(task, job, attempt.pool, each.seat.gpus, now)
+        _give([(task, attempt.pool, each.seat.gpus)], now)
     return attempt
 
 
@@ -256,30 +315,36 @@ def attempt_ready(attempt_id: int) -> None:
 # -- stop ------------------------------------------------------------------------------------------
 
 
-def want_stop(
-    attempt_id: int,
-    reason: EndReason,
-    *,
-    actor: str = "",
-    sentence: str = "",
-    for_job: Job | None = None,
-) -> None:
-    """Asks that an attempt end for ``reason``; the first reason stays. Repeatable.
+def want_stop(attempt_id: int, reason: EndReason, *, actor: str = "", sentence: str = "") -> None:
+    """``want_stops`` for a single attempt."""
+    want_stops([Stop(attempt_id, reason, sentence)], actor=actor)
 
-    Where no start command ever went out it ends at once; otherwise it is COMPLETING until each node has
-    said that its container is gone. ``for_job`` is the waiting job that gets its place: the promise stands
-    until that job's next attempt, and as long as it waits.
+
+def want_stops(stops: Sequence[Stop], *, actor: str = "") -> None:
+    """Asks that attempts end, all of them together; the first reason of each stays. Repeatable.
+
+    Where no start command ever went out an attempt ends at once; otherwise it is COMPLETING until each node
+    has said that its container is gone.
     """
+    wanted = {stop.attempt: stop for stop in stops}
     with transaction.atomic():
-        job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts=attempt_id)
-        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
-        if attempt.state not in ATTEMPT_LIVE:
-            return
-        _want_stop(attempt, reason, actor, sentence, for_job)
-        if attempt.sent_at is None:
-            for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
-                _release(task, "never_started")
-            _finish(attempt, job)
+        jobs = Job.objects.select_for_update(of=("self",), no_key=True).filter(
+            pk__in=Attempt.objects.filter(pk__in=wanted).values("job_id")
+        )
+        by_id = {job.pk: job for job in jobs.select_related("owner", "project").order_by("pk")}
+        live = list(
+            Attempt.objects.select_for_update(no_key=True)
+            .filter(pk__in=wanted, state__in=[state.value for state in ATTEMPT_LIVE])
+            .order_by("job_id")
+        )
+        for attempt in live:
+            attempt.job = by_id[attempt.job_id]
+        _want_stops([(attempt, wanted[attempt.pk]) for attempt in live], actor)
+        for attempt in live:
+            if attempt.sent_at is None:
+                for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
+                    _release(task, "never_started")
+                _finish(attempt, attempt.job)
 
 
 def task_ended(
@@ -314,7 +379,8 @@ def task_ended(
                 attempt.exit_code = exit_code
                 attempt.save(update_fields=["exit_code"])
             facts = {"exit_code": exit_code, "memory": memory(job.memory_mib), "node": task.node.name}
-            _want_stop(attempt, reason, "", sentence or end_sentence(reason, **facts))
+            stop = Stop(attempt.pk, reason, sentence or end_sentence(reason, **facts))
+            _want_stops([(attempt, stop)], "")
         if all(row.gone for row in tasks):
             _finish(attempt, job)
 
@@ -381,21 +447,26 @@ def note_submitted(job: Job, *, actor: str) -> None:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _give(task: Task, job: Job, pool: NodePool, gpus: Sequence[tuple[int, int]], now: dt.datetime) -> None:
-    """The allocations of a task with their ledger rows; ``used_milli`` has moved already."""
-    for gpu, milli in gpus:
-        allocation = Allocation.objects.create(
-            task=task, gpu_id=gpu, milli=milli, whole=milli == 1000, started_at=now
-        )
-        UsageLedger.objects.create(
+def _give(placed: Sequence[tuple[Task, NodePool, Sequence[tuple[int, int]]]], now: dt.datetime) -> None:
+    """The allocations of tasks with their ledger rows; ``used_milli`` has moved already."""
+    made = [
+        (Allocation(task=task, gpu_id=gpu, milli=milli, whole=milli == 1000, started_at=now), pool)
+        for task, pool, gpus in placed
+        for gpu, milli in gpus
+    ]
+    Allocation.objects.bulk_create(allocation for allocation, _ in made)
+    UsageLedger.objects.bulk_create(
+        UsageLedger(
             allocation=allocation,
-            project_id=job.project_id,
-            user_id=job.owner_id,
+            project_id=allocation.task.attempt.job.project_id,
+            user_id=allocation.task.attempt.job.owner_id,
             pool=pool,
-            job=job,
-            milli=milli,
+            job=allocation.task.attempt.job,
+            milli=allocation.milli,
             started_at=now,
         )
+        for allocation, pool in made
+    )
 
 
 def _check_may_adopt(job: Job) -> None:
@@ -446,30 +517,34 @@ def _locked(task_id: int) -> tuple[Attempt, list[Task]]:
     )
 
 
-def _want_stop(
-    attempt: Attempt, reason: EndReason, actor: str, sentence: str, for_job: Job | None = None
-) -> None:
-    if attempt.stop_wanted_at is None:
+def _want_stops(stops: Sequence[tuple[Attempt, Stop]], actor: str) -> None:
+    """Writes the reasons of locked attempts that were not asked yet, and tells the nodes of all of them."""
+    asked, events, news = [], [], []
+    for attempt, stop in stops:
+        if attempt.stop_wanted_at is not None:
+            continue
+        asked.append(attempt)
         attempt.stop_wanted_at = timezone.now()
-        attempt.stop_reason = reason.value
+        attempt.stop_reason = stop.reason.value
         attempt.stop_actor = actor
-        attempt.sentence = (sentence or end_sentence(reason, actor=actor))[:1000]
-        attempt.stop_for = for_job
-        attempt.stop_for_after = for_job.attempts_made if for_job else None
-        attempt.save(
-            update_fields=[
-                "stop_wanted_at",
-                "stop_reason",
-                "stop_actor",
-                "sentence",
-                "stop_for",
-                "stop_for_after",
-            ]
-        )
+        attempt.sentence = (stop.sentence or end_sentence(stop.reason, actor=actor))[:1000]
+        attempt.stop_for = stop.for_job
+        attempt.stop_for_after = stop.for_job.attempts_made if stop.for_job else None
         if attempt.sent_at is not None:
-            _move_attempt(attempt, AttemptState.COMPLETING, reason.value, attempt.sentence, actor)
-    for node in attempt.task_rows.filter(gone=False).values_list("node__public_id", flat=True).distinct():
-        hint_node(node, "stop", attempt.job.public_id)
+            old = _next_state(attempt, AttemptState.COMPLETING)
+            events.append(
+                attempt_event(
+                    attempt, "attempt_state", old, attempt.state, attempt.stop_reason, attempt.sentence, actor
+                )
+            )
+            news.append(news_of_attempt(attempt, "attempt_state", attempt.sentence))
+    if asked:
+        Attempt.objects.bulk_update(asked, _STOP_FIELDS)
+        JobEvent.objects.bulk_create(events)
+        announce_all(news)
+    jobs = {attempt.pk: attempt.job.public_id for attempt, _ in stops}
+    nodes = Task.objects.filter(attempt__in=jobs, gone=False).values_list("node__public_id", "attempt_id")
+    hint_nodes({node: ("stop", jobs[attempt]) for node, attempt in nodes})
 
 
 def _release(task: Task, proof: str) -> None:
@@ -546,11 +621,17 @@ def _move_task(task: Task, to: AttemptState) -> None:
     task.save()
 
 
-def _move_attempt(attempt: Attempt, to: AttemptState, reason: str, sentence: str, actor: str = "") -> None:
+def _next_state(attempt: Attempt, to: AttemptState) -> AttemptState:
+    """Sets the state of an attempt, unsaved, and gives the one before. Raises Conflict off the graph."""
     old = AttemptState(attempt.state)
     if not may_move_attempt(old, to):
         raise Conflict(f"An attempt cannot move from {old} to {to}.", code="illegal_move")
     attempt.state = to.value
+    return old
+
+
+def _move_attempt(attempt: Attempt, to: AttemptState, reason: str, sentence: str, actor: str = "") -> None:
+    old = _next_state(attempt, to)
     if to in ATTEMPT_ENDS:
         attempt.reason = reason
         attempt.sentence = sentence[:1000]
@@ -572,16 +653,7 @@ def _move_job(
     elif to is JobState.PENDING:
         job.queued_at = now
     job.save()
-    JobEvent.objects.create(
-        job=job,
-        attempt=attempt,
-        kind="job_state",
-        before=old.value,
-        after=to.value,
-        reason=str(reason),
-        sentence=sentence[:1000],
-        actor=actor,
-    )
+    job_event(job, old, attempt, actor).save()
     _tell(job)
     if to in JOB_LIVE and to is not JobState.RUNNING:
         wake("requeue")
@@ -590,24 +662,9 @@ def _move_job(
 def _event(
     attempt: Attempt, kind: str, before: str, after: str, reason: str, sentence: str, actor: str = ""
 ) -> None:
-    JobEvent.objects.create(
-        job=attempt.job,
-        attempt=attempt,
-        kind=kind,
-        before=str(before),
-        after=str(after),
-        reason=reason,
-        sentence=sentence[:1000],
-        actor=actor,
-    )
-    announce(
-        f"job.{attempt.job.public_id}",
-        {"kind": kind, "attempt": attempt.number, "state": attempt.state, "sentence": sentence},
-    )
+    attempt_event(attempt, kind, before, after, reason, sentence, actor).save()
+    announce_all([news_of_attempt(attempt, kind, sentence)])
 
 
 def _tell(job: Job) -> None:
-    data = {"kind": "job_state", "job": job.public_id, "state": job.state, "sentence": job.sentence}
-    announce(f"job.{job.public_id}", data)
-    announce(f"user.{job.owner.public_id}", data)
-    announce(f"project.{job.project.public_id}", data)
+    announce_all(news_of_job(job))

@@ -136,8 +136,9 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
         row.save(update_fields=["state", "state_reason"])
         if state is NodeState.DRAINED:
             sentence = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
-            for attempt in held.values_list("attempt_id", flat=True).distinct():
-                lifecycle.want_stop(attempt, EndReason.PREEMPTED, actor=actor.username, sentence=sentence)
+            attempts = held.values_list("attempt_id", flat=True).distinct()
+            stops = [lifecycle.Stop(attempt, EndReason.PREEMPTED, sentence) for attempt in attempts]
+            lifecycle.want_stops(stops, actor=actor.username)
         record_act(actor, "node.state", row, before=before, after={"state": row.state, "reason": reason})
         announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
         hint_node(row.public_id, "state")
@@ -283,8 +284,8 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str) -> None:
         if health is GpuHealth.LOST:
             sentence = end_sentence(EndReason.GPU_LOST, node=gpu.node.name)
             held = gpu.allocations.filter(ended_at__isnull=True)
-            for attempt in held.values_list("task__attempt_id", flat=True).distinct():
-                lifecycle.want_stop(attempt, EndReason.GPU_LOST, sentence=sentence)
+            attempts = held.values_list("task__attempt_id", flat=True).distinct()
+            lifecycle.want_stops([lifecycle.Stop(each, EndReason.GPU_LOST, sentence) for each in attempts])
         wake("gpu_health")
 
 

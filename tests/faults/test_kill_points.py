@@ -7,21 +7,19 @@ Leases of the dead are made to run out at once: waiting for them is tested in te
 from __future__ import annotations
 
 import glob
-import os
-import signal
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from portal.models import Attempt, Job, UsageLedger
 from portal.services import lifecycle
 from portal.words.reasons import EndReason
 from portal.words.states import JOB_ENDS, JobState
 from tests import record
+from tests.dying import dies_at
 from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
 from tests.faults.counted import submit
 
@@ -72,21 +70,6 @@ def scene(room: EngineRoom, request):
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
     }
-
-
-def dies_at(point: str, act: Callable[[], object]) -> bool:
-    """Runs ``act`` in a child that is to be killed at a point; True when it was."""
-    connections.close_all()
-    child = os.fork()
-    if child == 0:
-        os.environ["FAIRWAY_KILL_AT"] = point
-        try:
-            act()
-        except BaseException:
-            traceback.print_exc()
-        os._exit(7)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def leases_run_out() -> None:

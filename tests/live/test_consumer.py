@@ -21,7 +21,7 @@ SINCE_NONSENSE = ["null", "true", '"1795279359268"', "1795279359268.5", "[]", "-
 
 
 def _announce(topic: str, **data: object) -> None:
-    announce_now(topic, data)
+    announce_now([(topic, data)])
 
 
 async def _tell(topic: str, **data: object) -> None:

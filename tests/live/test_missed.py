@@ -20,7 +20,7 @@ LONG_MS = (told.LIFE_S + 5) * 1000
 
 
 async def _tell(topic: str) -> None:
-    await asyncio.to_thread(announce_now, topic, {"kind": "moved"})
+    await asyncio.to_thread(announce_now, [(topic, {"kind": "moved"})])
 
 
 def _first_words(stand: LiveStand, person: Any, *topics: str, since: int | None) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def test_news_between_the_page_and_its_subscription_are_told_as_missed(stand):
     person = record.person()
     topic = f"user.{person.public_id}"
     made = told.now_ms()
-    announce_now(topic, {"kind": "job_state"})
+    announce_now([(topic, {"kind": "job_state"})])
     missed = [{"topic": topic, "data": {"kind": "missed"}}]
     assert _first_words(stand, person, "user.me", since=made) == missed
     assert _first_words(stand, person, "user.me", topic, since=made) == missed
@@ -49,7 +49,7 @@ def test_news_between_the_page_and_its_subscription_are_told_as_missed(stand):
 def test_news_from_before_the_page_are_not_missed(stand):
     person = record.person()
     topic = f"user.{person.public_id}"
-    announce_now(topic, {"kind": "job_state"})
+    announce_now([(topic, {"kind": "job_state"})])
     assert _first_words(stand, person, "user.me", since=told.now_ms() + told.SLACK_MS + 1) == []
     assert len(_first_words(stand, person, "user.me", since=told.now_ms() - 10)) == 1  # within the slack
 
@@ -70,7 +70,7 @@ def test_a_page_older_than_the_notes_has_missed_everything_that_announces(stand)
 
 def test_a_refused_topic_is_not_told_of(stand):
     person = record.person()
-    announce_now("job.unknown", {"kind": "job_state"})
+    announce_now([("job.unknown", {"kind": "job_state"})])
     (refusal,) = _first_words(stand, person, "job.unknown", since=told.now_ms() - 500)
     assert refusal["error"]["code"] == "not_found"
 
@@ -94,7 +94,7 @@ def test_what_is_watched_already_was_heard_and_not_missed(stand):
 def test_without_valkey_everything_counts_as_missed(monkeypatch):
     away = redis.Redis(port=1, socket_connect_timeout=0.5)
     monkeypatch.setattr(told, "valkey", lambda within_s: away)
-    told.note("user.a")
+    told.note(["user.a"])
     assert told.missed({"user.a": told.now_ms()}) == {"user.a"}
     assert told.missed({}) == set()
 

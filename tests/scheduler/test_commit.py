@@ -6,18 +6,20 @@ import threading
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
-from portal.models import Allocation, Attempt, Gpu, Job, Quota, UsageLedger, Volume
+from portal.models import Allocation, Attempt, Gpu, Job, Quota, Standing, UsageLedger, Volume
 from portal.services import lifecycle
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
-from scheduler import leases
-from scheduler.commit import commit_eviction, commit_start
+from scheduler import commit, leases
+from scheduler.commit import Refusal, commit_evictions, commit_starts
 from scheduler.core.cluster import GpuShare
 from scheduler.core.plan import Eviction, EvictionReason, Start, TaskPlacement
 from scheduler.leases import Deposed
 from tests import record
+from tests.dying import dies_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,6 +49,16 @@ def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> Start:
         job.version,
         (TaskPlacement(0, scene["node"].public_id, shares),),
     )
+
+
+def commit_start(leader, start: Start) -> Refusal | None:
+    """A batch of one."""
+    return next(iter(commit_starts(leader, [start])), None)
+
+
+def commit_eviction(leader, eviction: Eviction) -> Refusal | None:
+    """A batch of one."""
+    return next(iter(commit_evictions(leader, [eviction])), None)
 
 
 def at_once(*actions) -> list[object]:
@@ -230,3 +242,154 @@ def test_a_workspace_gets_a_secret_and_a_home(scene, leader) -> None:
     assert attempt.secret.startswith("v1.")
     assert len(attempt_secret(attempt)) >= 40
     assert Volume.objects.get(owner=scene["owner"], kind="home").node == scene["node"]
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def written_for(job: Job) -> dict[str, object]:
+    """All that a start left in the record, without the row numbers, names and times."""
+    job.refresh_from_db()
+    attempt = job.attempts.get()
+    tasks = list(attempt.task_rows.order_by("rank"))
+    held = Allocation.objects.filter(task__in=tasks).order_by("task__rank", "gpu__index")
+    return {
+        "job": (
+            job.state,
+            job.version,
+            job.reason,
+            job.attempts_made,
+            job.exit_code,
+            job.started_at is not None,
+        ),
+        "sentence": job.sentence,
+        "attempt": (attempt.number, attempt.state, attempt.leader_epoch, attempt.pool_id, attempt.sent_at),
+        "tasks": [(task.rank, task.state, task.node_id, task.gone) for task in tasks],
+        "held": [(each.gpu.index % 2, each.milli, each.whole, each.ended_at, each.proof) for each in held],
+        "ledger": sorted(
+            (row.milli, row.project_id, row.user_id, row.pool_id, row.ended_at)
+            for row in UsageLedger.objects.filter(job=job)
+        ),
+        "events": [
+            (event.kind, event.before, event.after, event.reason, event.sentence, event.attempt == attempt)
+            for event in job.events.order_by("id")
+        ],
+        "verdicts": Standing.objects.filter(job=job).count(),
+    }
+
+
+def test_started_together_is_started_as_if_alone(scene, leader) -> None:
+    together = [submit(scene, gpus_per_task=1), submit(scene, milli_per_gpu=300)]
+    alone = [submit(scene, gpus_per_task=1), submit(scene, milli_per_gpu=300)]
+    for job in (*together, *alone):
+        Standing.objects.create(
+            job=job, code="no_fit_now", decided_at=job.submitted_at, since=job.submitted_at
+        )
+    starts = [plan(scene, together[0], 0), plan(scene, together[1], 1, milli=300)]
+    assert commit_starts(leader, starts) == []
+    assert commit_start(leader, plan(scene, alone[0], 2)) is None
+    assert commit_start(leader, plan(scene, alone[1], 3, milli=300)) is None
+    assert [written_for(job) for job in together] == [written_for(job) for job in alone]
+    assert list(scene["node"].gpus.values_list("used_milli", flat=True)) == [1000, 300, 1000, 300]
+
+
+def test_two_of_a_batch_may_share_a_gpu(scene, leader) -> None:
+    jobs = [submit(scene, milli_per_gpu=400) for _ in range(3)]
+    refused = commit_starts(leader, [plan(scene, job, 0, milli=400) for job in jobs])
+    assert [refusal.job for refusal in refused] == [jobs[2].public_id]
+    assert Gpu.objects.get(node=scene["node"], index=0).used_milli == 800
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code"),
+    [("held", "job_moved_on"), ("lost", "gpu_not_healthy"), ("taken", "gpu_taken"), ("limit", "limit")],
+)
+def test_a_start_that_does_not_hold_is_refused_alone(scene, leader, trouble, code) -> None:
+    project = record.project(member=scene["owner"])
+    jobs = [submit(scene), submit(scene, project=project), submit(scene)]
+    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
+    match trouble:
+        case "held":
+            Job.objects.filter(pk=jobs[1].pk).update(held=True)
+        case "lost":
+            Gpu.objects.filter(node=scene["node"], index=1).update(health="lost")
+        case "taken":
+            assert commit_start(leader, plan(scene, submit(scene, milli_per_gpu=1), 1, milli=1)) is None
+        case "limit":
+            Quota.objects.create(project=project, pool=scene["pool"], limit_milli=0)
+    assert [(each.job, each.code) for each in commit_starts(leader, starts)] == [(jobs[1].public_id, code)]
+    assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["RUNNING", "PENDING", "RUNNING"]
+    assert not Attempt.objects.filter(job=jobs[1]).exists()
+
+
+def test_a_limit_counts_the_starts_of_its_own_batch_and_not_those_refused(scene, leader) -> None:
+    Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
+    jobs = [submit(scene) for _ in range(4)]
+    Job.objects.filter(pk=jobs[0].pk).update(held=True)
+    refused = commit_starts(leader, [plan(scene, job, index) for index, job in enumerate(jobs)])
+    assert [(each.job, each.code) for each in refused] == [
+        (jobs[0].public_id, "job_moved_on"),
+        (jobs[3].public_id, "limit"),
+    ]
+
+
+@pytest.mark.parametrize("point", ["commit.in_transaction", "commit.before_commit"])
+def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(scene, leader, point) -> None:
+    jobs = [submit(scene) for _ in range(3)]
+    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
+    assert dies_at(point, lambda: commit_starts(leader, starts))
+    assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["PENDING"] * 3
+    assert not Attempt.objects.exists() and not UsageLedger.objects.exists()
+    assert set(Gpu.objects.values_list("used_milli", flat=True)) == {0}
+    assert commit_starts(leader, starts) == []
+
+
+def test_a_leader_replaced_between_two_batches_keeps_only_the_first(scene, leader, monkeypatch) -> None:
+    jobs = [submit(scene) for _ in range(3)]
+    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
+    monkeypatch.setattr(commit, "AT_ONCE", 2)
+
+    def replaced(names, holder, ttl_s) -> None:
+        monkeypatch.undo()
+        leases.let_go(names, holder)
+        assert leases.claim(leases.LEADER, "new", 60)
+
+    monkeypatch.setattr(leases, "renew", replaced)
+    with pytest.raises(Deposed):
+        commit_starts(leader, starts)
+    assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["RUNNING", "RUNNING", "PENDING"]
+
+
+def test_a_batch_of_starts_costs_the_same_queries_however_large(scene, leader) -> None:
+    counts = []
+    for number in (1, 3):
+        starts = [plan(scene, submit(scene, milli_per_gpu=100), index, milli=100) for index in range(number)]
+        with CaptureQueriesContext(connection) as queries:
+            assert commit_starts(leader, starts) == []
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
+
+
+def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> None:
+    victims, winner = [submit(scene) for _ in range(3)], submit(scene)
+    for index, job in enumerate(victims):
+        assert commit_start(leader, plan(scene, job, index)) is None
+    sent, unsent, idle = victims[0], victims[1], submit(scene)
+    for job in (sent, victims[2]):
+        task = job.attempts.get().task_rows.get()
+        assert lifecycle.task_sent(task)
+        lifecycle.task_running(task.pk, container="c", ports={})
+    lifecycle.want_stop(victims[2].attempts.get().pk, EndReason.CANCELLED_BY_USER)
+    wanted = [Eviction(job.public_id, EvictionReason.RECLAIMED, winner.public_id) for job in (*victims, idle)]
+    refused = commit_evictions(leader, wanted)
+    assert {each.job for each in refused} == {victims[2].public_id, idle.public_id}
+    asked = sent.attempts.get()
+    assert (asked.state, asked.stop_reason, asked.stop_for) == ("COMPLETING", "reclaimed", winner)
+    assert asked.events.filter(kind="attempt_state", after="COMPLETING").count() == 1
+    ended = unsent.attempts.get()
+    assert (ended.state, ended.stop_reason, Job.objects.get(pk=unsent.pk).state) == (
+        "PREEMPTED",
+        "reclaimed",
+        "PENDING",
+    )
+    assert list(scene["node"].gpus.values_list("used_milli", flat=True)) == [1000, 0, 1000, 0]

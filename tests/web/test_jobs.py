@@ -322,7 +322,10 @@ def test_escapes_are_taken_out_of_a_line_in_one_pass():
 
 def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, client_of):
     victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
-    lifecycle.want_stop(victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk))
+    stop = lifecycle.Stop(
+        victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
+    )
+    lifecycle.want_stops([stop])
 
     def page(kind: str, job: Job) -> str:
         answer = client_of(kind).get(reverse("job", args=[job.public_id]))
@@ -341,7 +344,10 @@ def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, cl
 
 def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of):
     victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
-    lifecycle.want_stop(victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk))
+    stop = lifecycle.Stop(
+        victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
+    )
+    lifecycle.want_stops([stop])
 
     def told(kind: str, job: Job) -> dict:
         return client_of(kind).get(f"/api/v1/jobs/{job.public_id}/").json()

@@ -1,0 +1,43 @@
+"""How an attempt ends for each reason, and after which of them its job waits again."""
+
+from __future__ import annotations
+
+from portal.words.reasons import EndReason
+from portal.words.states import AttemptState
+
+RETRIED = frozenset(
+    {
+        EndReason.NODE_REBOOTED,
+        EndReason.NODE_FENCED,
+        EndReason.CONTAINER_VANISHED,
+        EndReason.GPU_LOST,
+        EndReason.START_REFUSED,
+        EndReason.IMAGE_MISSING,
+        EndReason.DISK_FULL,
+    }
+)
+"""Ends of the cluster's making: the job waits again until its tries are used up."""
+
+END_STATES: dict[EndReason, AttemptState] = {
+    EndReason.FINISHED: AttemptState.COMPLETED,
+    EndReason.EXIT_CODE: AttemptState.FAILED,
+    EndReason.CANCELLED_BY_USER: AttemptState.CANCELLED,
+    EndReason.CANCELLED_BY_ADMIN: AttemptState.CANCELLED,
+    EndReason.TIME_LIMIT: AttemptState.TIMEOUT,
+    EndReason.OUT_OF_MEMORY: AttemptState.OUT_OF_MEMORY,
+    EndReason.NODE_REBOOTED: AttemptState.NODE_FAIL,
+    EndReason.NODE_FENCED: AttemptState.NODE_FAIL,
+    EndReason.CONTAINER_VANISHED: AttemptState.NODE_FAIL,
+    EndReason.GPU_LOST: AttemptState.FAILED,
+    EndReason.START_REFUSED: AttemptState.FAILED,
+    EndReason.IMAGE_MISSING: AttemptState.FAILED,
+    EndReason.DISK_FULL: AttemptState.FAILED,
+    EndReason.PREEMPTED: AttemptState.PREEMPTED,
+    EndReason.RECLAIMED: AttemptState.PREEMPTED,
+    EndReason.CONSOLIDATED: AttemptState.PREEMPTED,
+    EndReason.SUSPENDED: AttemptState.SUSPENDED,
+    EndReason.NEVER_READY: AttemptState.FAILED,
+    EndReason.STALE_GANG: AttemptState.FAILED,
+}
+
+GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED, EndReason.CONSOLIDATED})

@@ -1,0 +1,58 @@
+"""The limits of projects as they stand in the record, counted on start by start (I9)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from django.db.models import Sum
+
+from portal.errors import Conflict
+from portal.lineage import lineage
+from portal.models import Job, NodePool, Project, Quota, UsageLedger
+
+
+class Limits:
+    """What projects and those above them may still take, in one transaction.
+
+    The quota rows stay locked until its end, so an edit or another scheduler's start waits.
+    """
+
+    def __init__(self, asked: Iterable[tuple[int, int]]) -> None:
+        """``asked``: row numbers of the projects and pools in question. Call in a transaction."""
+        pairs = set(asked)
+        tree = {
+            id_: (parent, name)
+            for id_, parent, name in Project.objects.values_list("pk", "parent_id", "name")
+        }
+        self._line = {project: lineage(project, lambda each: tree[each][0]) for project in tree}
+        self._name = {project: name for project, (_, name) in tree.items()}
+        pools = {pool for _, pool in pairs}
+        projects = {each for project, _ in pairs for each in self._line[project]}
+        quotas = Quota.objects.select_for_update().filter(pool__in=pools, project__in=projects).order_by("pk")
+        self._limit = {
+            (project, pool): limit
+            for project, pool, limit in quotas.values_list("project_id", "pool_id", "limit_milli")
+            if limit is not None
+        }
+        self._held: Counter[tuple[int, int]] = Counter()
+        if self._limit:  # read after the lock: whoever held it has written
+            rows = UsageLedger.objects.filter(ended_at__isnull=True, pool__in=pools)
+            for project, pool, milli in rows.values_list("project_id", "pool_id").annotate(Sum("milli")):
+                self._add(project, pool, milli)
+
+    def take(self, job: Job, pool: NodePool) -> None:
+        """Counts a start of the job; Conflict when a limit of its project or of one above would be passed."""
+        for project in self._line[job.project_id]:
+            held_milli, limit_milli = self._held[project, pool.pk], self._limit.get((project, pool.pk))
+            if limit_milli is not None and held_milli + job.total_milli > limit_milli:
+                raise Conflict(
+                    f"{self._name[project]} holds {held_milli / 1000:g} of its {limit_milli / 1000:g} GPUs "
+                    f"in {pool.name}.",
+                    code="limit",
+                )
+        self._add(job.project_id, pool.pk, job.total_milli)
+
+    def _add(self, project: int, pool: int, milli: int) -> None:
+        for each in self._line[project]:
+            self._held[each, pool] += milli
