@@ -40,21 +40,23 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="cycles where little changed")
     options = parser.parse_args(arguments)
     with own_database():
-        from scheduler.recall import Recall
+        from scheduler.remembered import Remembered
 
-        record, recall = Record(), Recall()
+        record, remembered = Record(), Remembered()
         if options.fill:
             record.add_jobs(pending=PENDING)
-            _say_cycle("full cycle, all GPUs free, 10,000 pending", *_cycle(recall), target_s=None)
+            _say_cycle("full cycle, all GPUs free, 10,000 pending", *_cycle(remembered), target_s=None)
             record.empty()
         record.add_running_and_pending()
-        met = _say_cycle("full cycle, cluster full, 10,000 pending", *_cycle(recall), target_s=FIRST_TARGET_S)
-        record.settle(recall)
+        met = _say_cycle(
+            "full cycle, cluster full, 10,000 pending", *_cycle(remembered), target_s=FIRST_TARGET_S
+        )
+        record.settle(remembered)
         took = []
         for n in range(options.rounds):
             record.end_one(n)
             record.submit_one(n)
-            took.append(_cycle(recall))
+            took.append(_cycle(remembered))
         seconds, row = sorted(took, key=lambda each: each[0])[len(took) // 2]
         met &= _say_cycle(
             "cycle where one job ended and one came, 10,000 pending",
@@ -69,14 +71,14 @@ def main(arguments: list[str]) -> int:
     return 0 if met and mib < MEMORY_TARGET_MIB else 1
 
 
-def _cycle(recall: Any) -> tuple[float, Any]:
+def _cycle(remembered: Any) -> tuple[float, Any]:
     """Seconds of one cycle and its row."""
     from portal.models import Cycle
     from scheduler.cycle import run_cycle
 
     gc.collect()
     began_s = time.perf_counter()
-    outcome = run_cycle("bench", "bench", recall.decide)
+    outcome = run_cycle("bench", "bench", remembered)
     seconds = time.perf_counter() - began_s
     if outcome is None or outcome.refused:
         raise AssertionError(f"the cycle did not do its work: {outcome}")
@@ -231,7 +233,7 @@ class Record:
         self._jobs([rows[verdict.job] for verdict in plan.verdicts][:PENDING], "PENDING")
         self._analyse()
 
-    def settle(self, recall: Any) -> None:
+    def settle(self, remembered: Any) -> None:
         """Lets go whoever was asked to leave, and runs cycles until nothing moves."""
         from portal.models import Task
         from portal.services import lifecycle
@@ -240,7 +242,7 @@ class Record:
         for _ in range(MOST_CYCLES):
             for task in Task.objects.filter(attempt__stop_wanted_at__isnull=False, gone=False):
                 lifecycle.task_ended(task.pk, exit_code=143, reason=EndReason.FINISHED)
-            row = _cycle(recall)[1]
+            row = _cycle(remembered)[1]
             if not row.started_jobs and not row.evicted_jobs:
                 return
 

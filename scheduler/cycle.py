@@ -18,15 +18,14 @@ from portal.words.reasons import VerdictCode
 from scheduler import leases
 from scheduler.commit import Refusal, commit_evictions, commit_starts
 from scheduler.core.cluster import Snapshot
-from scheduler.core.decide import decide
 from scheduler.core.plan import Plan, Start, Verdict
 from scheduler.core.policy import Policy
 from scheduler.failed import keep_failed
 from scheduler.forecasts import write_intervals
 from scheduler.keeps import write_keeps
 from scheduler.leases import Held
+from scheduler.remembered import Remembered
 from scheduler.snapshot import Photo, take_photo
-from scheduler.standings import write_standings
 from scheduler.totals import count_cycle
 
 log = logging.getLogger(__name__)
@@ -43,30 +42,38 @@ class Outcome:
     again: bool
 
 
-def run_cycle(cause: str, holder: str, decide: Decide = decide) -> Outcome | None:
-    """Runs one cycle as leader; None when another scheduler leads. Raises Deposed when replaced meanwhile."""
+def run_cycle(
+    cause: str, holder: str, remembered: Remembered | None = None, *, decide: Decide | None = None
+) -> Outcome | None:
+    """Runs one cycle as leader; None when another scheduler leads. Raises Deposed when replaced meanwhile.
+
+    ``remembered`` is what this process knows from its last cycle; ``decide`` stands in for its decision.
+    """
     leader = leases.claim(leases.LEADER, holder, leases.LEADER_TTL_S)
     if leader is None:
         return None
     started_at, begin_s = timezone.now(), time.monotonic()
     settings = ClusterSettings.objects.get_or_create(id=1)[0]
+    remembered = remembered or Remembered()
     photo: Photo | None = None
     try:
-        photo = take_photo(settings)
+        remembered.open()
+        photo = take_photo(settings, remembered.album)
         photo_s = time.monotonic()
         killpoint("cycle.photographed")
-        plan = decide(photo.snapshot, photo.policy)
+        plan = (decide or remembered.recall.decide)(photo.snapshot, photo.policy)
         decided_s = time.monotonic()
     except DatabaseError:
         raise  # the record is away: that says nothing of what stands in it
     except Exception as wrong:  # what the core refuses, or a fault of ours: no guess is better than none
+        remembered.forget()
         sentence = keep_failed(leader, settings, photo, wrong, cause)
         _alarm(leader, settings, sentence)
         return Outcome(0, (), again=False)
     _alarm(leader, settings, "")
     killpoint("cycle.decided")
     leases.renew([leader.name], holder, leases.LEADER_TTL_S)
-    refused = _commit(leader, photo, plan)
+    refused = _commit(leader, photo, plan, remembered)
     killpoint("cycle.committed")
     row = Cycle(
         started_at=started_at,
@@ -91,7 +98,7 @@ def run_cycle(cause: str, holder: str, decide: Decide = decide) -> Outcome | Non
     return Outcome(row.started_jobs, tuple(refused), again=bool(refused) and row.started_jobs > 0)
 
 
-def _commit(leader: Held, photo: Photo, plan: Plan) -> list[Refusal]:
+def _commit(leader: Held, photo: Photo, plan: Plan, remembered: Remembered) -> list[Refusal]:
     """Evictions first, then starts, then the verdicts of those that wait on."""
     refused: list[Refusal] = []
     verdicts = plan.verdicts
@@ -105,7 +112,7 @@ def _commit(leader: Held, photo: Photo, plan: Plan) -> list[Refusal]:
             log.info("start of %s refused: %s", refusal.job, refusal.sentence)
     if not photo.adopt_only:
         write_keeps(leader, photo.kept, plan)
-    write_standings(leader, photo, verdicts)
+    remembered.standings.write(leader, photo.pending_rows, verdicts)
     write_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
     return refused
 

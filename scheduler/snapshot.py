@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Case, F, Q, When
+from django.db.models import Exists, F, OuterRef, Q
 
 from portal.models import (
     Allocation,
     Attempt,
     ClusterSettings,
+    Environment,
     Gpu,
     Job,
     Node,
     NodePool,
     Project,
     Quota,
-    Standing,
     Task,
     Volume,
 )
 from portal.selectors.past_use import past_use
 from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, GpuHealth, JobKind, JobState, NodeState, RuntimeKind
+from scheduler.album import Built, Known, marks_of
 from scheduler.core.cluster import (
     GpuRow,
     GpuShare,
@@ -57,6 +59,8 @@ _PROMISE_STANDS = Q(
     stop_for__desired=Desired.RUN.value,
     stop_for__attempts_made=F("stop_for_after"),
 )
+_LIVE = tuple(state.value for state in ATTEMPT_LIVE)
+_WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
 _MAY_KEEP = (JobState.PENDING.value, JobState.RUNNING.value)
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
 _PAUSED_AFTER = frozenset({EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL})
@@ -69,8 +73,6 @@ class Photo:
     snapshot: Snapshot
     policy: Policy
     adopt_only: bool
-    standings: dict[str, dict[str, Any]]
-    """The newest verdict of each pending job, by job id."""
     pending_rows: dict[str, int]
     """Row numbers of the pending jobs, by job id."""
     unfit: dict[str, tuple[NodeId, ...]]
@@ -81,24 +83,38 @@ class Photo:
     """The places that are kept for waiting and leaving jobs, by job id."""
 
 
-def take_photo(settings: ClusterSettings) -> Photo:
-    """The record as it is now. Raises PolicyError when a knob of the cluster or a pool is out of range."""
+class Album:
+    """What the next photograph of a process need not read or make again: rows that say the same."""
+
+    def __init__(self) -> None:
+        self.gpus = Known[tuple[GpuRow, ...]]()
+        self.held = Known["_Held"]()
+        self.waiting = Known[dict[str, Any]]()
+        self.nodes = Built[NodeRow]()
+        self.running = Built[RunningRow]()
+        self.pending = Built[PendingRow]()
+
+
+def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
+    """The record as it is now; with ``album`` rows that say the same are the objects of before.
+
+    Raises PolicyError when a knob of the cluster or a pool is out of range.
+    """
     policy = Policy.of(settings.policy)
+    album = album or Album()
     with _one_moment() as now_s:
         pools = _pools(settings.policy)
-        tasks = _held_tasks()
-        shares, whole = _live_allocations()
-        gpus = _gpus(whole)
-        nodes, runtimes = _nodes(gpus, tasks)
+        held = _held(album.held)
+        nodes, runtimes = _nodes(_gpus(album.gpus), held.values(), album.nodes)
         projects = _projects()
         quotas = _quotas()
         usage = _usage(now_s, policy.half_life_s)
+        runs = dict(Environment.objects.values_list("id", "runtime"))
         unfit = {kind.value: _unfit(kind, runtimes) for kind in RuntimeKind}
         homes = _homes()
-        running = _running(tasks, shares, unfit, homes)
-        pending, rows = _pending(pools, unfit, homes)
+        running = _running(held, runs, unfit, homes, album.running)
+        pending, rows = _pending(pools, runs, unfit, homes, album.waiting, album.pending)
         kept = _kept()
-        standings = _standings()
     return Photo(
         snapshot=Snapshot(
             now_s=now_s,
@@ -112,7 +128,6 @@ def take_photo(settings: ClusterSettings) -> Photo:
         ),
         policy=policy,
         adopt_only=settings.adopt_only,
-        standings=standings,
         pending_rows=rows,
         unfit=unfit,
         homes=homes,
@@ -144,81 +159,91 @@ def _pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
     return tuple(found)
 
 
-def _held_tasks() -> dict[int, dict[str, Any]]:
-    """Tasks whose container may live, by row number."""
-    rows = Task.objects.filter(gone=False, attempt__state__in=ATTEMPT_LIVE).values(
-        "id",
-        "attempt_id",
-        "rank",
-        "node_id",
-        node_public=F("node__public_id"),
-        cpu=F("attempt__job__cpu_milli"),
-        memory=F("attempt__job__memory_mib"),
+def _gpus(known: Known[tuple[GpuRow, ...]]) -> dict[int, tuple[GpuRow, ...]]:
+    """GPUs by their node's row number; one that its node no longer names stays while it is held.
+
+    Who holds a GPU alone is known with its row, which moves with each allocation (law 4).
+    """
+    return known.read(
+        marks_of(
+            "SELECT node_id, string_agg(id::text || ':' || xmin::text, ' ' ORDER BY index, id)"
+            "  FROM portal_gpu WHERE present OR used_milli > 0 GROUP BY node_id"
+        ),
+        _gpus_of,
     )
-    return {row["id"]: dict(row) for row in rows.order_by("attempt_id", "rank")}
 
 
-def _live_allocations() -> tuple[dict[int, list[GpuShare]], set[int]]:
-    """What each task holds, by row number, and the row numbers of GPUs that are held alone."""
-    shares: dict[int, list[GpuShare]] = defaultdict(list)
-    whole: set[int] = set()
-    rows = Allocation.objects.filter(ended_at__isnull=True).order_by("gpu__index")
-    for task, gpu, uuid, milli, alone in rows.values_list("task_id", "gpu_id", "gpu__uuid", "milli", "whole"):
-        shares[task].append(GpuShare(GpuUuid(uuid), milli))
-        if alone:
-            whole.add(gpu)
-    return shares, whole
-
-
-def _gpus(whole: set[int]) -> dict[int, list[GpuRow]]:
-    """GPUs by their node's row number; one that its node no longer names stays while it is held."""
-    found: dict[int, list[GpuRow]] = defaultdict(list)
-    for gpu in Gpu.objects.order_by("node_id", "index", "id"):
-        if gpu.present or gpu.used_milli:
-            found[gpu.node_id].append(
+def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, ...]]]:
+    rows = Gpu.objects.filter(Q(present=True) | Q(used_milli__gt=0)).order_by("node_id", "index", "id")
+    alone = Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True))
+    chosen = rows if nodes is None else rows.filter(node__in=nodes)
+    for node, gpus in groupby(chosen.annotate(alone=alone), key=lambda gpu: gpu.node_id):
+        yield (
+            node,
+            tuple(
                 GpuRow(
                     uuid=GpuUuid(gpu.uuid),
                     index=gpu.index,
                     model=gpu.model,
                     memory_mib=gpu.memory_mib,
                     used_milli=gpu.used_milli,
-                    whole=gpu.id in whole,
+                    whole=gpu.alone,
                     healthy=gpu.present and gpu.health == GpuHealth.OK.value,
                 )
-            )
-    return found
+                for gpu in gpus
+            ),
+        )
 
 
 def _nodes(
-    gpus: dict[int, list[GpuRow]], tasks: dict[int, dict[str, Any]]
+    gpus: dict[int, tuple[GpuRow, ...]], held: Iterable[_Held], built: Built[NodeRow]
 ) -> tuple[tuple[NodeRow, ...], dict[str, str]]:
     """Node rows, and the runtime of each node by its id."""
     cpu: dict[int, int] = defaultdict(int)
     memory: dict[int, int] = defaultdict(int)
-    for task in tasks.values():
-        cpu[task["node_id"]] += task["cpu"]
-        memory[task["node_id"]] += task["memory"]
+    for attempt in held:
+        for node_id in attempt.nodes:
+            cpu[node_id] += attempt.row["job__cpu_milli"]
+            memory[node_id] += attempt.row["job__memory_mib"]
     found, runtimes = [], {}
     away = {NodeState.RETIRED.value, NodeState.ENROLLING.value}
-    for node in Node.objects.select_related("pool").defer("hello", "settings", "host_key").order_by("name"):
+    built.begin()
+    rows = Node.objects.order_by("name").values_list(
+        "id",
+        "public_id",
+        "name",
+        "pool__public_id",
+        "state",
+        "reachable",
+        "cpu_milli",
+        "memory_mib",
+        "runtime",
+        named=True,
+    )
+    for node in rows:
         if node.state in away and node.id not in cpu:
             continue
         runtimes[node.public_id] = node.runtime
-        found.append(
-            NodeRow(
-                id=NodeId(node.public_id),
-                name=node.name,
-                pool=PoolId(node.pool.public_id),
-                schedulable=node.state == NodeState.READY.value,
-                reachable=node.reachable,
-                cpu_milli=node.cpu_milli,
-                cpu_used_milli=cpu[node.id],
-                memory_mib=node.memory_mib,
-                memory_used_mib=memory[node.id],
-                gpus=tuple(gpus.get(node.id, ())),
-            )
-        )
+        mine = gpus.get(node.id, ())
+        used = cpu[node.id], memory[node.id]
+        found.append(built.get(node.id, _node_row, mine, node, used))
     return tuple(found), runtimes
+
+
+def _node_row(gpus: tuple[GpuRow, ...], node: Any, used: tuple[int, int]) -> NodeRow:
+    cpu_used_milli, memory_used_mib = used
+    return NodeRow(
+        id=NodeId(node.public_id),
+        name=node.name,
+        pool=PoolId(node.pool__public_id),
+        schedulable=node.state == NodeState.READY.value,
+        reachable=node.reachable,
+        cpu_milli=node.cpu_milli,
+        cpu_used_milli=cpu_used_milli,
+        memory_mib=node.memory_mib,
+        memory_used_mib=memory_used_mib,
+        gpus=gpus,
+    )
 
 
 def _projects() -> tuple[ProjectRow, ...]:
@@ -244,66 +269,126 @@ def _usage(now_s: float, half_life_s: float) -> tuple[UsageRow, ...]:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """An attempt that may hold places: its columns with its job's, and its tasks whose container may live."""
+
+    row: dict[str, Any]
+    tasks: tuple[RunningTask, ...]
+    nodes: tuple[int, ...]
+    """Row numbers of the nodes of ``tasks``."""
+
+
+def _held(known: Known[_Held]) -> dict[int, _Held]:
+    """Attempts that may hold places, by row number.
+
+    What a task holds begins with it and ends when it is gone, so it is known with the tasks that are not.
+    """
+    return known.read(
+        marks_of(
+            "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin, (SELECT"
+            "       string_agg(id::text || ':' || node_id::text, ' ' ORDER BY rank)"
+            "       FROM portal_task WHERE attempt_id = attempt.id AND NOT gone))"
+            "  FROM portal_attempt attempt JOIN portal_job job ON job.id = attempt.job_id"
+            " WHERE attempt.state = ANY(%s) ORDER BY attempt.id",
+            [list(_LIVE)],
+        ),
+        _held_by,
+    )
+
+
+def _held_by(attempts: Sequence[int] | None) -> Iterator[tuple[int, _Held]]:
+    live = Attempt.objects.filter(state__in=_LIVE)
+    chosen = live if attempts is None else live.filter(pk__in=attempts)
+    shares: dict[int, list[GpuShare]] = defaultdict(list)
+    for task, uuid, milli in (
+        Allocation.objects.filter(ended_at__isnull=True, task__attempt__in=chosen)
+        .order_by("gpu__index")
+        .values_list("task_id", "gpu__uuid", "milli")
+    ):
+        shares[task].append(GpuShare(GpuUuid(uuid), milli))
+    tasks: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+    for id_, attempt, node, node_id in (
+        Task.objects.filter(gone=False, attempt__in=chosen)
+        .order_by("attempt_id", "rank")
+        .values_list("id", "attempt_id", "node_id", "node__public_id")
+    ):
+        tasks[attempt].append((id_, node, node_id))
+    for row in chosen.values(
+        "id",
+        "created_at",
+        "stop_wanted_at",
+        "pool__public_id",
+        "job__public_id",
+        "job__name",
+        "job__project__public_id",
+        "job__owner__public_id",
+        "job__priority",
+        "job__preemptible",
+        "job__time_limit_s",
+        "job__gpu_model",
+        "job__min_gpu_memory_mib",
+        "job__submitted_at",
+        "job__kind",
+        "job__environment_id",
+        "job__kept",
+        "job__cpu_milli",
+        "job__memory_mib",
+    ):
+        mine = tasks[row["id"]]
+        each = row["job__cpu_milli"], row["job__memory_mib"]
+        places = (RunningTask(NodeId(node), tuple(shares.get(id_, ())), *each) for id_, _, node in mine)
+        yield row["id"], _Held(dict(row), tuple(places), tuple(node for _, node, _ in mine))
+
+
 def _running(
-    tasks: dict[int, dict[str, Any]],
-    shares: dict[int, list[GpuShare]],
+    held: dict[int, _Held],
+    runs: dict[int, str],
     unfit: dict[str, tuple[NodeId, ...]],
     homes: dict[str, NodeId],
+    built: Built[RunningRow],
 ) -> tuple[RunningRow, ...]:
     """Jobs that hold places, with what a new place must offer if one is moved."""
-    places: dict[int, list[RunningTask]] = defaultdict(list)
-    for id_, task in tasks.items():
-        places[task["attempt_id"]].append(
-            RunningTask(NodeId(task["node_public"]), tuple(shares.get(id_, ())), task["cpu"], task["memory"])
-        )
-    rows = (
-        Attempt.objects.filter(state__in=ATTEMPT_LIVE)
-        .annotate(promised_to=Case(When(_PROMISE_STANDS, then=F("stop_for__public_id")), default=None))
-        .order_by("id")
+    promised = dict(
+        Attempt.objects.filter(_PROMISE_STANDS, state__in=_LIVE).values_list("id", "stop_for__public_id")
     )
-    return tuple(
-        RunningRow(
-            job=JobId(row["job__public_id"]),
-            project=ProjectId(row["job__project__public_id"]),
-            user=UserId(row["job__owner__public_id"]),
-            pool=PoolId(row["pool__public_id"]),
-            priority=row["job__priority"],
-            preemptible=row["job__preemptible"],
-            started_s=row["created_at"].timestamp(),
-            time_limit_s=row["job__time_limit_s"],
-            tasks=tuple(places[row["id"]]),
-            stopping=row["stop_wanted_at"] is not None,
-            stopping_for=JobId(row["promised_to"]) if row["promised_to"] else None,
-            name=row["job__name"],
-            gpu_model=row["job__gpu_model"] or None,
-            min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
-            submitted_s=row["job__submitted_at"].timestamp(),
-            avoid_nodes=unfit[row["job__environment__runtime"]],
-            node_affinity=_home(row["job__kind"], row["job__owner__public_id"], homes),
-            kept=kept_tasks(row["job__kept"], row["job__cpu_milli"], row["job__memory_mib"]),
-        )
-        for row in rows.values(
-            "id",
-            "created_at",
-            "stop_wanted_at",
-            "promised_to",
-            "pool__public_id",
-            "job__public_id",
-            "job__name",
-            "job__project__public_id",
-            "job__owner__public_id",
-            "job__priority",
-            "job__preemptible",
-            "job__time_limit_s",
-            "job__gpu_model",
-            "job__min_gpu_memory_mib",
-            "job__submitted_at",
-            "job__kind",
-            "job__environment__runtime",
-            "job__kept",
-            "job__cpu_milli",
-            "job__memory_mib",
-        )
+    built.begin()
+    found = []
+    for id_, attempt in held.items():
+        row = attempt.row
+        avoid = unfit[runs[row["job__environment_id"]]]
+        home = _home(row["job__kind"], row["job__owner__public_id"], homes)
+        found.append(built.get(id_, running_row, attempt, promised.get(id_), avoid, home))
+    return tuple(found)
+
+
+def running_row(
+    attempt: _Held,
+    promised_to: str | None,
+    avoid: tuple[NodeId, ...],
+    home: NodeId | None,
+) -> RunningRow:
+    """One job that holds places as the decision sees it."""
+    row = attempt.row
+    return RunningRow(
+        job=JobId(row["job__public_id"]),
+        project=ProjectId(row["job__project__public_id"]),
+        user=UserId(row["job__owner__public_id"]),
+        pool=PoolId(row["pool__public_id"]),
+        priority=row["job__priority"],
+        preemptible=row["job__preemptible"],
+        started_s=row["created_at"].timestamp(),
+        time_limit_s=row["job__time_limit_s"],
+        tasks=attempt.tasks,
+        stopping=row["stop_wanted_at"] is not None,
+        stopping_for=JobId(promised_to) if promised_to else None,
+        name=row["job__name"],
+        gpu_model=row["job__gpu_model"] or None,
+        min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
+        submitted_s=row["job__submitted_at"].timestamp(),
+        avoid_nodes=avoid,
+        node_affinity=home,
+        kept=kept_tasks(row["job__kept"], row["job__cpu_milli"], row["job__memory_mib"]),
     )
 
 
@@ -321,19 +406,40 @@ def _homes() -> dict[str, NodeId]:
 
 def _pending(
     pools: tuple[PoolRow, ...],
+    runs: dict[int, str],
     unfit: dict[str, tuple[NodeId, ...]],
     homes: dict[str, NodeId],
+    known: Known[dict[str, Any]],
+    built: Built[PendingRow],
 ) -> tuple[tuple[PendingRow, ...], dict[str, int]]:
     """Waiting jobs. Nodes that run another kind of environment are among those a job avoids."""
     every_pool = tuple(pool.id for pool in pools)
     avoided: dict[int, list[str]] = defaultdict(list)
-    waiting = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
-    for job, node in Job.avoid_nodes.through.objects.filter(job__in=waiting).values_list(
+    for job, node in Job.avoid_nodes.through.objects.filter(job__in=_WAITING).values_list(
         "job_id", "node__public_id"
     ):
         avoided[job].append(node)
+    waiting = known.read(
+        marks_of(
+            "SELECT id, xmin::text FROM portal_job WHERE state = %s AND desired = %s ORDER BY id",
+            [JobState.PENDING.value, Desired.RUN.value],
+        ),
+        _waiting,
+    )
+    built.begin()
     found, rows = [], {}
-    for row in waiting.order_by("id").values(
+    for id_, row in waiting.items():
+        rows[row["public_id"]] = id_
+        mine = avoided.get(id_, [])
+        avoid = unfit[runs[row["environment_id"]]]
+        home = _home(row["kind"], row["owner__public_id"], homes)
+        found.append(built.get(id_, pending_row, row, every_pool, avoid, mine, home))
+    return tuple(found), rows
+
+
+def _waiting(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    chosen = _WAITING if jobs is None else Job.objects.filter(pk__in=jobs)
+    for row in chosen.values(
         "id",
         "public_id",
         "name",
@@ -358,23 +464,19 @@ def _pending(
         "project__public_id",
         "owner__public_id",
         "pool__public_id",
-        "environment__runtime",
+        "environment_id",
     ):
-        rows[row["public_id"]] = row["id"]
-        found.append(pending_row(dict(row), every_pool, unfit, avoided.get(row["id"], []), homes))
-    return tuple(found), rows
+        yield row["id"], dict(row)
 
 
 def pending_row(
     row: dict[str, Any],
     every_pool: tuple[PoolId, ...],
-    unfit: dict[str, tuple[NodeId, ...]],
+    avoid: tuple[NodeId, ...],
     avoided: list[str],
-    homes: dict[str, NodeId],
+    home: NodeId | None,
 ) -> PendingRow:
-    """One waiting job as the decision sees it. A workspace goes where its owner's home is."""
-    avoid = unfit[row["environment__runtime"]]
-    home = _home(row["kind"], row["owner__public_id"], homes)
+    """One waiting job as the decision sees it; ``avoid`` are the nodes that cannot run its environment."""
     return PendingRow(
         job=JobId(row["public_id"]),
         name=row["name"],
@@ -420,10 +522,3 @@ def _unfit(kind: RuntimeKind, runtimes: dict[str, str]) -> tuple[NodeId, ...]:
     containers = {RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value}
     fit = containers if kind.value in containers else {kind.value}
     return tuple(NodeId(node) for node, runtime in sorted(runtimes.items()) if runtime not in fit)
-
-
-def _standings() -> dict[str, dict[str, Any]]:
-    rows = Standing.objects.values(
-        "job__public_id", "code", "sentence", "numbers", "ahead", "cheapest", "since", "decided_at"
-    )
-    return {row["job__public_id"]: dict(row) for row in rows}

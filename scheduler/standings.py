@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Any
 
 from django.db import connection, transaction
 from django.utils import timezone
 
-from portal.events import announce
-from portal.models import JobEvent, Standing
+from portal.events import announce_all
+from portal.models import Standing
 from scheduler import leases
+from scheduler.album import Known, marks_of
 from scheduler.core.plan import Change, Verdict
 from scheduler.leases import Held
-from scheduler.snapshot import Photo
 
 RENEWED_AT_ONCE = 500
 """Of the verdicts with the same code as before, at most so many are written anew in a cycle, the oldest first.
@@ -24,69 +27,133 @@ Each sentence holds numbers of its whole pool, so that one start changes those o
 TOLD_AT_ONCE = 200
 """Open pages are told of at most this many changes a cycle; the others poll."""
 
+WRITTEN_AT_ONCE = 2_000
+"""So many share a transaction at most."""
+
 _PLAIN = (str, int, float, bool, type(None))  # equal to themselves after JSON
-_COLUMNS = ("code", "sentence", "numbers", "ahead", "cheapest", "decided_at", "since")
 
 
-def write_standings(leader: Held, photo: Photo, verdicts: tuple[Verdict, ...]) -> int:
-    """Writes the verdicts that changed since the photo, and gives how many it wrote. Raises Deposed."""
-    now = timezone.now()
-    changed: list[Standing] = []
-    renewed: list[tuple[dt.datetime, Standing]] = []  # with when each was last written
-    events: list[JobEvent] = []
-    told: list[Verdict] = []
-    for verdict in verdicts:
-        fields = verdict_fields(verdict)
-        before = photo.standings.get(verdict.job)
-        if before is not None and all(before[key] == value for key, value in fields.items()):
-            continue
-        row = photo.pending_rows[verdict.job]
-        if before is not None and before["code"] == fields["code"]:
-            standing = Standing(job_id=row, decided_at=now, since=before["since"], **fields)
-            renewed.append((before["decided_at"], standing))
-            continue
-        changed.append(Standing(job_id=row, decided_at=now, since=now, **fields))
-        events.append(
-            JobEvent(
-                job_id=row,
-                kind="verdict",
-                reason=fields["code"],
-                sentence=fields["sentence"],
-                facts=fields["numbers"],
-            )
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the record says of a waiting job, and since when."""
+
+    said: dict[str, Any]
+    decided_at: dt.datetime
+    since: dt.datetime
+
+
+class Standings:
+    """The verdicts of the record as this process knows them: it reads again only those written by others."""
+
+    def __init__(self) -> None:
+        self._known = Known[Told]()
+
+    def read(self) -> dict[int, Told]:
+        """By row number of the job."""
+        return self._known.read(marks_of("SELECT job_id, xmin::text FROM portal_standing"), _read)
+
+    def write(self, leader: Held, jobs: Mapping[str, int], verdicts: Sequence[Verdict]) -> int:
+        """Writes the verdicts that changed and gives how many; ``jobs`` by id their rows. Raises Deposed."""
+        now = timezone.now()
+        before = self.read()
+        fields = _Fields()
+        changed: list[tuple[int, Told]] = []
+        news: list[Verdict] = []
+        renewed: list[tuple[dt.datetime, int, Told]] = []  # with when each was last written
+        for verdict in verdicts:
+            row, said = jobs[verdict.job], fields.of(verdict)
+            old = before.get(row)
+            if old is None or old.said["code"] != said["code"]:
+                changed.append((row, Told(said, now, now)))
+                news.append(verdict)
+            elif old.said != said:
+                renewed.append((old.decided_at, row, Told(said, now, old.since)))
+        oldest = nsmallest(RENEWED_AT_ONCE, renewed, key=lambda each: each[:2])
+        changed += [(row, told) for _, row, told in oldest]
+        left = before.keys() - set(jobs.values())
+        for first in range(0, len(changed), WRITTEN_AT_ONCE):
+            self._write(leader, dict(changed[first : first + WRITTEN_AT_ONCE]), left)
+        announce_all(
+            [
+                (f"job.{each.job}", {"kind": "verdict", "code": each.code.value, "sentence": each.sentence})
+                for each in news[:TOLD_AT_ONCE]
+            ]
         )
-        told.append(verdict)
-    renewed.sort(key=lambda each: (each[0], each[1].job_id))
-    changed += [standing for _, standing in renewed[:RENEWED_AT_ONCE]]
-    if changed:
-        with transaction.atomic():
+        return len(changed)
+
+    def _write(self, leader: Held, changed: dict[int, Told], left: Collection[int]) -> None:
+        """One transaction; drops the verdicts of jobs that left the queue while the plan was made."""
+        rows = [
+            {"job_id": row, "decided_at": told.decided_at, "since": told.since, **told.said}
+            for row, told in changed.items()
+        ]
+        with transaction.atomic(), connection.cursor() as cursor:
             leases.check(leader)
-            Standing.objects.bulk_create(
-                changed,
-                batch_size=1000,
-                update_conflicts=True,
-                unique_fields=["job"],
-                update_fields=list(_COLUMNS),
+            cursor.execute(_WRITE, [json.dumps(rows, default=str)])
+            marks = cursor.fetchall()
+            cursor.execute(
+                "DELETE FROM portal_standing USING portal_job job WHERE job.id = portal_standing.job_id"
+                " AND job.state <> 'PENDING' AND job.id = ANY(%s)",
+                [[*changed, *left]],
             )
-            JobEvent.objects.bulk_create(events, batch_size=1000)
-            _drop_of_started()
-            for verdict in told[:TOLD_AT_ONCE]:
-                announce(
-                    f"job.{verdict.job}",
-                    {"kind": "verdict", "code": verdict.code.value, "sentence": verdict.sentence},
-                )
-    return len(changed)
+        self._known.note(marks, changed)
+
+
+_WRITE = """
+    WITH said AS MATERIALIZED (
+        SELECT * FROM json_to_recordset(%s::json) AS row(
+            job_id bigint, code text, sentence text, numbers jsonb, ahead jsonb, cheapest jsonb,
+            decided_at timestamptz, since timestamptz)
+    ), events AS (
+        INSERT INTO portal_jobevent (job_id, at, kind, reason, sentence, facts, before, after, actor)
+        SELECT job_id, decided_at, 'verdict', code, sentence, numbers, '', '', ''
+          FROM said WHERE since = decided_at
+    )
+    INSERT INTO portal_standing AS standing
+           (job_id, code, sentence, numbers, ahead, cheapest, decided_at, since)
+    SELECT job_id, code, sentence, numbers, ahead, cheapest, decided_at, since FROM said
+        ON CONFLICT (job_id) DO UPDATE
+       SET code = excluded.code, sentence = excluded.sentence, numbers = excluded.numbers,
+           ahead = excluded.ahead, cheapest = excluded.cheapest,
+           decided_at = excluded.decided_at, since = excluded.since
+    RETURNING job_id, xmin::text
+"""
+"""The verdicts of a JSON list; one that is new since then is an event of its job as well."""
+
+
+def _read(jobs: Sequence[int] | None) -> Iterator[tuple[int, Told]]:
+    rows = Standing.objects.all() if jobs is None else Standing.objects.filter(job__in=jobs)
+    columns = ("code", "sentence", "numbers", "ahead", "cheapest")
+    for row in rows.values("job_id", "decided_at", "since", *columns):
+        yield row["job_id"], Told({name: row[name] for name in columns}, row["decided_at"], row["since"])
+
+
+class _Fields:
+    """Verdicts as columns; jobs that ask the same share most of theirs."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, Any] = {}
+        self._changes: dict[int, Any] = {}
+
+    def of(self, verdict: Verdict) -> dict[str, Any]:
+        """As ``verdict_fields``."""
+        numbers, change = verdict.numbers, verdict.cheapest
+        if id(numbers) not in self._numbers:
+            self._numbers[id(numbers)] = _as_json(numbers)
+        if id(change) not in self._changes:
+            self._changes[id(change)] = change_fields(change)
+        return {
+            "code": verdict.code.value,
+            "sentence": verdict.sentence[:1000],
+            "numbers": self._numbers[id(numbers)],
+            "ahead": list(verdict.ahead),
+            "cheapest": self._changes[id(change)],
+        }
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     """A verdict as the columns of a Standing, times left out."""
-    return {
-        "code": verdict.code.value,
-        "sentence": verdict.sentence[:1000],
-        "numbers": _as_json(verdict.numbers),
-        "ahead": list(verdict.ahead),
-        "cheapest": change_fields(verdict.cheapest),
-    }
+    return _Fields().of(verdict)
 
 
 def change_fields(change: Change | None) -> dict[str, Any] | None:
@@ -101,12 +168,3 @@ def _as_json(value: Any) -> Any:
     if type(value) is dict and all(type(each) in _PLAIN for each in value.values()):
         return value
     return json.loads(json.dumps(value))
-
-
-def _drop_of_started() -> None:
-    """Verdicts of jobs that left the queue while the plan was made."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "DELETE FROM portal_standing USING portal_job job"
-            " WHERE job.id = portal_standing.job_id AND job.state <> 'PENDING'"
-        )

@@ -20,7 +20,7 @@ from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
 from scheduler.foresee import foresee
 from scheduler.node_checks import run_check, run_enrolment
-from scheduler.recall import Recall
+from scheduler.remembered import Remembered
 from scheduler.roster import ROSTER
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class CycleGate:
         self._began_s = 0.0
         self._holder = leases.new_holder()
         self._deposed = False
-        self._recall = Recall()
+        self._remembered = Remembered()
 
     def run(self, cause: str, sent_s: float | None) -> None:
         """Runs a cycle unless one has begun after ``sent_s``; another at once when its plan was refused."""
@@ -73,7 +73,7 @@ class CycleGate:
         deadline_s = time.monotonic() + WAIT_FOR_LEADER_S
         try:
             while True:
-                outcome = run_cycle(cause, self._holder, self._recall.decide)
+                outcome = run_cycle(cause, self._holder, self._remembered)
                 if outcome is not None or time.monotonic() > deadline_s:
                     break
                 time.sleep(0.1)

@@ -55,8 +55,8 @@ def nothing_changed(waiting: Job) -> bool:
 def broken(monkeypatch, **change):
     """Photographs as the database would never let them be."""
 
-    def photograph(settings):
-        photo = take_photo(settings)
+    def photograph(settings, album):
+        photo = take_photo(settings, album)
         snapshot = photo.snapshot
         (node,) = snapshot.nodes
         fields = {
@@ -153,7 +153,7 @@ def test_a_knob_that_cannot_stand_is_named(scene, waiting, tmp_path, place) -> N
 
 @pytest.mark.parametrize("trouble", [OperationalError, InterfaceError])
 def test_a_database_that_is_away_raises_no_alarm(scene, waiting, monkeypatch, trouble) -> None:
-    def away(settings):
+    def away(settings, album):
         raise trouble("gone for a moment")
 
     monkeypatch.setattr(cycle, "take_photo", away)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from portal.models import ClusterSettings, Job, JobEvent, Standing
 from portal.words.reasons import VerdictCode
@@ -12,7 +14,7 @@ from scheduler import leases, standings
 from scheduler.core.cluster import JobId
 from scheduler.core.plan import Verdict
 from scheduler.snapshot import take_photo
-from scheduler.standings import write_standings
+from scheduler.standings import Standings
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,13 +28,19 @@ def waiting() -> list[Job]:
     return [record.job(scene["owner"], scene["project"], scene["environment"]) for _ in range(5)]
 
 
-def written(jobs: list[Job], free: int, code: VerdictCode = VerdictCode.NO_FIT_NOW) -> int:
-    """Writes one verdict for each job, as a cycle of its own would."""
+def written(
+    jobs: list[Job],
+    free: int,
+    code: VerdictCode = VerdictCode.NO_FIT_NOW,
+    known: Standings | None = None,
+) -> int:
+    """Writes one verdict for each job, as a cycle of its own would; ``known`` from the cycle before, or anew."""
     leader = leases.claim(leases.LEADER, "test", leases.LEADER_TTL_S)
     assert leader is not None
     numbers: dict[str, int | float | str | None] = {"free_gpus": free, "needed_gpus": 4.0}
     verdicts = tuple(Verdict(JobId(job.public_id), code, f"{free} are free.", numbers) for job in jobs)
-    return write_standings(leader, take_photo(ClusterSettings.objects.get()), verdicts)
+    photo = take_photo(ClusterSettings.objects.get())
+    return (known or Standings()).write(leader, photo.pending_rows, verdicts)
 
 
 def free_told(jobs: list[Job]) -> list[int]:
@@ -61,3 +69,29 @@ def test_new_numbers_reach_everybody_in_turns(waiting: list[Job], monkeypatch: p
     assert free_told(waiting) == [4, 2, 3, 3, 4]
     assert Standing.objects.get(job=waiting[0]).since == since
     assert JobEvent.objects.filter(kind="verdict").count() == 5
+
+
+def test_what_a_process_knows_it_need_not_read_and_still_sees_what_others_wrote(waiting: list[Job]) -> None:
+    known = Standings()
+    assert written(waiting, free=1, known=known) == 5
+    with CaptureQueriesContext(connection) as queries:
+        assert known.read() == Standings().read()
+    assert sum("sentence" in query["sql"] for query in queries) == 1  # only who knows nothing reads them
+    Standing.objects.filter(job=waiting[0]).update(sentence="Something else.", p50_at=waiting[0].submitted_at)
+    Standing.objects.filter(job=waiting[1]).delete()
+    assert known.read() == Standings().read()
+    assert written(waiting, free=1, known=known) == 2
+    assert Standing.objects.get(job=waiting[0]).sentence == "1 are free."
+    assert Standing.objects.get(job=waiting[0]).p50_at is not None  # whoever wrote that wrote it for longer
+
+
+def test_verdicts_of_jobs_that_left_meanwhile_are_dropped(waiting: list[Job]) -> None:
+    leader = leases.claim(leases.LEADER, "test", leases.LEADER_TTL_S)
+    assert leader is not None
+    photo = take_photo(ClusterSettings.objects.get())
+    Job.objects.filter(pk=waiting[0].pk).update(state="CANCELLED")
+    verdicts = tuple(
+        Verdict(JobId(job.public_id), VerdictCode.NO_FIT_NOW, "None is free.") for job in waiting
+    )
+    Standings().write(leader, photo.pending_rows, verdicts)
+    assert set(Standing.objects.values_list("job", flat=True)) == {job.pk for job in waiting[1:]}

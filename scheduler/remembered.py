@@ -1,0 +1,29 @@
+"""What the process that runs cycles remembers from one to the next: what it read, wrote and decided."""
+
+from __future__ import annotations
+
+from scheduler.album import name_of_record
+from scheduler.recall import Recall
+from scheduler.snapshot import Album
+from scheduler.standings import Standings
+
+
+class Remembered:
+    """One chain of cycles; one at a time may use it. Losing it costs a slow cycle and nothing else."""
+
+    def __init__(self) -> None:
+        self._record: tuple[object, ...] = ()
+        self.forget()
+
+    def forget(self) -> None:
+        """The next cycle reads and decides everything anew."""
+        self.album = Album()
+        self.standings = Standings()
+        self.recall = Recall()
+
+    def open(self) -> None:
+        """Forgets everything when the record is another server's or another database than before."""
+        record = name_of_record()
+        if record != self._record:
+            self.forget()
+            self._record = record

@@ -1,0 +1,213 @@
+"""A photograph that reads only what was written since says what one says that reads everything."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from portal.errors import Conflict, Impossible
+from portal.models import Attempt, ClusterSettings, Environment, Gpu, Job, Node, Quota, Volume
+from portal.services import lifecycle
+from portal.services.lifecycle import Seat
+from portal.words.reasons import EndReason
+from scheduler.remembered import Remembered
+from scheduler.snapshot import Album, Photo, take_photo
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROUNDS = 60
+
+
+def said(photo: Photo) -> dict[str, Any]:
+    """All of a photograph but its moment."""
+    snapshot = dataclasses.replace(photo.snapshot, now_s=0.0, usage=())
+    return {**vars(photo), "snapshot": snapshot}
+
+
+class World:
+    """A small cluster on which things happen at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.settings = record.cluster()
+        self.pool = record.pool()
+        kinds = ("podman", "podman", "process")
+        self.nodes = [record.node(self.pool, gpus=3, runtime=kind) for kind in kinds]
+        self.owner, self.other = record.person(), record.person()
+        self.project = record.project(member=self.owner)
+        self.environments = [record.environment(), record.environment(runtime="process")]
+        for _ in range(4):
+            self.submit()
+
+    def submit(self) -> None:
+        kind = self.random.choice(["training", "workspace"])
+        milli = self.random.choice([1000, 500])
+        owned = self.random.choice(self.environments)
+        job = record.job(self.owner, self.project, owned, kind=kind, milli_per_gpu=milli)
+        if self.random.random() < 0.3:
+            job.avoid_nodes.add(self.random.choice(self.nodes))
+
+    def start(self) -> None:
+        job, gpu = self._job("PENDING"), self._gpu()
+        if job is None or gpu is None:
+            return
+        epoch = 1
+        with transaction.atomic():
+            row = Job.objects.select_for_update().get(pk=job.pk)
+            if gpu.used_milli + row.milli_per_gpu <= 1000 and not row.held:
+                lifecycle.begin_attempt(
+                    row, self.pool, [Seat(gpu.node, [(gpu.pk, row.milli_per_gpu)])], epoch=epoch
+                )
+
+    def send(self) -> None:
+        attempt = self._attempt()
+        if attempt is not None and lifecycle.task_sent(task := attempt.task_rows.get()):
+            lifecycle.task_running(task.pk, container=f"c{task.pk}", ports={})
+
+    def stop(self) -> None:
+        attempt, winner = self._attempt(), self._job("PENDING")
+        if attempt is not None:
+            stop = lifecycle.Stop(attempt.pk, EndReason.PREEMPTED, for_job=winner)
+            lifecycle.want_stops([stop])
+
+    def end(self) -> None:
+        attempt = self._attempt()
+        if attempt is not None:
+            reason = self.random.choice([EndReason.FINISHED, EndReason.EXIT_CODE, EndReason.NODE_REBOOTED])
+            lifecycle.task_ended(attempt.task_rows.get().pk, exit_code=0, reason=reason)
+
+    def cancel(self) -> None:
+        job = self._job("PENDING")
+        if job is not None:
+            lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+
+    def hold(self) -> None:
+        job = self._job("PENDING")
+        if job is not None:
+            lifecycle.set_held(job.pk, not job.held, actor="x")
+
+    def edit(self) -> None:
+        jobs = Job.objects.filter(pk=self.random.choice(list(Job.objects.values_list("pk", flat=True))))
+        kept = [[0, "n", [["u", 1000]]]]
+        changes: list[dict[str, Any]] = [{"priority": 5}, {"name": "other"}, {"kept": kept}, {"kept": None}]
+        jobs.update(**self.random.choice(changes))
+
+    def node(self) -> None:
+        rows = Node.objects.filter(pk=self.random.choice(self.nodes).pk)
+        changes: list[dict[str, Any]] = [
+            {"state": "cordoned"},
+            {"state": "ready"},
+            {"reachable": False},
+            {"runtime": "docker"},
+            {"memory_mib": 1},
+        ]
+        rows.update(**self.random.choice(changes))
+
+    def gpu(self) -> None:
+        gpu = self._gpu()
+        if gpu is not None:
+            change = self.random.choice(
+                [{"health": "lost"}, {"health": "ok"}, {"present": False}, {"present": True}]
+            )
+            Gpu.objects.filter(pk=gpu.pk).update(**change)
+
+    def environment(self) -> None:
+        row = self.random.choice(self.environments)
+        Environment.objects.filter(pk=row.pk).update(runtime=self.random.choice(["process", "podman"]))
+
+    def home(self) -> None:
+        where = {"name": "home", "reach": "node", "node": self.random.choice(self.nodes)}
+        Volume.objects.update_or_create(owner=self.owner, kind="home", defaults=where)
+
+    def another_pool(self) -> None:
+        pool = record.pool()
+        self.nodes.append(record.node(pool, gpus=1))
+
+    def quota(self) -> None:
+        Quota.objects.update_or_create(
+            project=self.project, pool=self.pool, defaults={"limit_milli": self.random.choice([None, 1000])}
+        )
+
+    def _job(self, state: str) -> Job | None:
+        return self._one(Job.objects.filter(state=state))
+
+    def _attempt(self) -> Attempt | None:
+        return self._one(Attempt.objects.filter(state__in=["CONFIGURING", "RUNNING", "COMPLETING"]))
+
+    def _gpu(self) -> Gpu | None:
+        return self._one(Gpu.objects.filter(health="ok", present=True, node__pool=self.pool))
+
+    def _one(self, rows: Any) -> Any:
+        return self.random.choice(list(rows.order_by("pk")) or [None])
+
+
+ACTS: list[Callable[[World], None]] = [
+    World.submit,
+    World.submit,
+    World.start,
+    World.start,
+    World.send,
+    World.stop,
+    World.end,
+    World.cancel,
+    World.hold,
+    World.edit,
+    World.node,
+    World.gpu,
+    World.environment,
+    World.home,
+    World.another_pool,
+    World.quota,
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_with_what_is_known_a_photograph_says_the_same_as_without(seed: int) -> None:
+    world, album = World(seed), Album()
+    done: list[str] = []
+    for _ in range(ROUNDS):
+        for _ in range(world.random.randint(0, 3)):
+            act = world.random.choice(ACTS)
+            done.append(act.__name__)
+            try:
+                act(world)
+            except (Conflict, Impossible):
+                continue
+        with_album, without = take_photo(world.settings, album), take_photo(world.settings)
+        assert said(with_album) == said(without), done
+
+
+def test_what_did_not_change_is_the_object_of_before_and_is_not_read() -> None:
+    world, album = World(1), Album()
+    world.start()
+    first = take_photo(world.settings, album).snapshot
+    job = Job.objects.filter(state="PENDING").earliest("pk")
+    Job.objects.filter(pk=job.pk).update(priority=7)
+    with CaptureQueriesContext(connection) as queries:
+        second = take_photo(world.settings, album).snapshot
+    same = [one is other for one, other in zip(first.pending, second.pending, strict=True)]
+    assert same.count(False) == 1 and second.pending[same.index(False)].priority == 7
+    assert all(one is other for one, other in zip(first.nodes, second.nodes, strict=True))
+    assert all(one is other for one, other in zip(first.running, second.running, strict=True))
+    read = [query["sql"] for query in queries if "submitted_at" in query["sql"]]
+    assert len(read) == 1 and str(job.pk) in read[0].rpartition("WHERE")[2]
+
+
+def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: ClusterSettings = record.cluster()
+    recall = Remembered()
+    recall.open()
+    kept = recall.album
+    take_photo(settings, recall.album)
+    recall.open()
+    assert recall.album is kept
+    monkeypatch.setattr("scheduler.remembered.name_of_record", lambda: ("another",))
+    recall.open()
+    assert recall.album is not kept
