@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from django.utils import timezone
@@ -25,6 +26,7 @@ from scheduler.core.cluster import (
 )
 from scheduler.core.decide import would_start
 from scheduler.core.plan import Answer, Eviction, Verdict
+from scheduler.expectations import Expectations
 from scheduler.snapshot import ASKED, Photo, take_photo
 from scheduler.standings import change_fields, verdict_fields
 
@@ -35,6 +37,7 @@ STORE_WITHIN_S = 3.0
 """Questions that come within this time share one photograph: a launch form asks at each change."""
 
 _photo: tuple[float, Photo] | None = None
+_expectations = Expectations()
 
 
 def answer_question(public_id: str) -> None:
@@ -67,7 +70,7 @@ def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"unknown question {kind}"}
     try:
         photo = _recent_photo()
-        request = request_row(body, photo)
+        request = _expectations.expect(request_row(body, photo), body.get("template"), photo.policy)
         return as_json(would_start(photo.snapshot, photo.policy, request), photo)
     except (ValueError, KeyError) as wrong:
         log.warning("no answer to %s: %s", kind, wrong)
@@ -78,7 +81,8 @@ def _recent_photo() -> Photo:
     global _photo
     if _photo is None or time.monotonic() - _photo[0] > PHOTO_KEPT_S:
         photo = take_photo(ClusterSettings.objects.get_or_create(id=1)[0])
-        _photo = (time.monotonic(), photo)
+        expected = _expectations.fill(photo.snapshot, photo.policy)
+        _photo = (time.monotonic(), replace(photo, snapshot=expected))
     return _photo[1]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from django.db import Error as DatabaseError
 from django.db import transaction
@@ -59,6 +59,7 @@ def run_cycle(
     try:
         remembered.open()
         photo = take_photo(settings, remembered.album)
+        photo = replace(photo, snapshot=remembered.expectations.fill(photo.snapshot, photo.policy))
         photo_s = time.monotonic()
         killpoint("cycle.photographed")
         plan = (decide or remembered.recall.decide)(photo.snapshot, photo.policy)

@@ -11,46 +11,42 @@ from collections.abc import Iterable
 
 from django.db.models import F
 
-from portal.models import ClusterSettings, Forecast, Job, Standing
-from portal.words.states import JobState
+from portal.models import ClusterSettings, Forecast, Standing
 from scheduler.core.cluster import JobId, PendingRow
 from scheduler.core.decide import decide
 from scheduler.core.forecast import Calibration, Interval, Outlook
 from scheduler.core.plan import StartInterval
-from scheduler.core.predict import Durations, Kind
+from scheduler.expectations import Expectations
 from scheduler.forecasts import write_intervals
 from scheduler.snapshot import Photo, take_photo
 
-LEARNED_FROM = 5_000
-"""So many of the jobs that ended last tell how long jobs run."""
 CALIBRATED_FROM = 20_000
 WITHIN_S = 20.0
 """One pass ends after this; who had no turn comes first in the next."""
 
-_ENDS = (
-    JobState.COMPLETED.value,
-    JobState.FAILED.value,
-    JobState.CANCELLED.value,
-    JobState.TIMEOUT.value,
-)
 
+def foresee(within_s: float = WITHIN_S, expectations: Expectations | None = None) -> int:
+    """Writes the start intervals that are new or moved; gives their number.
 
-def foresee(within_s: float = WITHIN_S) -> int:
-    """Writes the start intervals that are new or moved; gives their number."""
+    Without ``expectations``, which are kept from pass to pass, everything is learned anew.
+    """
     deadline_s = time.monotonic() + within_s
     photo = take_photo(ClusterSettings.objects.get_or_create(id=1)[0])
     if photo.adopt_only or not photo.snapshot.pending:
         return 0
-    return write_intervals(_intervals(photo, deadline_s))
+    return write_intervals(_intervals(photo, expectations or Expectations(), deadline_s))
 
 
-def _intervals(photo: Photo, deadline_s: float) -> dict[JobId, StartInterval]:
-    snapshot, policy = photo.snapshot, photo.policy
+def _intervals(photo: Photo, expectations: Expectations, deadline_s: float) -> dict[JobId, StartInterval]:
+    policy = photo.policy
+    snapshot = expectations.fill(photo.snapshot, policy)
     plan = decide(snapshot, policy)
     waiting = {verdict.job for verdict in plan.verdicts}
-    durations, calibration, templates = learned_durations(), learned_calibration(), _templates()
+    calibration = learned_calibration()
     outlooks = {
-        pool.id: Outlook(snapshot, plan, pool.id, durations, policy, template_of=templates)
+        pool.id: Outlook(
+            snapshot, plan, pool.id, expectations.durations, policy, template_of=expectations.template_of
+        )
         for pool in snapshot.pools
     }
     found: dict[JobId, StartInterval] = {}
@@ -81,25 +77,6 @@ def _from(now_s: float, interval: Interval, median_s: float) -> StartInterval:
     )
 
 
-def learned_durations() -> Durations:
-    """How long the jobs ran that ended last: from their start to their end, whoever ended them."""
-    rows = (
-        Job.objects.filter(state__in=_ENDS, started_at__isnull=False, ended_at__isnull=False)
-        .order_by("-ended_at")
-        .values_list(
-            "project__public_id",
-            "owner__public_id",
-            "template__public_id",
-            F("tasks") * F("gpus_per_task") * F("milli_per_gpu"),
-            F("ended_at") - F("started_at"),
-        )[:LEARNED_FROM]
-    )
-    durations = Durations()
-    for project, user, template, milli, ran in reversed(rows):
-        durations.learn(Kind(project, user, template, milli), ran.total_seconds())
-    return durations
-
-
 def learned_calibration() -> Calibration:
     """How waits came out against what was played, for the first forecast of each job that has started since."""
     rows = (
@@ -115,10 +92,3 @@ def learned_calibration() -> Calibration:
     for milli, played_s, waited in reversed(rows):
         calibration.learn(milli, played_s, waited.total_seconds())
     return calibration
-
-
-def _templates() -> dict[JobId, str]:
-    rows = Job.objects.filter(
-        state__in=(JobState.PENDING.value, JobState.RUNNING.value), template__isnull=False
-    )
-    return {JobId(job): template for job, template in rows.values_list("public_id", "template__public_id")}

@@ -1,8 +1,9 @@
-"""What the process that runs cycles remembers from one to the next: what it read, wrote and decided."""
+"""What the process that runs cycles remembers from one to the next: what it read, wrote, learned and decided."""
 
 from __future__ import annotations
 
 from scheduler.album import name_of_record
+from scheduler.expectations import Expectations
 from scheduler.recall import Recall
 from scheduler.snapshot import Album
 from scheduler.standings import Standings
@@ -19,6 +20,7 @@ class Remembered:
         """The next cycle reads and decides everything anew."""
         self.album = Album()
         self.standings = Standings()
+        self.expectations = Expectations()
         self.recall = Recall()
 
     def open(self) -> None:

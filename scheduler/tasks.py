@@ -18,6 +18,7 @@ from portal.services.demo import keep_demo_alive
 from scheduler import leases, sweep
 from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
+from scheduler.expectations import Expectations
 from scheduler.foresee import foresee
 from scheduler.node_checks import run_check, run_enrolment
 from scheduler.remembered import Remembered
@@ -89,6 +90,8 @@ class CycleGate:
 
 
 GATE = CycleGate()
+FORESEEN = Expectations()
+"""What the process that foresees starts keeps from pass to pass."""
 
 
 @_door("scheduler.cycle")
@@ -142,7 +145,7 @@ def demo() -> None:
 @_door("scheduler.foresee")
 def foresee_starts() -> None:
     """Works out when waiting jobs should start."""
-    foresee()
+    foresee(expectations=FORESEEN)
 
 
 @_door("scheduler.trim")

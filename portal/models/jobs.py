@@ -102,6 +102,11 @@ class Job(models.Model):
                 name="job_live",
                 condition=models.Q(state__in=["PENDING", "RUNNING", "SUSPENDED"]),
             ),
+            models.Index(
+                fields=["-ended_at", "-id"],
+                name="job_ended",
+                condition=models.Q(started_at__isnull=False, ended_at__isnull=False),
+            ),
         ]
 
     def __str__(self) -> str:

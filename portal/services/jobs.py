@@ -137,6 +137,7 @@ def question_body(user: User, request: JobRequest) -> dict[str, Any]:
     body = {name: columns[name] for name in ASKED}
     body |= {name: columns[name].public_id for name in ("project", "environment")}
     body["pool"] = request.pool.public_id if request.pool else None
+    body["template"] = request.template.public_id if request.template else None
     body["user"] = user.public_id
     return body
 

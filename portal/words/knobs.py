@@ -182,6 +182,14 @@ CHOICES: dict[str, Choice] = {
             "least_lost_work",
             "Which of the jobs that may be asked to leave goes first.",
         ),
+        Choice(
+            "use_predictions",
+            ("yes", "no"),
+            "yes",
+            "Whether decisions count on how long jobs are expected to run, going by jobs like them that ended; "
+            "without, only on time limits.",
+            per_pool=False,
+        ),
     )
 }
 

@@ -251,7 +251,7 @@ class Outlook:
         durations: Durations,
         policy: Policy,
         had_s: Mapping[JobId, float] = MappingProxyType({}),
-        template_of: Mapping[JobId, str] = MappingProxyType({}),
+        template_of: Mapping[JobId, str | None] = MappingProxyType({}),
     ) -> None:
         after = after_commit(snapshot, plan)
         self._durations = durations

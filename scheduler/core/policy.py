@@ -42,6 +42,7 @@ class Policy:
     stale_grace_s: float = KNOBS["stale_grace_s"].default
     placement: str = CHOICES["placement"].default
     victim_order: str = CHOICES["victim_order"].default
+    use_predictions: str = CHOICES["use_predictions"].default  # whether photographs tell any
     fill_back: bool = True  # spare each victim that turns out not to be needed
     actions: tuple[str, ...] = ACTIONS
     explains: bool = True  # says of every job why it waits; a replay can do without
@@ -107,6 +108,7 @@ class Policy:
             every_level=False,
             whole_remainder=True,
             placement="pack",
+            use_predictions="no",
             predicted_ageing=0.0,
             spare_ending_s=0.0,
         )

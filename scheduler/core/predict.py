@@ -4,10 +4,14 @@ A job is expected to run like the finished jobs of the same person, template and
 are known, like those of its project and size; then like those of its size; then nothing is known. What is
 left of a job that runs already is that of the finished jobs which ran longer than it has so far. Only the
 latest finished jobs count, so that habits may change.
+
+What a photograph says of a job is told in steps (``Steps``): it changes when what is known of its like has
+changed by a fifth, or when the job outlived it, and not with each job that ends.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Hashable, Iterator
@@ -18,6 +22,10 @@ LEAST_KNOWN = 5
 
 MOST_KNOWN = 2_000
 """So many of the latest finished jobs are remembered at each level."""
+
+SHORTEST_S = 60.0
+STEPS_PER_DOUBLING = 4
+"""Durations are told in steps from a minute up, each a fifth longer than the one below."""
 
 
 class Kind(NamedTuple):
@@ -30,15 +38,35 @@ class Kind(NamedTuple):
 
 
 class Durations:
-    """What finished jobs tell; all in seconds."""
+    """What finished jobs tell; all in seconds. Beyond the latest ``most`` jobs of all kinds together it forgets."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self._levels: dict[Hashable, _Level] = {}
+        self._kinds: deque[Kind] = deque()
+        self._learned = 0
+
+    @property
+    def learned(self) -> int:
+        """How many jobs it has learned from so far, those forgotten included."""
+        return self._learned
 
     def learn(self, kind: Kind, duration_s: float) -> None:
-        """Remembers a job that ended by itself after ``duration_s`` of work."""
+        """Remembers a job that ran for ``duration_s`` and ended."""
         for key in _keys(kind):
-            self._levels.setdefault(key, _Level()).add(duration_s)
+            self._levels.setdefault(key, _Level()).add(self._learned, duration_s)
+        self._learned += 1
+        if self._most is not None:
+            self._kinds.append(kind)
+            if len(self._kinds) > self._most:
+                self._forget(self._learned - len(self._kinds), self._kinds.popleft())
+
+    def _forget(self, number: int, kind: Kind) -> None:
+        for key in _keys(kind):
+            level = self._levels[key]
+            level.drop(number)
+            if level.empty:
+                del self._levels[key]
 
     def expected_s(self, kind: Kind, time_limit_s: float | None = None) -> float | None:
         """How long a job of this kind runs, at the median and at most its limit; None where nothing is known."""
@@ -60,6 +88,49 @@ class Durations:
         return limit_s
 
 
+class Steps:
+    """How long jobs run in all, told in steps.
+
+    What is told of a job is the prediction made at its start; once it has run longer than that, the one made at the
+    end of the first; and so on. Where nothing like it ran so long, it is expected to run as long again.
+    """
+
+    def __init__(self, durations: Durations) -> None:
+        self._durations = durations
+        self._learned = durations.learned
+        self._told: dict[Kind, list[int]] = {}
+
+    def in_all_s(self, kind: Kind, ran_s: float = 0.0) -> float | None:
+        """How long a job of this kind runs that ran so long already, from its start; None where nothing is known.
+
+        More than ``ran_s``, and at least a minute.
+        """
+        if self._learned != self._durations.learned:
+            self._learned, self._told = self._durations.learned, {}
+        told = self._told.get(kind)
+        if told is None:
+            expected_s = self._durations.expected_s(kind)
+            told = self._told[kind] = [] if expected_s is None else [_step(expected_s)]
+        if not told:
+            return None
+        for step in told:
+            if (in_all_s := _at(step)) > ran_s:
+                return in_all_s
+        while (in_all_s := _at(told[-1])) <= ran_s:
+            left_s = self._durations.left_s(kind, in_all_s)
+            told.append(max(told[-1] + 1, _step(in_all_s + (in_all_s if left_s is None else left_s))))
+        return in_all_s
+
+
+def _at(step: int) -> float:
+    return SHORTEST_S * math.exp2(step / STEPS_PER_DOUBLING)
+
+
+def _step(seconds: float) -> int:
+    """The first step that is no shorter."""
+    return max(0, math.ceil(STEPS_PER_DOUBLING * math.log2(max(SHORTEST_S, seconds) / SHORTEST_S) - 1e-9))
+
+
 def _keys(kind: Kind) -> Iterator[Hashable]:
     """The levels, the most telling first."""
     if kind.template is not None:
@@ -74,14 +145,27 @@ class _Level:
     __slots__ = ("_came", "_ordered")
 
     def __init__(self) -> None:
-        self._came: deque[float] = deque()
+        self._came: deque[tuple[int, float]] = deque()
         self._ordered: list[float] = []
 
-    def add(self, duration_s: float) -> None:
-        self._came.append(duration_s)
+    @property
+    def empty(self) -> bool:
+        return not self._came
+
+    def add(self, number: int, duration_s: float) -> None:
+        """Remembers a job; numbers ascend."""
+        self._came.append((number, duration_s))
         insort(self._ordered, duration_s)
         if len(self._came) > MOST_KNOWN:
-            del self._ordered[bisect_left(self._ordered, self._came.popleft())]
+            self._drop_oldest()
+
+    def drop(self, number: int) -> None:
+        """Forgets the job of this number, which is the oldest or gone already."""
+        if self._came and self._came[0][0] == number:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        del self._ordered[bisect_left(self._ordered, self._came.popleft()[1])]
 
     def left_s(self, ran_s: float, part: float) -> float | None:
         first = bisect_right(self._ordered, ran_s)

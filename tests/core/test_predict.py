@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scheduler.core.predict import LEAST_KNOWN, MOST_KNOWN, Durations, Kind
+from scheduler.core.predict import LEAST_KNOWN, MOST_KNOWN, Durations, Kind, Steps
 
 TRAIN = Kind("vision", "ada", "train", 1_000)
 
@@ -58,3 +60,61 @@ def test_what_is_left_is_that_of_the_jobs_that_ran_longer(
 def test_old_habits_are_forgotten() -> None:
     durations = known((TRAIN, [9_000.0] * MOST_KNOWN), (TRAIN, [30.0] * MOST_KNOWN))
     assert durations.left_s(TRAIN, 0.0, part=1.0) == 30.0
+
+
+def test_beyond_its_bound_it_forgets_whoever_came_first_of_all_kinds() -> None:
+    other = Kind("nlp", "eve", None, 2_000)
+    durations = Durations(most=10)
+    for kind, duration_s in [(TRAIN, 100.0)] * 5 + [(other, 900.0)] * 5:
+        durations.learn(kind, duration_s)
+    assert durations.expected_s(TRAIN) == 100.0
+    durations.learn(other, 900.0)
+    assert durations.expected_s(TRAIN) is None  # four are too few
+    assert durations.learned == 11
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 1e6)), max_size=60))
+def test_learning_by_difference_is_learning_the_latest_anew(ran: list[tuple[str, float]]) -> None:
+    latest, anew = Durations(most=12), Durations()
+    for user, duration_s in ran:
+        latest.learn(Kind("p", user, "t", 1_000), duration_s)
+    for user, duration_s in ran[-12:]:
+        anew.learn(Kind("p", user, "t", 1_000), duration_s)
+    for user in "abcd":
+        kind = Kind("p", user, "t", 1_000)
+        assert latest.expected_s(kind) == anew.expected_s(kind)
+        assert latest.left_s(kind, 1_000.0) == anew.left_s(kind, 1_000.0)
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "in_all_s"),
+    [
+        (0.0, 678.8),  # the median, 600, and up to the next step
+        (678.7, 678.8),
+        (700.0, 960.0),  # of 700 to 1,100 the middle is 900, and up
+        (1_000.0, 1_920.0),  # too few ran longer than 960: as long again
+    ],
+)
+def test_what_is_told_comes_in_steps_and_holds_until_it_has_passed(ran_s: float, in_all_s: float) -> None:
+    durations = known((TRAIN, [100.0 * n for n in range(1, 12)]))
+    assert Steps(durations).in_all_s(TRAIN, ran_s) == pytest.approx(in_all_s, abs=0.1)
+
+
+@given(st.lists(st.floats(0.0, 1e7), max_size=40), st.floats(0.0, 1e8))
+def test_what_is_told_lies_ahead_and_is_unknown_only_where_nothing_is_known(
+    ran: list[float], so_far_s: float
+) -> None:
+    told_s = (steps := Steps(durations := known((TRAIN, ran)))).in_all_s(TRAIN, so_far_s)
+    assert (told_s is None) == (durations.expected_s(TRAIN) is None)
+    if told_s is not None:
+        assert told_s > so_far_s and told_s >= 60.0
+        assert steps.in_all_s(TRAIN, (so_far_s + told_s) / 2) == told_s
+
+
+def test_a_job_that_ends_changes_what_is_told_only_now_and_then() -> None:
+    durations, told = known((TRAIN, [600.0 + n for n in range(40)])), set()
+    steps = Steps(durations)
+    for n in range(200):
+        durations.learn(TRAIN, 500.0 + n)
+        told.add(steps.in_all_s(TRAIN))
+    assert len(told) == 2  # 678.8 and 570.8

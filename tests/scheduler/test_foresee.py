@@ -9,9 +9,8 @@ from django.utils import timezone
 
 from portal.models import Forecast, Job, Standing
 from portal.services.jobs import do_cancel_job
-from scheduler.core.predict import Kind
 from scheduler.cycle import run_cycle
-from scheduler.foresee import foresee, learned_calibration, learned_durations
+from scheduler.foresee import foresee, learned_calibration
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -55,16 +54,6 @@ def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_shou
 
 def test_nothing_waits(scene) -> None:
     assert foresee() == 0
-
-
-def test_the_latest_jobs_of_the_same_kind_tell_how_long_one_runs(scene) -> None:
-    ended(scene, 10, 6)
-    ended(scene, 60, 6, gpus_per_task=2)
-    durations = learned_durations()
-    project, owner = scene["project"].public_id, scene["owner"].public_id
-    assert durations.expected_s(Kind(project, owner, None, 1000)) == pytest.approx(600)
-    assert durations.expected_s(Kind(project, owner, None, 2000)) == pytest.approx(3600)
-    assert durations.expected_s(Kind(project, owner, None, 4000)) is None
 
 
 def test_what_came_of_forecasts_widens_the_next_ones(scene) -> None:
