@@ -179,7 +179,13 @@ class Record:
         attempts = Attempt.objects.bulk_create(
             (
                 Attempt(
-                    job=job, number=1, state="RUNNING", pool=self.pool, leader_epoch=1, running_at=self.now
+                    job=job,
+                    number=1,
+                    state="RUNNING",
+                    pool=self.pool,
+                    leader_epoch=1,
+                    sent_at=self.now,
+                    running_at=self.now,
                 )
                 for job in jobs
             ),

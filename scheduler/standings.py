@@ -6,7 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
+from heapq import heapify, heappop
 from typing import Any
 
 from django.db import connection, transaction
@@ -59,17 +59,16 @@ class Standings:
         fields = _Fields()
         changed: list[tuple[int, Told]] = []
         news: list[Verdict] = []
-        renewed: list[tuple[dt.datetime, int, Told]] = []  # with when each was last written
+        others: list[tuple[dt.datetime, int, Verdict]] = []  # with when each was last written
         for verdict in verdicts:
-            row, said = jobs[verdict.job], fields.of(verdict)
+            row = jobs[verdict.job]
             old = before.get(row)
-            if old is None or old.said["code"] != said["code"]:
-                changed.append((row, Told(said, now, now)))
+            if old is None or old.said["code"] != verdict.code.value:
+                changed.append((row, Told(fields.of(verdict), now, now)))
                 news.append(verdict)
-            elif old.said != said:
-                renewed.append((old.decided_at, row, Told(said, now, old.since)))
-        oldest = nsmallest(RENEWED_AT_ONCE, renewed, key=lambda each: each[:2])
-        changed += [(row, told) for _, row, told in oldest]
+            else:
+                others.append((old.decided_at, row, verdict))
+        changed += _renewed(others, before, fields, now)
         left = before.keys() - set(jobs.values())
         for first in range(0, len(changed), WRITTEN_AT_ONCE):
             self._write(leader, dict(changed[first : first + WRITTEN_AT_ONCE]), left)
@@ -97,6 +96,23 @@ class Standings:
                 [[*changed, *left]],
             )
         self._known.note(marks, changed)
+
+
+def _renewed(
+    others: list[tuple[dt.datetime, int, Verdict]],
+    before: Mapping[int, Told],
+    fields: _Fields,
+    now: dt.datetime,
+) -> list[tuple[int, Told]]:
+    """Of the verdicts with the same code those that say something else, the oldest first and only so many."""
+    found: list[tuple[int, Told]] = []
+    heapify(others)
+    while others and len(found) < RENEWED_AT_ONCE:
+        _, row, verdict = heappop(others)
+        said = fields.of(verdict)
+        if said != before[row].said:
+            found.append((row, Told(said, now, before[row].since)))
+    return found
 
 
 _WRITE = """
