@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler.core.cluster import JobId
+from scheduler.core.cluster import JobId, NodeRow
 from scheduler.core.placement import Bools, Floor, Held, Shape
 
 
@@ -69,22 +69,29 @@ class Reservations:
         known = [each for each in self.endings if each.ends_s is not None and math.isfinite(each.ends_s)]
         self.endings = sorted(known, key=_by_end)
 
-    def reserve(self, job: JobId, shape: Shape, tasks: int) -> Reservation | None:
-        """The earliest places for a gang, kept from now on; None when no known end, or the budget, allows any."""
+    def reserve(
+        self, job: JobId, shape: Shape, tasks: int, within: Sequence[Bools] | None = None
+    ) -> Reservation | None:
+        """The earliest places for a gang, kept from now on; None when no known end, or the budget, allows any.
+
+        ``within``: sets of nodes of which one must hold all of it.
+        """
+        nodes = self.floor.nodes
+        shapes = [shape] if within is None else [_only(shape, mask, nodes) for mask in within]
         ground = self.floor.copy()
         for earlier in self.made:
             for one in earlier.held:
                 ground.change(one, -1)
         start_s = self.now_s
         waiting = list(reversed(self.endings))
-        while not _fits(ground, shape, tasks):
+        while not (fitting := [each for each in shapes if _fits(ground, each, tasks)]):
             if not waiting or self.steps_used >= self.most_steps:
                 return None
             start_s = max(self.now_s, waiting[-1].ends_s or 0.0)
             while waiting and (waiting[-1].ends_s or 0.0) <= start_s:
                 self.steps_used += 1
                 ground.give_back(waiting.pop().held)
-        held = ground.place_gang(shape, tasks)
+        held = ground.place_gang(fitting[0], tasks)
         if held is None:
             return None
         found = Reservation(job, start_s, tuple(held))
@@ -158,6 +165,12 @@ class Reservations:
 
 def _by_end(ending: Ending) -> tuple[float, JobId]:
     return (ending.ends_s if ending.ends_s is not None else math.inf, ending.job)
+
+
+def _only(shape: Shape, mask: Bools, nodes: Sequence[NodeRow]) -> Shape:
+    """The shape on the nodes of ``mask`` alone."""
+    others = {node.id for node, inside in zip(nodes, mask, strict=True) if not inside}
+    return shape._replace(avoid_nodes=tuple(sorted({*shape.avoid_nodes, *others})))
 
 
 def _fits(floor: Floor, shape: Shape, tasks: int) -> bool:

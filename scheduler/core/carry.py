@@ -45,6 +45,7 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 submitted_s=row.submitted_s,
                 gpu_model=row.gpu_model,
                 min_gpu_memory_mib=row.min_gpu_memory_mib,
+                near=row.near,
             )
         )
     nodes = _hold(snapshot.nodes, started, +1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from portal.words.knobs import CHOICES
@@ -14,6 +14,7 @@ from scheduler.core.cluster import (
     Ask,
     GpuRow,
     GpuUuid,
+    Near,
     NodeId,
     NodeRow,
     PendingRow,
@@ -50,6 +51,9 @@ def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None)
         if before.get(id(node)) is not node:
             _known(f"nodes[{node.id}].pool", node.pool, pools)
             _check_node(node)
+    for topology in snapshot.topologies:
+        _unique(f"topologies[{topology.name}].levels", topology.levels)
+    _unique("topologies", (topology.name for topology in snapshot.topologies))
     projects = _unique("projects", (project.id for project in snapshot.projects))
     _check_tree(snapshot, projects)
     _check_quotas(snapshot, projects, pools)
@@ -211,6 +215,10 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         asks = _asks(row)
         if start.pool not in row.pools or not _is_whole(row, start, asks.keys()):
             raise PlanError(f"{row.job} starts whole in one of its pools")
+        if not row.groups and not _stands_near(
+            snapshot, row.near, [nodes[task.node] for task in start.tasks]
+        ):
+            raise PlanError(f"{row.job} must stand nearer together")
         for task in start.tasks:
             node = nodes[task.node]
             if node.pool != start.pool or not (node.schedulable and node.reachable):
@@ -231,6 +239,18 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
             raise PlanError(f"{uuid} carries {milli} milli")
     _check_limits(snapshot, plan)
     _check_evictions(snapshot, plan)
+
+
+def _stands_near(snapshot: Snapshot, near: Near | None, nodes: Sequence[NodeRow]) -> bool:
+    """True when the nodes share a domain of the level that is required, if any is."""
+    if near is None or near.required is None:
+        return True
+    levels = next((row.levels for row in snapshot.topologies if row.name == near.topology), ())
+    if near.required not in levels:
+        return False
+    path = levels[: levels.index(near.required) + 1]
+    stands = {tuple(dict(node.labels).get(level) for level in path) for node in nodes}
+    return len(stands) == 1 and None not in next(iter(stands))
 
 
 def _asks(row: PendingRow) -> dict[int, Ask]:

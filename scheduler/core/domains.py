@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from scheduler.core.cluster import Near, NodeRow, TopologyRow
 from scheduler.core.gang import Task
 from scheduler.core.placement import Bools, Floor, Shape
@@ -83,6 +85,33 @@ class Domains:
                     continue
                 if _room(floor, runs, nodes):
                     yield Choice(nodes, parts)
+        if near.required is None and not fabric.root.all():  # what is only preferred keeps nobody waiting
+            anywhere = np.ones(len(self._nodes), dtype=bool) if only is None else only
+            if _room(floor, runs, anywhere):
+                yield Choice(anywhere, parts)
+
+    def required(self, near: Near | None) -> list[Bools] | None:
+        """The domains of which one must hold all tasks; None where any nodes will do.
+
+        None of them when the topology or a level is unknown here: then no place is right.
+        """
+        if near is None:
+            return None
+        fabric = self._fabric(near.topology)
+        wanted = {level for level in (near.required, near.preferred) if level is not None}
+        if fabric is None or not wanted or not wanted <= set(fabric.levels):
+            return []
+        if near.required is None:
+            return None
+        return list(fabric.masks[fabric.levels.index(near.required)].values())
+
+    def most_together(self, near: Near | None, floor: Floor, shape: Shape) -> int:
+        """How many tasks of a shape ``floor`` holds as near to each other as they must stand."""
+        capacity = floor.capacity(shape)
+        within = self.required(near)
+        if within is None:
+            return int(capacity.sum())
+        return max((int(capacity[domain].sum()) for domain in within), default=0)
 
     def _joins(self, fabric: Fabric, depth: int, nodes: Bools, here: set[int]) -> bool:
         """True when ``nodes`` lie in the domain of the required level where others of the group stand."""

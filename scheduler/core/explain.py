@@ -145,8 +145,12 @@ class Explainer:
     def _never(self, job: PendingRow) -> Reason:
         """Impossible here, even on an empty cluster: say what the nearest thing is."""
         shape = self._scenes[job.pools[0]].shape_at_best(job)
-        floors = [self._scenes[pool].empty_floor for pool in job.pools]
+        scenes = [self._scenes[pool] for pool in job.pools]
+        floors = [scene.empty_floor for scene in scenes]
         most_tasks = sum(int(floor.capacity(shape).sum()) for floor in floors)
+        near = job.near
+        within = [scene.domains.required(near) for scene in scenes] if near else [None]
+        together = max(scene.domains.most_together(near, scene.empty_floor, shape) for scene in scenes)
         largest = max((floor.free_gpus(shape)[1] for floor in floors), default=0)
         total = sum(floor.free_gpus(shape)[0] for floor in floors)
         need = words.request(job)
@@ -170,10 +174,22 @@ class Explainer:
                 if where
                 else f"the largest node of {self._pool_names(job)} has {largest}."
             )
+        elif near and within and not any(within) and None not in within:
+            level = near.required or near.preferred or ""
+            sentence = (
+                f"Needs {need}; no node of {self._pool_names(job)} has a {words.level(level)} in a topology "
+                f"called {near.topology}."
+            )
         elif most_tasks == 0:
             sentence = (
                 f"Needs {need} with {words.cpu_and_memory(job)} on one node; no node of "
                 f"{self._pool_names(job)} is that large."
+            )
+        elif near and near.required and together < job.tasks:
+            level = words.level(near.required)
+            sentence = (
+                f"Needs {need}; the largest {level} of {self._pool_names(job)} can hold {together} of its "
+                f"{job.tasks} tasks."
             )
         else:
             sentence = (
@@ -306,7 +322,7 @@ class Explainer:
 
     def _places(self, job: PendingRow, scene: PoolScene) -> Reason:
         """No place for it: too few free GPUs, scattered ones, or the project's share is used up."""
-        key = (scene.pool.id, Shape.of(job), job.tasks, job.share_mib)
+        key = (scene.pool.id, Shape.of(job), job.tasks, job.share_mib, job.near)
         room = self._rooms.get(key)
         if room is None:
             room = self._rooms[key] = self._room(job, scene)
@@ -333,6 +349,7 @@ class Explainer:
         shape, floor = scene.shape(job), scene.floor
         free, largest = floor.free_gpus(shape)
         possible_tasks = int(floor.capacity(shape).sum())
+        together = scene.domains.most_together(job.near, floor, shape)
         numbers: Numbers = {
             "needed_gpus": job.total_milli / WHOLE_MILLI,
             "free_gpus": free,
@@ -344,6 +361,14 @@ class Explainer:
         closed = floor.closed()
         if closed is not None:
             text = words.closed_nodes(*closed)
+        elif job.near and job.near.required and together < job.tasks <= possible_tasks:
+            numbers["tasks_together"] = together
+            level = words.level(job.near.required)
+            text = (
+                f"the {level} with most room now has room for {together} of its {job.tasks} tasks"
+                if together
+                else f"no {level} has room for any of its tasks now"
+            )
         elif job.gpus_per_task == 0:
             text = f"{self._node_or_no_node(job)} has {words.cpu_and_memory(job)} free now"
         elif not shape.whole:
@@ -413,6 +438,9 @@ class Explainer:
             if pool not in job.pools:
                 sentence = f"In the pool {self._scenes[pool].pool.name} it would start now."
                 yield Change(ChangeKind.OTHER_POOL, sentence, {"pool": pool}), replace(job, pools=(pool,))
+        if job.near is not None and job.near.required is not None:
+            sentence = f"Without keeping to one {words.level(job.near.required)} it would start now."
+            yield Change(ChangeKind.FARTHER, sentence, {"near": None}), replace(job, near=None)
         if not job.preemptible:
             sentence = "As a job that may be asked to leave (preemptible) it would start now."
             yield (
@@ -481,4 +509,6 @@ def rounded(place: int) -> int:
 
 def _question(job: PendingRow) -> tuple[object, ...]:
     """Everything of a job that decides its reason: jobs equal in it get the same answer."""
-    return (Shape.of(job), job.tasks, job.min_tasks, job.share_mib, job.asks, job.project, job.preemptible)
+    return (
+        Shape.of(job), job.tasks, job.min_tasks, job.share_mib, job.asks, job.project, job.preemptible, job.near,
+    )  # fmt: skip

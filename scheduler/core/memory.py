@@ -40,7 +40,7 @@ class Memory:
             known = before.get(id(node))
             if known is None or known[0] is not node:
                 gpus = tuple((gpu.uuid, gpu.model, gpu.memory_mib) for gpu in node.gpus)
-                known = (node, (node.id, node.pool, node.cpu_milli, node.memory_mib, gpus))
+                known = (node, (node.id, node.pool, node.cpu_milli, node.memory_mib, node.labels, gpus))
             self._builds[id(node)] = known
             found.append(known[1])
         return tuple(found)

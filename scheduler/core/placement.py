@@ -123,6 +123,7 @@ class Floor:
     ) -> None:
         self.nodes: list[NodeRow] = sorted(nodes, key=lambda node: (node.name, node.id))
         self.strategy = strategy
+        self.topologies = tuple(topologies)
         self.index_of: dict[NodeId, int] = {node.id: i for i, node in enumerate(self.nodes)}
         self.gpus = [sorted(node.gpus, key=lambda g: (g.memory_mib, g.index, g.uuid)) for node in self.nodes]
         width = max((len(gpus) for gpus in self.gpus), default=0) or 1
@@ -131,7 +132,7 @@ class Floor:
         self.cpu_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.memory_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.usable: Bools = np.zeros(len(self.nodes), dtype=bool)
-        self._fabric = None if strategy == "spread" else fabric_of(topologies, self.nodes)
+        self._fabric = None if strategy == "spread" else fabric_of(self.topologies, self.nodes)
         self._islands = [
             [NOWHERE if gpu.island is None else gpu.island for gpu in gpus]
             if len({gpu.island for gpu in gpus}) > 1

@@ -58,6 +58,7 @@ class ChangeKind(StrEnum):
     OTHER_MODEL = "other_model"
     OTHER_POOL = "other_pool"
     PREEMPTIBLE = "preemptible"
+    FARTHER = "farther"
 
 
 @dataclass(frozen=True, slots=True)

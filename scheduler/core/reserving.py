@@ -51,10 +51,11 @@ class Reserving:
         queue = TurnQueue(scene, late)
         while len(made.made) < MOST_RESERVED and (turn := queue.pop()) is not None:
             tasks = turn.to_place()
-            if int(scene.floor.capacity(tasks[0].shape).sum()) >= len(tasks):
+            near = turn.root.near
+            if scene.domains.most_together(near, scene.floor, tasks[0].shape) >= len(tasks):
                 continue  # it only has to wait for its turn
             if not scene.ledger.closed_to(turn.leaf, turn.asked, turn.preemptible, gone=Gone.EVERYBODY):
-                made.reserve(turn.job, tasks[0].shape, len(tasks))
+                made.reserve(turn.job, tasks[0].shape, len(tasks), scene.domains.required(near))
         self.steps_used = made.steps_used
         self._made = made if made.made else None
 

@@ -24,6 +24,7 @@ from scheduler.core.cluster import (
     Snapshot,
     UserId,
 )
+from scheduler.core.domains import Domains
 from scheduler.core.fairshare import Claim, Share, divide_tree
 from scheduler.core.fragmentation import asked_in
 from scheduler.core.gang import Gang, State, gang_of_pending, gang_of_running, shape_of, total
@@ -94,7 +95,9 @@ class PoolScene:
     def _known_floor(self) -> Floor | None:
         """The floor of the last decision brought up to date, if it is of these nodes."""
         known = self._memory.floors.get(self.pool.id) if self._memory is not None else None
-        if known is None or known.strategy != self.strategy or not known.refresh(self._nodes, self._asked()):
+        if known is None or (known.strategy, known.topologies) != (self.strategy, self._snapshot.topologies):
+            return None
+        if not known.refresh(self._nodes, self._asked()):
             return None
         return known
 
@@ -162,6 +165,11 @@ class PoolScene:
     def empty_floor(self) -> Floor:
         """The same nodes with nothing on them and all of them ready: what could ever fit."""
         return Floor(self._nodes, self.strategy, empty=True)
+
+    @cached_property
+    def domains(self) -> Domains:
+        """Who stands near whom here."""
+        return Domains(self._snapshot.topologies, self._floor.nodes)
 
     def _capacity_milli(self) -> int:
         """What there is to divide: healthy GPUs of nodes that take work, and what is held elsewhere."""
@@ -271,7 +279,7 @@ class PoolScene:
             return all(int(floor.capacity(shape).sum()) >= count for shape, count in asked.items())
         if not job.asks:
             tasks = job.tasks if job.min_tasks is None else job.min_tasks
-            return int(floor.capacity(self.shape_at_best(job)).sum()) >= tasks
+            return self.domains.most_together(job.near, floor, self.shape_at_best(job)) >= tasks
         shapes = {
             shape_of(ask, avoid_at_best(job), job.node_affinity, self.smallest_gpu_mib)[0] for ask in job.asks
         }
@@ -307,7 +315,7 @@ class PoolScene:
             shape, each = self._shape_and_amounts(job)
             if self.ledger.closed_to(leaf, each.times(tasks), job.preemptible):
                 return False
-            return int(self.floor.capacity(shape).sum()) >= tasks
+            return self.domains.most_together(job.near, self.floor, shape) >= tasks
         gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
         wanted = gang.to_place()
         if not wanted or self.ledger.closed_to(leaf, total(wanted), job.preemptible):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from scheduler.core.ageing import ordered_s
 from scheduler.core.check import check_snapshot
 from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
-from scheduler.core.domains import Domains
 from scheduler.core.explain import Explainer
 from scheduler.core.gang import Gang, Task, add_waiting, gang_of_pending
 from scheduler.core.memory import Memory
@@ -52,9 +51,7 @@ class Table:
             for pool in sorted(snapshot.pools, key=lambda pool: pool.id)
         }
         memory.end_of_scenes()
-        self.domains = {
-            pool: Domains(snapshot.topologies, scene.floor.nodes) for pool, scene in self.scenes.items()
-        }
+        self.domains = {pool: scene.domains for pool, scene in self.scenes.items()}
         self.pending = sorted(snapshot.pending, key=lambda row: row.job)
         self.gangs: dict[JobId, Gang] = {}
         self.pool_of: dict[JobId, PoolId] = {}

@@ -35,7 +35,17 @@ def request(job: PendingRow) -> str:
         )
     if job.min_gpu_memory_mib is not None and job.gpus_per_task:
         each += f" with {gib(job.min_gpu_memory_mib)} or more each"
-    return each if job.tasks == 1 else f"{job.tasks} × {each}"
+    asked = each if job.tasks == 1 else f"{job.tasks} × {each}"
+    return (
+        asked
+        if job.near is None or job.near.required is None
+        else f"{asked} in one {level(job.near.required)}"
+    )
+
+
+def level(key: str) -> str:
+    """A level of a topology by the last part of its label key: ``rack``."""
+    return key.rpartition("/")[2]
 
 
 def cpu_and_memory(job: PendingRow) -> str:

@@ -14,6 +14,7 @@ from scheduler.core.cluster import (
     GpuShare,
     GpuUuid,
     JobId,
+    Near,
     NodeId,
     NodeRow,
     PendingRow,
@@ -25,6 +26,7 @@ from scheduler.core.cluster import (
     RunningRow,
     RunningTask,
     Snapshot,
+    TopologyRow,
     UsageRow,
     UserId,
 )
@@ -32,6 +34,11 @@ from scheduler.core.plan import Plan
 
 NOW_S = 1_000_000.0
 MAIN = PoolId("main")
+FABRIC = TopologyRow("fabric", ("block", "rack"))
+LABELS = [(), (("block", "a"),), (("block", "a"), ("rack", "1")), (("block", "a"), ("rack", "2")),
+          (("block", "b"), ("rack", "1"))]  # fmt: skip
+NEARS = [*[None] * 6, Near("fabric", "rack"), Near("fabric", "block", "rack"), Near("fabric", None, "rack"),
+         Near("nowhere", "rack")]  # fmt: skip
 PLACEMENTS = (None, "pack", "fragmentation", "spread")
 
 
@@ -161,7 +168,7 @@ def snapshots(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
     running = _drawn_running(draw, nodes, projects) if with_running else ()
     pending = tuple(_drawn_pending(draw, i, projects, pools, nodes) for i in range(draw(st.integers(0, 8))))
     return Snapshot(NOW_S, tuple(pools), counted(nodes, running), tuple(projects), tuple(quotas),
-                    tuple(usage), running, pending)  # fmt: skip
+                    tuple(usage), running, pending, (FABRIC,))  # fmt: skip
 
 
 def _drawn_projects(draw: st.DrawFn) -> list[ProjectRow]:
@@ -181,7 +188,7 @@ def _drawn_node(draw: st.DrawFn, i: int, pool: PoolId) -> NodeRow:
     )  # fmt: skip
     return NodeRow(NodeId(name), name, pool, draw(st.integers(0, 7)) > 0, draw(st.integers(0, 7)) > 0,
                    draw(st.sampled_from([2_000, 8_000])), 0, draw(st.sampled_from([4_096, 65_536])), 0,
-                   cards)  # fmt: skip
+                   cards, draw(st.sampled_from(LABELS)))  # fmt: skip
 
 
 def _drawn_running(
@@ -225,14 +232,14 @@ def _drawn_pending(
         draw(st.sampled_from([0, 1_024])), None, draw(st.integers(0, 9)) == 0,
         draw(st.sampled_from([None, None, None, NOW_S - 1, NOW_S + 1])),
         tuple(draw(st.lists(st.sampled_from(names), max_size=1))) if names else (),
-        draw(st.sampled_from([None, None, None, *names])), i,
+        draw(st.sampled_from([None, None, None, *names])), i, near=draw(st.sampled_from(NEARS)),
     )  # fmt: skip
 
 
 @st.composite
 def crowded(draw: st.DrawFn) -> Snapshot:
     """Full clusters of few projects, where nearly every start needs somebody to leave."""
-    nodes = [node(f"n{i}") for i in range(draw(st.integers(1, 3)))]
+    nodes = [node(f"n{i}", labels=draw(st.sampled_from(LABELS))) for i in range(draw(st.integers(1, 3)))]
     parents = [None, None, "p0"]
     projects = [project(f"p{i}", draw(st.sampled_from(parents[: 2 + (i > 0)])), float(i)) for i in range(3)]
     quotas = [
@@ -255,7 +262,7 @@ def crowded(draw: st.DrawFn) -> Snapshot:
         waits(f"j{i}", draw(st.sampled_from(projects)).id, draw(st.integers(1, 4)),
               tasks=draw(st.sampled_from([1, 1, 2])), age_s=float(draw(st.integers(0, 3))),
               priority=draw(st.sampled_from([25, 50, 100])), preemptible=draw(st.integers(0, 3)) > 0,
-              milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])))
+              milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])), near=draw(st.sampled_from(NEARS)))
         for i in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
-    return cluster(nodes, projects, quotas, running=running, pending=pending)
+    return replace(cluster(nodes, projects, quotas, running=running, pending=pending), topologies=(FABRIC,))
