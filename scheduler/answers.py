@@ -27,7 +27,7 @@ from scheduler.core.cluster import (
 from scheduler.core.decide import would_start
 from scheduler.core.plan import Answer, Eviction, Verdict
 from scheduler.expectations import Expectations
-from scheduler.snapshot import ASKED, Photo, take_photo
+from scheduler.snapshot import ASKED, Photo, near_of, take_photo
 from scheduler.standings import change_fields, verdict_fields
 
 log = logging.getLogger(__name__)
@@ -115,6 +115,7 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         cpu_milli=value("cpu_milli"),
         memory_mib=value("memory_mib"),
         time_limit_s=body.get("time_limit_s"),
+        near=near_of(body.get("near")),
         avoid_nodes=photo.unfit[environment.runtime],
         unfit_nodes=photo.unfit[environment.runtime],
         node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,

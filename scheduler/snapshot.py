@@ -24,6 +24,7 @@ from portal.models import (
     Project,
     Quota,
     Task,
+    Topology,
     Volume,
 )
 from portal.selectors.past_use import past_use
@@ -35,6 +36,7 @@ from scheduler.core.cluster import (
     GpuShare,
     GpuUuid,
     JobId,
+    Near,
     NodeId,
     NodeRow,
     PendingRow,
@@ -46,6 +48,7 @@ from scheduler.core.cluster import (
     RunningRow,
     RunningTask,
     Snapshot,
+    TopologyRow,
     UsageRow,
     UserId,
 )
@@ -106,6 +109,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         pools = _pools(settings.policy)
         held = _held(album.held)
         nodes, runtimes = _nodes(_gpus(album.gpus), held.values(), album.nodes)
+        topologies = _topologies()
         projects = _projects()
         quotas = _quotas()
         usage = _usage(now_s, policy.half_life_s)
@@ -125,6 +129,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             usage=usage,
             running=running,
             pending=pending,
+            topologies=topologies,
         ),
         policy=policy,
         adopt_only=settings.adopt_only,
@@ -218,6 +223,7 @@ def _nodes(
         "cpu_milli",
         "memory_mib",
         "runtime",
+        "labels",
         named=True,
     )
     for node in rows:
@@ -243,7 +249,18 @@ def _node_row(gpus: tuple[GpuRow, ...], node: Any, used: tuple[int, int]) -> Nod
         memory_mib=node.memory_mib,
         memory_used_mib=memory_used_mib,
         gpus=gpus,
+        labels=tuple(sorted(node.labels.items())),
     )
+
+
+def _topologies() -> tuple[TopologyRow, ...]:
+    rows = Topology.objects.order_by("name").values_list("name", "levels")
+    return tuple(TopologyRow(name, tuple(levels)) for name, levels in rows)
+
+
+def near_of(asked: dict[str, Any] | None) -> Near | None:
+    """How near to each other tasks stand, as the decision reads it."""
+    return Near(asked["topology"], asked.get("required"), asked.get("preferred")) if asked else None
 
 
 def _projects() -> tuple[ProjectRow, ...]:
@@ -328,6 +345,7 @@ def _held_by(attempts: Sequence[int] | None) -> Iterator[tuple[int, _Held]]:
         "job__time_limit_s",
         "job__gpu_model",
         "job__min_gpu_memory_mib",
+        "job__near",
         "job__submitted_at",
         "job__kind",
         "job__environment_id",
@@ -385,6 +403,7 @@ def running_row(
         name=row["job__name"],
         gpu_model=row["job__gpu_model"] or None,
         min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
+        near=near_of(row["job__near"]),
         submitted_s=row["job__submitted_at"].timestamp(),
         avoid_nodes=avoid,
         node_affinity=home,
@@ -458,6 +477,7 @@ def _waiting(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]
         "milli_per_gpu",
         "gpu_model",
         "min_gpu_memory_mib",
+        "near",
         "cpu_milli",
         "memory_mib",
         "time_limit_s",
@@ -501,6 +521,7 @@ def pending_row(
         node_affinity=home,
         version=row["version"],
         kept=kept_tasks(row["kept"], row["cpu_milli"], row["memory_mib"]),
+        near=near_of(row["near"]),
     )
 
 

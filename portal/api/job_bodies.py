@@ -27,6 +27,26 @@ NAME = "Id or name."
 PLACES = ("project", "environment", "pool", "template")
 
 
+class NearBody(Closed):
+    """How close together the tasks of a job stand, by levels of a topology (topologies/)."""
+
+    topology = Text(max_length=63, help_text="Its name.")
+    required = Text(  # type: ignore[assignment]
+        required=False,
+        allow_null=True,
+        default=None,
+        max_length=317,
+        help_text="A level: all tasks stand within one domain of it, or the job waits.",
+    )
+    preferred = Text(
+        required=False,
+        allow_null=True,
+        default=None,
+        max_length=317,
+        help_text="A level that is tried first.",
+    )
+
+
 class Request(Closed):
     """What jobs and workspaces have in common. CPU and memory are for each task."""
 
@@ -44,6 +64,7 @@ class Request(Closed):
     milli_per_gpu = Whole(required=False, min_value=1, max_value=1000, help_text="1000 is a whole GPU.")
     gpu_model = Text(required=False, allow_blank=True, max_length=100)
     min_gpu_memory_mib = Whole(required=False, allow_null=True, min_value=1, max_value=10_000_000)
+    near = NearBody(required=False, allow_null=True, help_text="null: anywhere.")
     cpu_milli = Whole(required=False, min_value=100, max_value=1_000_000)
     memory_mib = Whole(required=False, min_value=32, max_value=64 * 1024 * 1024)
     shm_mib = Whole(required=False, min_value=1, max_value=1024 * 1024)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from django.http import HttpResponse
 from django.utils.functional import cached_property
+from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, policy
@@ -18,6 +19,8 @@ from portal.models import Gpu, Node
 from portal.selectors.machines import gpus_for, holders_of, nodes_by_id, nodes_for, one_of
 from portal.services.nodes import do_fence_node, do_give_back_gpu, do_set_node_state, do_start_check
 from portal.services.tokens import Scope
+from portal.services.topologies import do_set_labels
+from portal.words.labels import LONGEST_LABEL
 from portal.words.states import NodeState
 
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
@@ -33,6 +36,15 @@ class Proof(Closed):
     """How one knows."""
 
     reason = Text(max_length=500, help_text="How you know that nothing of ours runs there any more.")
+
+
+class Labels(Closed):
+    """The labels of a node."""
+
+    labels = serializers.DictField(
+        child=Text(max_length=LONGEST_LABEL), help_text="Key to value, as Kubernetes writes them."
+    )
+    reason = Text(required=False, default="", allow_blank=True, max_length=500)
 
 
 def _act(name: str, summary: str, detail: str, body: type[Closed] = Reason) -> Callable[[_Method], _Method]:
@@ -139,6 +151,26 @@ class NodeFenceRoute(NodeActRoute):
             return self.acted()
 
         return self.once(work, 200)
+
+
+@policy(Policy.ADMIN)
+class NodeLabelsRoute(NodeActRoute):
+    """Where a node stands."""
+
+    @operation(
+        "nodes_labels_put",
+        "Set the labels of a node",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        body=Labels,
+        answer=shapes.Node,
+        refusals=(404,),
+        detail="All of them: those that are not named are taken away. What runs stays where it is.",
+    )
+    def put(self, request: Request, node: str) -> HttpResponse:
+        """The node with these labels and no others."""
+        do_set_labels(self.person, self.node, self.body["labels"], reason=self.body["reason"])
+        return self.answer(self.acted())
 
 
 @policy(Policy.ADMIN)

@@ -2,7 +2,7 @@
 
 from portal.models.access_tokens import ApiToken, Invitation, SignInLink
 from portal.models.audit import AuditEntry
-from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation
+from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation, Topology
 from portal.models.engine import (
     ClusterSettings,
     Cycle,
@@ -55,6 +55,7 @@ __all__ = [
     "Standing",
     "Task",
     "Template",
+    "Topology",
     "Totals",
     "UnknownContainer",
     "UsageLedger",

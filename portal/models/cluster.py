@@ -43,6 +43,9 @@ class Node(models.Model):
     host_key = models.CharField(max_length=2000, blank=True, help_text="Pinned: 'type base64'.")
     runtime = models.CharField(max_length=8, default=RuntimeKind.PODMAN.value)
     settings = models.JSONField(default=dict, help_text="Settings of a local agent; empty for SSH nodes.")
+    labels = models.JSONField(
+        default=dict, blank=True, help_text="Key to value, by administrators: where it stands in a topology."
+    )
     simulated = models.BooleanField(default=False)
     reachable = models.BooleanField(default=False)
     unreachable_since = models.DateTimeField(null=True, blank=True)
@@ -76,6 +79,21 @@ class Node(models.Model):
                 condition=~models.Q(host="") & ~models.Q(state="retired"),
             ),
         ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Topology(models.Model):
+    """A fabric: its levels are keys of node labels, outermost first, such as block and rack."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    levels = models.JSONField(default=list, help_text="Label keys, outermost first.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        verbose_name_plural = "topologies"
 
     def __str__(self) -> str:
         return self.name

@@ -51,6 +51,11 @@ class Job(models.Model):
     milli_per_gpu = models.PositiveIntegerField(default=1000)
     gpu_model = models.CharField(max_length=100, blank=True)
     min_gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    near = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="How close together its tasks stand: {topology, required, preferred}; levels or null.",
+    )
     cpu_milli = models.PositiveIntegerField(default=1000, help_text="For each task.")
     memory_mib = models.PositiveIntegerField(default=2048, help_text="For each task.")
     shm_mib = models.PositiveIntegerField(default=64)

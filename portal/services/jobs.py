@@ -16,6 +16,7 @@ from portal.errors import Conflict, Impossible, Invalid, NotAllowed
 from portal.models import Environment, Job, Node, NodePool, Project, Template, User
 from portal.services import bounds, lifecycle
 from portal.services.audit import record_act
+from portal.services.topologies import Near, fault_of_near
 from portal.words.amounts import memory
 from portal.words.reasons import EndReason
 from portal.words.states import JOB_ENDS, JobKind, JobState, NodeState, RuntimeKind
@@ -44,6 +45,7 @@ ASKED = (
     "milli_per_gpu",
     "gpu_model",
     "min_gpu_memory_mib",
+    "near",
     "cpu_milli",
     "memory_mib",
     "priority",
@@ -68,6 +70,7 @@ class JobRequest:
     milli_per_gpu: int = 1000
     gpu_model: str = ""
     min_gpu_memory_mib: int | None = None
+    near: Near | None = None
     cpu_milli: int = 1000
     memory_mib: int = 2048
     shm_mib: int = 64
@@ -89,6 +92,8 @@ def check_job(user: User, request: JobRequest) -> None:
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_is_open(user)
     wrong = dict(_wrong_words(request)) | dict(_wrong_numbers(request))
+    if request.near and (fault := fault_of_near(request.near)):
+        wrong["near"] = fault
     if request.priority > 0 and not can(user, Verb.MANAGE, request.project):
         raise NotAllowed(
             "Only managers of the project may raise a priority above 0.", code="priority_not_allowed"
@@ -196,7 +201,8 @@ def request_of(job: Job) -> JobRequest:
 def _columns(request: JobRequest) -> dict[str, Any]:
     """The request as columns of the record: lists and dictionaries of its own."""
     columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__}
-    return columns | {"command": list(request.command), "environ": dict(request.environ)}
+    near = dict(request.near) if request.near else None
+    return columns | {"command": list(request.command), "environ": dict(request.environ), "near": near}
 
 
 def _check_process_is_open(user: User) -> None:

@@ -46,6 +46,13 @@ def node(request: HttpRequest, public_id: str) -> HttpResponse:
     row = visible_nodes(request.user).select_related("pool").filter(public_id=public_id).first()
     if row is None:
         raise NotThere
+    return node_page(request, row)
+
+
+def node_page(
+    request: HttpRequest, row: Node, *, typed_labels: str | None = None, status: int = 200
+) -> HttpResponse:
+    """The page of a node; ``typed_labels`` is what an editor wrote that was refused."""
     box = cluster_map(request.user, only=row).boxes[0]
     user = signed_in(request.user)
     context = {
@@ -57,9 +64,11 @@ def node(request: HttpRequest, public_id: str) -> HttpResponse:
         "below_floor": row.hello.get("below_floor", []),
         "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
         "may_change": user.is_admin,
+        "labels": sorted(row.labels.items()),
+        "typed_labels": typed_labels,
     }
     template = "cluster/node_live.html" if request.headers.get("HX-Request") else "cluster/node.html"
-    return render(request, template, context)
+    return render(request, template, context, status=status)
 
 
 def _facts(row: Node) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,6 +229,7 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
         "milli_per_gpu",
         "gpu_model",
         "min_gpu_memory_mib",
+        "near",
         "cpu_milli",
         "memory_mib",
         "shm_mib",
@@ -238,7 +240,12 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
         "max_attempts",
     )
     return [
-        (name, "none" if getattr(found, name) in (None, "") else str(getattr(found, name))) for name in fields
+        (
+            name,
+            "none" if value in (None, "") else json.dumps(value) if isinstance(value, dict) else str(value),
+        )
+        for name in fields
+        for value in [getattr(found, name)]
     ]
 
 

@@ -10,7 +10,7 @@ from django import forms
 from django.db.models import QuerySet
 
 from portal.access import project_ids, visible_environments
-from portal.models import Environment, Job, NodePool, Project, Template, User
+from portal.models import Environment, Job, NodePool, Project, Template, Topology, User
 from portal.services.jobs import JobRequest
 from portal.web.words import MAX_DIGITS, duration, whole_number
 from portal.words.states import JobKind, Role
@@ -108,6 +108,14 @@ class LaunchForm(forms.Form):
         widget=_select(),
         required=False,
     )
+    near_required = forms.ChoiceField(
+        label="All tasks in one", required=False, widget=_select(),
+        help_text="They start together there, or wait until one has room.",
+    )  # fmt: skip
+    near_preferred = forms.ChoiceField(
+        label="Rather in one", required=False, widget=_select(),
+        help_text="Tried first; keeps nothing waiting.",
+    )  # fmt: skip
     cores = forms.FloatField(
         label="CPU cores for each task", min_value=0.1, initial=1, widget=_number(min=0.1, step="any")
     )
@@ -153,11 +161,39 @@ class LaunchForm(forms.Form):
         self._choices("environment", visible_environments(user).filter(enabled=True).order_by("title"))
         self._choices("pool", NodePool.objects.order_by("name"))
         self._choices("template", Template.objects.filter(enabled=True))
+        self.has_levels = self._levels()
 
     def _choices(self, name: str, rows: QuerySet[Any]) -> None:
         field = self.fields[name]
         assert isinstance(field, ByPublicId)  # noqa: S101
         field.queryset = rows
+
+    def _levels(self) -> bool:
+        """Offers the levels of all topologies; False when there are none."""
+        rows = list(Topology.objects.order_by("name"))
+        named = len(rows) > 1
+        levels = [
+            (f"{row.name}:{key}", key.rpartition("/")[2] + (f" of {row.name}" if named else ""))
+            for row in rows
+            for key in row.levels
+        ]
+        for name, nothing in (("near_required", "Anywhere"), ("near_preferred", "No wish")):
+            field = self.fields[name]
+            assert isinstance(field, forms.ChoiceField)  # noqa: S101
+            field.choices = [("", nothing), *levels]
+        return bool(levels)
+
+    def clean(self) -> dict[str, Any]:
+        """Both levels belong to one topology."""
+        data: dict[str, Any] = super().clean() or self.cleaned_data
+        required, preferred = data.get("near_required") or "", data.get("near_preferred") or ""
+        topologies = {choice.partition(":")[0] for choice in (required, preferred) if choice}
+        if len(topologies) > 1:
+            self.add_error("near_preferred", "Choose levels of one topology.")
+        levels = [choice.partition(":")[2] or None for choice in (required, preferred)]
+        near = {"topology": "".join(topologies), "required": levels[0], "preferred": levels[1]}
+        data["near"] = near if len(topologies) == 1 else None
+        return data
 
     def clean_environ(self) -> dict[str, str]:
         """NAME=value lines as a dictionary."""
@@ -198,6 +234,7 @@ class LaunchForm(forms.Form):
             gpus_per_task=data["gpus_per_task"],
             milli_per_gpu=(data["milli_per_gpu"] or 1000) if data["gpus_per_task"] == 1 else 1000,
             gpu_model=data["gpu_model"],
+            near=None if workspace else data["near"],
             cpu_milli=round(data["cores"] * 1000),
             memory_mib=round(data["memory_gib"] * 1024),
             command=[] if workspace else data["command"],
@@ -237,7 +274,14 @@ def initial_of(job: Job) -> dict[str, Any]:
         "preemptible": job.preemptible,
         "priority": job.priority,
         "max_attempts": job.max_attempts,
-    }
+    } | _near_fields(job.near)
+
+
+def _near_fields(near: Any) -> dict[str, str]:
+    """A wish to stand near in the fields of the form; None is anywhere."""
+    asked = near if isinstance(near, dict) else {}
+    levels = {f"near_{which}": asked.get(which) for which in ("required", "preferred")}
+    return {name: f"{asked.get('topology')}:{level}" if level else "" for name, level in levels.items()}
 
 
 def initial_of_template(template: Template) -> dict[str, Any]:
@@ -269,6 +313,8 @@ def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
         found["memory_gib"] = f"{memory_mib / 1024:g}"
     if time_limit_s := whole_number(fields.get("time_limit_s")):
         found["time_limit_s"] = duration(time_limit_s).replace("\u00a0", " ")
+    if "near" in fields:
+        found |= _near_fields(fields["near"])
     if isinstance(fields.get("command"), list):
         found["command"] = shlex.join(fields["command"])
     if isinstance(fields.get("environ"), dict):

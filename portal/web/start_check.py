@@ -78,7 +78,8 @@ def check_start(user: User, request: JobRequest, strips: list[ModelStrip], *, as
 def _from_answer(answer: dict[str, Any]) -> StartCheck:
     """The engine's answer in the words of the rail."""
     ways = [
-        Way(str(way["sentence"]), dict(way.get("fields") or {})) for way in answer.get("alternatives", [])
+        Way(str(way["sentence"]), _form_fields(dict(way.get("fields") or {})))
+        for way in answer.get("alternatives", [])
     ]
     verdict = answer.get("verdict") or {}
     sentence = str(verdict.get("sentence", ""))
@@ -92,6 +93,15 @@ def _from_answer(answer: dict[str, Any]) -> StartCheck:
     if answer.get("victims"):
         return StartCheck("waits", "Others would make room", sentence, ways, low=low, high=high)
     return StartCheck("waits", "It would wait", sentence, ways, low=low, high=high)
+
+
+def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:
+    """The new values of a change by the form's own names."""
+    if "near" not in changed:
+        return changed
+    return {name: value for name, value in changed.items() if name != "near"} | initial_of_fields(
+        {"near": changed["near"]}
+    )
 
 
 def _at(seconds: float) -> dt.datetime:

@@ -25,7 +25,17 @@ from portal.web import words
 
 register = template.Library()
 
-for _name in ("duration", "memory", "gpus", "gpu_amount", "gpu_time", "short_gpu", "cores", "plural"):
+for _name in (
+    "duration",
+    "memory",
+    "gpus",
+    "gpu_amount",
+    "gpu_time",
+    "short_gpu",
+    "cores",
+    "plural",
+    "near_words",
+):
     register.filter(_name, getattr(words, _name))
 
 

@@ -66,6 +66,15 @@ def short_gpu(model: str) -> str:
     return name.removesuffix(" GPU").removesuffix(" Generation") or model
 
 
+def near_words(near: dict[str, str | None] | None) -> str:
+    """In one rack (fabric); rather in one block (fabric); empty for anywhere."""
+    if not near:
+        return ""
+    said = [("in one", near.get("required")), ("rather in one", near.get("preferred"))]
+    levels = ", ".join(f"{how} {level.rpartition('/')[2]}" for how, level in said if level)
+    return f"{levels} ({near.get('topology')})"
+
+
 def gpu_time(gpu_seconds: float) -> str:
     """45 GPU-min, 1.6 GPU-h, 260 GPU-h."""
     hours = gpu_seconds / 3600

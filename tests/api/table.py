@@ -17,6 +17,7 @@ OWNER = frozenset({"member"})
 
 JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
 LAB = {"name": "more", "project": "vision", "environment": "lab"}
+LEVELS = {"name": "fabric", "levels": ["block", "rack"]}
 KNOBS = {"knobs": {"usage_weight": 0.5, "half_life_s": None}}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
 
@@ -109,6 +110,12 @@ ROWS = [
     Row("nodes_fence", "post", "nodes/{node}/fence/", ADMIN, {"reason": "off"}, 409, hidden=403),
     Row("nodes_retire", "post", "nodes/{node}/retire/", ADMIN, {}, 409, hidden=403),
     Row("nodes_drain", "post", "nodes/{node}/drain/", ADMIN, {}, hidden=403),
+    Row("nodes_labels_put", "put", "nodes/{node}/labels/", ADMIN, {"labels": {"rack": "r1"}}, hidden=403),
+    Row("topologies_list", "get", "topologies/", EVERYBODY),
+    Row("topologies_create", "post", "topologies/", ADMIN, LEVELS, 201, hidden=403),
+    Row("topologies_get", "get", "topologies/{topology}/", EVERYBODY),
+    Row("topologies_put", "put", "topologies/{topology}/", ADMIN, {"levels": ["rack"]}, hidden=403),
+    Row("topologies_remove", "delete", "topologies/{topology}/", ADMIN, status=204, hidden=403),
     Row("nodes_test", "post", "nodes/{node}/test/", ADMIN, {}, 201, hidden=403),
     Row("nodes_check", "get", "nodes/{node}/checks/{check}/", ADMIN, hidden=403),
     Row("gpus_give_back", "post", "gpus/{gpu}/give-back/", ADMIN, {}, hidden=403),

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
-from portal.models import FailedCycle, Job, Node, NodeCheck, Quota, Template, UnknownContainer, User
+from portal.models import FailedCycle, Job, Node, NodeCheck, Quota, Template, Topology, UnknownContainer, User
 from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
 from portal.services.logs import write_log_bytes
@@ -89,6 +89,7 @@ def make() -> World:
         "template": template,
         "quota": quota,
         "token": token,
+        "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
         "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
         "container": UnknownContainer.objects.create(
             node=node, name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0

@@ -153,7 +153,7 @@ def test_a_cycle_goes_by_them(scene) -> None:
     ended(scene, 600, gpus_per_task=4)
     ended(scene, 10, gpus_per_task=3)
     long, short = submit(scene, gpus_per_task=4), submit(scene, gpus_per_task=3)
-    outcome = run_cycle("test", "me", expectations=Expectations())
+    outcome = run_cycle("test", "me")
     assert outcome is not None and outcome.started == 1
     states = dict(Job.objects.filter(pk__in=(long.pk, short.pk)).values_list("pk", "state"))
     assert states == {long.pk: "PENDING", short.pk: "RUNNING"}

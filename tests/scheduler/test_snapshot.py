@@ -10,10 +10,11 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.models import Job, Quota, UsageLedger, Volume
+from portal.models import Job, Node, Quota, Topology, UsageLedger, Volume
 from portal.services import lifecycle
 from portal.services.lifecycle import Seat
 from portal.words.reasons import EndReason
+from scheduler.core.cluster import Near, TopologyRow
 from scheduler.core.policy import PolicyError
 from scheduler.core.saved import snapshot_from_json, snapshot_to_json
 from scheduler.snapshot import take_photo
@@ -21,7 +22,7 @@ from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-QUERIES = 20
+QUERIES = 21
 """All reads of one photograph, its two opening statements and the savepoint-free transaction around them."""
 
 
@@ -72,6 +73,20 @@ def test_the_number_of_queries_does_not_grow(scene) -> None:
     place(scene, submit(scene))
     assert count_queries() == few
     assert few <= QUERIES
+
+
+def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
+    Topology.objects.create(name="fabric", levels=["block", "rack"])
+    Node.objects.filter(pk=scene["node"].pk).update(labels={"rack": "r7", "block": "a"})
+    near = {"topology": "fabric", "required": "rack", "preferred": None}
+    place(scene, submit(scene, near=near))
+    submit(scene, near={"topology": "fabric", "required": None, "preferred": "block"})
+    photo = take_photo(record.cluster()).snapshot
+    assert photo.topologies == (TopologyRow("fabric", ("block", "rack")),)
+    assert photo.nodes[0].labels == (("block", "a"), ("rack", "r7"))
+    assert photo.running[0].near == Near("fabric", "rack")
+    assert photo.pending[0].near == Near("fabric", None, "block")
+    assert snapshot_from_json(snapshot_to_json(photo)) == photo
 
 
 def test_it_tells_what_is_held_and_by_whom(scene) -> None:

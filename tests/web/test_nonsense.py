@@ -28,6 +28,7 @@ PARAMETERS = {
     "search": ("q",),
     "people": ("q",),
     "quotas": ("pool",),
+    "topologies": ("edit",),
     "launch": (
         "like",
         "template",
@@ -70,6 +71,7 @@ def pages_with_forms() -> list[str]:
     return [
         *(reverse(name) for name in ("account", "launch", "quotas", "projects", "people", "add-node")),
         reverse("environments"),
+        reverse("topologies"),
         reverse("job", args=[job.public_id]),
         reverse("node", args=[node.public_id]),
         reverse("project", args=[project.public_id]),

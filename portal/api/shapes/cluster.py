@@ -13,6 +13,7 @@ from portal.models import Gpu as GpuRow
 from portal.models import Node as NodeRow
 from portal.models import NodeCheck as NodeCheckRow
 from portal.models import Template as TemplateRow
+from portal.models import Topology as TopologyRow
 from portal.words.states import GpuHealth, JobKind, NodeState, RuntimeKind
 
 HEALTH = [word.value for word in GpuHealth]
@@ -67,7 +68,15 @@ class Node(Named):
     last_seen_at = serializers.DateTimeField(allow_null=True)
     cpu_milli = serializers.IntegerField()
     memory_mib = serializers.IntegerField()
+    labels = serializers.DictField(child=serializers.CharField(), help_text="Where it stands: key to value.")
     gpus = GpuShort(many=True)
+
+
+class Topology(Named):
+    """A fabric, read from labels of nodes."""
+
+    levels = serializers.ListField(child=serializers.CharField(), help_text="Label keys, outermost first.")
+    nodes = serializers.IntegerField(help_text="Nodes that have the label of its outermost level.")
 
 
 class CheckStep(serializers.Serializer[Any]):
@@ -167,8 +176,14 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "last_seen_at": when(row.last_seen_at),
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
+        "labels": row.labels,
         "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
     }
+
+
+def topology(row: TopologyRow, nodes: int) -> dict[str, Any]:
+    """A topology, and how many nodes it places."""
+    return {"id": row.public_id, "name": row.name, "levels": row.levels, "nodes": nodes}
 
 
 def node_check(row: NodeCheckRow) -> dict[str, Any]:

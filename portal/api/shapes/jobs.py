@@ -191,6 +191,14 @@ class Event(serializers.Serializer[Any]):
     facts = serializers.DictField()
 
 
+class Near(serializers.Serializer[Any]):
+    """How close together the tasks of a job stand, by levels of a topology."""
+
+    topology = serializers.CharField()
+    required = serializers.CharField(allow_null=True)  # type: ignore[assignment]
+    preferred = serializers.CharField(allow_null=True)
+
+
 class JobWhole(Job):
     """One job with everything that is known of it."""
 
@@ -204,6 +212,7 @@ class JobWhole(Job):
     template = Named(allow_null=True)
     gpu_model = serializers.CharField(allow_blank=True)
     min_gpu_memory_mib = serializers.IntegerField(allow_null=True)
+    near = Near(allow_null=True, help_text="null: anywhere.")
     cpu_milli = serializers.IntegerField(help_text="For each task.")
     memory_mib = serializers.IntegerField(help_text="For each task.")
     shm_mib = serializers.IntegerField()
@@ -350,6 +359,7 @@ def job_whole(
         "template": named(row.template),
         "gpu_model": row.gpu_model,
         "min_gpu_memory_mib": row.min_gpu_memory_mib,
+        "near": row.near,
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "shm_mib": row.shm_mib,

@@ -12,6 +12,8 @@ from portal.access import Policy, policy, signed_in
 from portal.errors import FairwayError, Invalid, NotThere
 from portal.models import Gpu, Node, NodeCheck, NodePool
 from portal.services import enrolment, nodes
+from portal.services.topologies import do_set_labels
+from portal.web.cluster import node_page
 from portal.web.words import whole_number
 from portal.words.states import LinkKind, NodeState, RuntimeKind
 
@@ -117,6 +119,33 @@ def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
     if act == "retire":
         return HttpResponseRedirect(reverse("cluster"))
     return HttpResponseRedirect(reverse("node", args=[public_id]))
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def set_labels(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Gives a node the labels that were typed, one key=value a line, and no others."""
+    node, text = _node(public_id), request.POST.get("labels", "")
+    try:
+        do_set_labels(signed_in(request.user), node, labels_of(text))
+    except Invalid as refusal:
+        messages.error(request, refusal.sentence)
+        return node_page(request, node, typed_labels=text, status=400)
+    messages.success(request, f"The labels of {node.name} are saved. The next cycle places by them.")
+    return HttpResponseRedirect(reverse("node", args=[public_id]))
+
+
+def labels_of(text: str) -> dict[str, str]:
+    """Lines of key=value as labels. Raises Invalid for a line that is none, and for a key that stands there twice."""
+    found: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        key, sign, value = (part.strip() for part in line.partition("="))
+        if not sign:
+            raise Invalid(fields={"labels": f"“{line[:40]}” is not key=value."})
+        if key in found:
+            raise Invalid(fields={"labels": f"{key[:40]} stands there twice."})
+        found[key] = value
+    return found
 
 
 # -- inside ----------------------------------------------------------------------------------------

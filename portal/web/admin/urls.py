@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.web.admin import audit, environments, nodes, people, policy, projects, quotas, restored, scheduler
+from portal.web.admin import (
+    audit,
+    environments,
+    nodes,
+    people,
+    policy,
+    projects,
+    quotas,
+    restored,
+    scheduler,
+    topologies,
+)
 
 urlpatterns = [
     path("quotas/", quotas.quotas, name="quotas"),
@@ -25,6 +36,10 @@ urlpatterns = [
     path("nodes/add/", nodes.add_node, name="add-node"),
     path("nodes/<slug:public_id>/test/", nodes.test_node, name="test-node"),
     path("nodes/<slug:public_id>/gpus/<str:uuid>/give-back/", nodes.give_back_gpu, name="give-back-gpu"),
+    path("nodes/<slug:public_id>/labels/", nodes.set_labels, name="set-labels"),
+    path("topologies/", topologies.topologies_page, name="topologies"),
+    path("topologies/save/", topologies.save_topology, name="save-topology"),
+    path("topologies/<slug:name>/remove/", topologies.remove_topology, name="remove-topology"),
     path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
     path("nodes/<slug:public_id>/checks/<slug:check_id>/", nodes.node_check, name="node-check"),
     path("restored/", restored.restored_page, name="restored"),

@@ -1,0 +1,132 @@
+"""Labels of nodes and topologies: what may stand there, who may write it, and what jobs may ask by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.models import AuditEntry, Node, Outbox, Topology
+from portal.services.jobs import do_cancel_job
+from portal.services.topologies import do_remove_topology, do_save_topology, do_set_labels
+from portal.words.labels import MOST_LABELS
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene():
+    return record.scene() | {"admin": record.person(admin=True)}
+
+
+def test_labels_are_set_whole_and_written_down(scene) -> None:
+    admin, node = scene["admin"], scene["node"]
+    do_set_labels(admin, node, {"rack": "r1", "example.org/block": "b"}, reason="moved in")
+    do_set_labels(admin, node, {"rack": "r2"})
+    assert Node.objects.get(pk=node.pk).labels == {"rack": "r2"}
+    first, second = AuditEntry.objects.filter(act="node.labels").order_by("id")
+    assert (first.reason, first.after) == ("moved in", {"rack": "r1", "example.org/block": "b"})
+    assert second.before == {"rack": "r1", "example.org/block": "b"}
+    assert second.after == {"rack": "r2", "example.org/block": None}
+    assert Outbox.objects.filter(name="scheduler.cycle", arguments=["node"]).count() == 2
+    do_set_labels(admin, node, {"rack": "r2"})
+    assert AuditEntry.objects.filter(act="node.labels").count() == 2
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"": "r1"},
+        {"-rack": "r1"},
+        {"ra ck": "r1"},
+        {"rack\n": "r1"},
+        {"UPPER.org/rack": "r1"},
+        {"/rack": "r1"},
+        {"a" * 64: "r1"},
+        {"rack": ""},
+        {"rack": "r 1"},
+        {"rack": "r1\n"},
+        {"rack": "x" * 64},
+        {"rack": "שלום"},
+        {f"k{i}": "v" for i in range(MOST_LABELS + 1)},
+    ],
+    ids=lambda labels: repr(labels)[:30],
+)
+def test_what_is_no_label_is_refused(scene, labels) -> None:
+    with pytest.raises(Invalid) as refusal:
+        do_set_labels(scene["admin"], scene["node"], labels)
+    assert set(refusal.value.fields) == {"labels"}
+    assert Node.objects.get(pk=scene["node"].pk).labels == {}
+
+
+def test_only_admins_say_where_nodes_stand(scene) -> None:
+    with pytest.raises(NotAllowed):
+        do_set_labels(scene["owner"], scene["node"], {"rack": "r1"})
+    with pytest.raises(NotAllowed):
+        do_save_topology(scene["owner"], "fabric", ["rack"])
+    row = do_save_topology(scene["admin"], "fabric", ["rack"])
+    with pytest.raises(NotAllowed):
+        do_remove_topology(scene["owner"], row)
+
+
+def test_a_topology_keeps_its_name_and_may_have_other_levels(scene) -> None:
+    row = do_save_topology(scene["admin"], "fabric", ["rack"])
+    do_save_topology(scene["admin"], "ignored", ["block", "rack"], row)
+    assert list(Topology.objects.values_list("name", "levels")) == [("fabric", ["block", "rack"])]
+    change = AuditEntry.objects.get(act="topology.change")
+    assert (change.before, change.after) == ({"levels": ["rack"]}, {"levels": ["block", "rack"]})
+    with pytest.raises(Invalid, match="already a topology called fabric"):
+        do_save_topology(scene["admin"], "fabric", ["rack"])
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "field"),
+    [
+        ("Fabric!", ["rack"], "name"),
+        ("x" * 70, ["rack"], "name"),
+        ("fabric", [], "levels"),
+        ("fabric", ["rack", "rack"], "levels"),
+        ("fabric", ["two words"], "levels"),
+        ("fabric", [f"l{i}" for i in range(9)], "levels"),
+    ],
+)
+def test_what_is_no_topology_is_refused(scene, name, levels, field) -> None:
+    with pytest.raises(Invalid) as refusal:
+        do_save_topology(scene["admin"], name, levels)
+    assert set(refusal.value.fields) == {field}
+
+
+def submit(scene, near):
+    return record.job(scene["owner"], scene["project"], scene["environment"], near=near)
+
+
+@pytest.mark.parametrize(
+    ("near", "sentence"),
+    [
+        ({"topology": "mesh", "required": "rack"}, "There is no topology called mesh; there is fabric."),
+        ({"topology": "fabric", "required": "hall"}, "fabric has no level hall; it has block, rack."),
+        (
+            {"topology": "fabric", "required": None},
+            "Name a level that is required, or one that is preferred.",
+        ),
+    ],
+)
+def test_a_job_asks_by_levels_that_are_there(scene, near, sentence) -> None:
+    do_save_topology(scene["admin"], "fabric", ["block", "rack"])
+    with pytest.raises(Invalid) as refusal:
+        submit(scene, near)
+    assert refusal.value.fields == {"near": sentence}
+    kept = {"topology": "fabric", "required": "rack", "preferred": None}
+    assert submit(scene, kept).near == kept
+
+
+def test_a_topology_that_waiting_jobs_ask_by_stays(scene) -> None:
+    row = do_save_topology(scene["admin"], "fabric", ["rack"])
+    job = submit(scene, {"topology": "fabric", "required": "rack", "preferred": None})
+    with pytest.raises(Conflict) as refusal:
+        do_remove_topology(scene["admin"], row)
+    assert (refusal.value.code, refusal.value.facts) == ("topology_in_use", {"waiting": 1})
+    do_cancel_job(scene["owner"], job)
+    do_remove_topology(scene["admin"], row)
+    assert not Topology.objects.exists()
+    assert AuditEntry.objects.get(act="topology.remove").before == {"levels": ["rack"]}

@@ -1,0 +1,82 @@
+"""Labels, topologies and nearness on pages: who sees and who writes them, and what a refusal keeps."""
+
+from __future__ import annotations
+
+from portal.models import Job, Node, Topology
+
+
+def test_an_admin_labels_a_node_and_names_a_topology(client_of, scene) -> None:
+    admin, node = client_of("admin"), scene.nodes["h200-1"]
+    saved = admin.post(f"/nodes/{node.public_id}/labels/", {"labels": "block=a\r\n rack = r7 \r\n\r\n"})
+    assert saved.status_code == 302
+    assert Node.objects.get(pk=node.pk).labels == {"block": "a", "rack": "r7"}
+    admin.post("/topologies/save/", {"name": "fabric", "levels": "block, rack"})
+    page = admin.get("/topologies/").content.decode()
+    assert "1\xa0domain with 1\xa0node" in page
+    assert "rack=r7" in admin.get(f"/nodes/{node.public_id}/").content.decode()
+    assert admin.get("/topologies/?edit=fabric").content.decode().count("block\nrack") == 1
+    admin.post("/topologies/save/", {"row": "fabric", "levels": "rack"})
+    assert Topology.objects.get().levels == ["rack"]
+    admin.post("/topologies/fabric/remove/")
+    assert not Topology.objects.exists()
+
+
+def test_what_is_refused_is_told_and_stays_in_the_field(client_of, scene) -> None:
+    admin, node = client_of("admin"), scene.nodes["h200-1"]
+    refused = admin.post(f"/nodes/{node.public_id}/labels/", {"labels": "rack r7"})
+    assert refused.status_code == 400
+    assert "“rack r7” is not key=value." in refused.content.decode()
+    assert ">rack r7</textarea>" in refused.content.decode()
+    refused = admin.post("/topologies/save/", {"name": "Not A Name", "levels": "a b c"})
+    assert refused.status_code == 400
+    assert "Use lower-case letters" in refused.content.decode()
+    assert "a b c</textarea>" in refused.content.decode()
+    assert admin.get("/topologies/?edit=nowhere").status_code == 404
+
+
+def test_members_see_where_nodes_stand_and_write_nothing(client_of, scene) -> None:
+    Topology.objects.create(name="fabric", levels=["rack"])
+    node = scene.nodes["h200-1"]
+    Node.objects.filter(pk=node.pk).update(labels={"rack": "r7"})
+    member = client_of("member")
+    assert "fabric" in member.get("/topologies/").content.decode()
+    page = member.get(f"/nodes/{node.public_id}/").content.decode()
+    assert "r7" in page and "Save labels" not in page
+    for path in (f"/nodes/{node.public_id}/labels/", "/topologies/save/", "/topologies/fabric/remove/"):
+        assert member.post(path, {"labels": "", "name": "x", "levels": "y"}).status_code == 403
+
+
+def test_a_job_is_launched_near_together(client_of, scene) -> None:
+    member = client_of("member")
+    assert "Near together" not in member.get("/launch/?kind=training").content.decode()
+    Topology.objects.create(name="fabric", levels=["example.org/block", "rack"])
+    page = member.get("/launch/?kind=training").content.decode()
+    assert '<option value="fabric:rack">rack</option>' in page
+    form = {
+        "kind": "training", "name": "near-one", "project": scene.projects["vision"].public_id,
+        "environment": scene.environments["batch"].public_id, "gpus_per_task": "4", "tasks": "2",
+        "milli_per_gpu": "1000", "cores": "1", "memory_gib": "2", "command": "true",
+        "near_required": "fabric:example.org/block", "near_preferred": "fabric:rack",
+    }  # fmt: skip
+    checked = member.post("/launch/check/", form).content.decode()
+    assert "in one block, rather in one rack (fabric)" in checked
+    assert member.post("/launch/", form).status_code == 302
+    job = Job.objects.get(name="near-one")
+    assert job.near == {"topology": "fabric", "required": "example.org/block", "preferred": "rack"}
+    assert (
+        "in one block, rather in one rack (fabric)" in member.get(f"/jobs/{job.public_id}/").content.decode()
+    )
+    again = member.get(f"/launch/?like={job.public_id}").content.decode()
+    assert '<option value="fabric:example.org/block" selected>block</option>' in again
+
+
+def test_levels_of_two_topologies_are_refused(client_of, scene) -> None:
+    for name in ("fabric", "power"):
+        Topology.objects.create(name=name, levels=["rack"])
+    answer = client_of("member").post(
+        "/launch/", {"kind": "training", "near_required": "fabric:rack", "near_preferred": "power:rack"}
+    )
+    assert answer.status_code == 400
+    assert "Choose levels of one topology." in answer.content.decode()
+    unknown = client_of("member").post("/launch/", {"kind": "training", "near_required": "x" * 500})
+    assert unknown.status_code == 400
