@@ -194,6 +194,7 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
                     used_milli=gpu.used_milli,
                     whole=gpu.alone,
                     healthy=gpu.present and gpu.health == GpuHealth.OK.value,
+                    island=gpu.island,
                 )
                 for gpu in gpus
             ),

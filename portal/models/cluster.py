@@ -134,6 +134,13 @@ class Gpu(models.Model):
     health_reason = models.CharField(max_length=500, blank=True)
     present = models.BooleanField(default=True, help_text="The node's last hello named it.")
     used_milli = models.PositiveIntegerField(default=0)
+    island = models.PositiveSmallIntegerField(
+        null=True, blank=True, help_text="Equal numbers on a node are joined by NVLink; null: not known."
+    )
+    compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 9.0; null: not told.")
+    mig_profile = models.CharField(
+        max_length=32, blank=True, help_text="Of a MIG slice, such as 1g.10gb; blank: a whole GPU."
+    )
 
     class Meta:
         ordering = ["node_id", "index"]

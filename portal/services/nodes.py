@@ -243,6 +243,9 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
             "memory_mib": gpu["memory_mib"] or 0,
             "simulated": bool(gpu.get("simulated")),
             "present": True,
+            "island": gpu.get("island"),
+            "compute_capability": gpu.get("compute_capability"),
+            "mig_profile": str(gpu.get("mig_profile") or "")[:32],
         }
         if row is None:
             # a GPU that was moved to this node from another keeps its row and its history

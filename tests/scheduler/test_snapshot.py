@@ -78,12 +78,14 @@ def test_the_number_of_queries_does_not_grow(scene) -> None:
 def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
     Topology.objects.create(name="fabric", levels=["block", "rack"])
     Node.objects.filter(pk=scene["node"].pk).update(labels={"rack": "r7", "block": "a"})
+    scene["node"].gpus.filter(index__gte=2).update(island=1)
     near = {"topology": "fabric", "required": "rack", "preferred": None}
     place(scene, submit(scene, near=near))
     submit(scene, near={"topology": "fabric", "required": None, "preferred": "block"})
     photo = take_photo(record.cluster()).snapshot
     assert photo.topologies == (TopologyRow("fabric", ("block", "rack")),)
     assert photo.nodes[0].labels == (("block", "a"), ("rack", "r7"))
+    assert [gpu.island for gpu in photo.nodes[0].gpus] == [None, None, 1, 1]
     assert photo.running[0].near == Near("fabric", "rack")
     assert photo.pending[0].near == Near("fabric", None, "block")
     assert snapshot_from_json(snapshot_to_json(photo)) == photo

@@ -28,6 +28,14 @@ def scene():
     }
 
 
+def test_what_a_node_tells_of_its_gpus_is_kept(scene) -> None:
+    told = hello(scene)
+    told["gpus"][1] |= {"island": 2, "compute_capability": 9.0, "mig_profile": "1g.10gb"}
+    nodes.record_hello(scene["node"].pk, told, received_s=100.0)
+    rows = list(scene["node"].gpus.values_list("island", "compute_capability", "mig_profile"))
+    assert rows[:2] == [(None, None, ""), (2, 9.0, "1g.10gb")]
+
+
 def hello(scene, boot_id="one", gpus=None, **more):
     told = [
         {

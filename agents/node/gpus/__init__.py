@@ -8,7 +8,11 @@ OK, LOST, QUARANTINED = "ok", "lost", "quarantined"
 
 
 class GpuFacts(NamedTuple):
-    """What a GPU is. Memory in MiB; health is ok, lost or quarantined."""
+    """What a GPU is. Memory in MiB; health is ok, lost or quarantined.
+
+    GPUs of a machine with equal ``island`` are joined by NVLink; None is not known, or there is no NVLink.
+    ``compute_capability`` is such as 9.0; ``mig_profile`` such as 1g.10gb is that of a slice, None of a whole GPU.
+    """
 
     uuid: str
     index: int  # type: ignore[assignment]  # the tuple's own method of that name is not missed
@@ -17,6 +21,9 @@ class GpuFacts(NamedTuple):
     simulated: bool
     health: str
     health_sentence: Optional[str] = None
+    island: Optional[int] = None
+    compute_capability: Optional[float] = None
+    mig_profile: Optional[str] = None
 
 
 class GpuProcess(NamedTuple):

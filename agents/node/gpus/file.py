@@ -15,6 +15,7 @@ from agents.node.gpus import LOST, OK, QUARANTINED, GpuFacts, GpuProvider, GpuRe
 class FileGpus(GpuProvider):
     """GPUs as ``{"gpus": [{"uuid", "model", "memory_mib", "health", "load": {...}}]}``.
 
+    ``island``, ``compute_capability`` and ``mig_profile`` are optional; without ``island`` all are joined.
     ``load`` is optional; without it a GPU that is given away hums between 60 and 95 percent, and an idle one
     stands still. A file that is missing or half written keeps the last good picture.
     """
@@ -56,7 +57,7 @@ class FileGpus(GpuProvider):
 
 
 def _facts(index: int, row: Dict[str, Any]) -> GpuFacts:
-    health = row.get("health", OK)
+    health, capability = row.get("health", OK), row.get("compute_capability")
     return GpuFacts(
         uuid=str(row["uuid"]),
         index=int(row.get("index", index)),
@@ -65,6 +66,9 @@ def _facts(index: int, row: Dict[str, Any]) -> GpuFacts:
         simulated=True,
         health=health if health in (OK, LOST, QUARANTINED) else QUARANTINED,
         health_sentence=row.get("health_sentence"),
+        island=None if row.get("mig_profile") else int(row.get("island", 0)),
+        compute_capability=None if capability is None else float(capability),
+        mig_profile=row.get("mig_profile"),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from typing import Any, Callable, Dict, List, Optional, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from agents.node.gpus import LOST, OK, GpuFacts, GpuProcess, GpuProvider, GpuReading, NoGpus
 
@@ -30,6 +31,7 @@ class NvmlGpus(GpuProvider):
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._known: Dict[str, GpuFacts] = {}
+        self._islands: Dict[Tuple[str, ...], Dict[str, int]] = {}  # of the GPUs that were there together
         self._lock = threading.Lock()
 
     def driver(self) -> Optional[str]:
@@ -38,22 +40,32 @@ class NvmlGpus(GpuProvider):
     def gpus(self) -> List[GpuFacts]:
         with self._lock:
             present = {}
-            for index, handle in enumerate(self._handles()):
+            whole: Dict[str, Any] = {}
+            for index, (handle, parent) in enumerate(self._handles()):
                 uuid = _text(self._ask(self._nvml.nvmlDeviceGetUUID, handle))
                 if uuid is None:
                     continue
+                if handle is parent:
+                    whole[uuid] = handle
+                model, profile = _parted(
+                    _text(self._ask(self._nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU"
+                )
                 memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
                 present[uuid] = GpuFacts(
                     uuid=uuid,
                     index=index,
-                    model=_text(self._ask(self._nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU",
+                    model=model,
                     memory_mib=None if memory is None else memory.total // _MIB,
                     simulated=False,
                     health=OK if memory is not None else LOST,
                     health_sentence=None
                     if memory is not None
                     else "The driver no longer answers for this GPU.",
+                    compute_capability=self._capability(parent),
+                    mig_profile=profile,
                 )
+            for uuid, island in self._islands_of(whole).items():
+                present[uuid] = present[uuid]._replace(island=island)
             for uuid, facts in self._known.items():
                 if uuid not in present:
                     present[uuid] = facts._replace(health=LOST, health_sentence="The GPU left the bus.")
@@ -88,12 +100,38 @@ class NvmlGpus(GpuProvider):
     def device_flags(self, uuids: List[str]) -> List[str]:
         return [flag for uuid in uuids for flag in ("--device", f"nvidia.com/gpu={uuid}")]
 
-    def _handles(self) -> List[Any]:
-        handles: List[Any] = []
+    def _capability(self, handle: Any) -> Optional[float]:
+        found = self._ask(self._nvml.nvmlDeviceGetCudaComputeCapability, handle)
+        return None if found is None else float("{}.{}".format(*found))
+
+    def _islands_of(self, handles: Dict[str, Any]) -> Dict[str, int]:
+        """Islands by UUID, numbered in the order of the machine; none where no two GPUs are joined."""
+        key = tuple(handles)
+        if key not in self._islands:
+            island = {uuid: number for number, uuid in enumerate(handles)}
+            for one, other in itertools.combinations(handles, 2):
+                if island[one] != island[other] and self._joined(handles[one], handles[other]):
+                    low, high = sorted((island[one], island[other]))
+                    island = {uuid: low if at == high else at for uuid, at in island.items()}
+            numbers = sorted(set(island.values()))
+            joined = len(numbers) < len(island)
+            self._islands = {key: {u: numbers.index(at) for u, at in island.items()} if joined else {}}
+        return self._islands[key]
+
+    def _joined(self, one: Any, other: Any) -> bool:
+        """True when the two reach each other's memory over NVLink, directly or through a switch."""
+        status = self._ask(
+            self._nvml.nvmlDeviceGetP2PStatus, one, other, self._nvml.NVML_P2P_CAPS_INDEX_NVLINK
+        )
+        return status is not None and status == self._nvml.NVML_P2P_STATUS_OK
+
+    def _handles(self) -> List[Tuple[Any, Any]]:
+        """Each GPU or slice, with the GPU that it is (of)."""
+        handles: List[Tuple[Any, Any]] = []
         for index in range(self._ask(self._nvml.nvmlDeviceGetCount) or 0):
             handle = self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index)
             if handle is not None:
-                handles.extend(self._slices(handle) or [handle])
+                handles.extend((each, handle) for each in self._slices(handle) or [handle])
         return handles
 
     def _slices(self, handle: Any) -> List[Any]:
@@ -122,6 +160,12 @@ class NvmlGpus(GpuProvider):
             return question(*arguments)
         except self._nvml.NVMLError:
             return None
+
+
+def _parted(name: str) -> Tuple[str, Optional[str]]:
+    """NVML's name as the model and, of a slice, its profile: ``NVIDIA A100-SXM4-40GB MIG 1g.5gb``."""
+    model, mig, profile = name.partition(" MIG ")
+    return model, profile if mig else None
 
 
 def _text(value: Any) -> Optional[str]:

@@ -33,6 +33,14 @@ class GpuShort(serializers.Serializer[Any]):
     health_reason = serializers.CharField(allow_blank=True)
     present = serializers.BooleanField(help_text="The node's last hello named it.")
     used_milli = serializers.IntegerField(help_text="1000 is all of it.")
+    island = serializers.IntegerField(
+        allow_null=True,
+        help_text="GPUs of the node with equal numbers are joined by NVLink; null: not known.",
+    )
+    compute_capability = serializers.FloatField(allow_null=True, help_text="Such as 9.0; null: not told.")
+    mig_profile = serializers.CharField(
+        allow_blank=True, help_text="Of a slice, such as 1g.10gb; blank: a whole GPU."
+    )
     jobs = serializers.ListField(child=serializers.CharField(), help_text="Jobs on it, of those you may see.")
 
 
@@ -137,6 +145,9 @@ def gpu_short(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "health_reason": row.health_reason,
         "present": row.present,
         "used_milli": row.used_milli,
+        "island": row.island,
+        "compute_capability": row.compute_capability,
+        "mig_profile": row.mig_profile,
         "jobs": holders.get(row.pk, []),
     }
 
