@@ -61,6 +61,7 @@ def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None)
         _known(f"usage[{i}].project", usage.project, projects)
         _known(f"usage[{i}].pool", usage.pool, pools)
         _at_least(f"usage[{i}].gpu_seconds", usage.gpu_seconds, 0)
+    _check_reservations(snapshot, projects, nodes)
     grows = {row.job for row in snapshot.pending if row.ranks}
     _unique(
         "jobs",
@@ -119,6 +120,20 @@ def _check_quotas(snapshot: Snapshot, projects: frozenset[str], pools: frozenset
         _at_least(f"{at}.weight", quota.weight, 0)
         if quota.limit_milli is not None:
             _at_least(f"{at}.limit_milli", quota.limit_milli, 0)
+
+
+def _check_reservations(snapshot: Snapshot, projects: frozenset[str], nodes: frozenset[str]) -> None:
+    _unique("reservations", (row.id for row in snapshot.reservations))
+    for row in snapshot.reservations:
+        at = f"reservations[{row.id}]"
+        for node in _unique(f"{at}.nodes", row.nodes):
+            _known(f"{at}.nodes", node, nodes)
+        for project in _unique(f"{at}.projects", row.projects):
+            _known(f"{at}.projects", project, projects)
+        _finite(f"{at}.from_s", row.from_s)
+        _finite(f"{at}.to_s", row.to_s)
+        if row.from_s >= row.to_s:
+            raise SnapshotError(f"{at}.to_s", "the end is not after the begin")
 
 
 def _check_running(
@@ -207,6 +222,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         raise PlanError("every pending job has exactly one start or verdict")
     nodes = {node.id: node for node in snapshot.nodes}
     gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes for gpu in node.gpus}
+    tree = Tree(snapshot.projects)
     used: Counter[str] = Counter({uuid: gpu.used_milli for uuid, (_, gpu) in gpus.items()})
     cpu: Counter[str] = Counter({node.id: node.cpu_used_milli for node in snapshot.nodes})
     memory: Counter[str] = Counter({node.id: node.memory_used_mib for node in snapshot.nodes})
@@ -219,8 +235,11 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
             snapshot, row.near, [nodes[task.node] for task in start.tasks]
         ):
             raise PlanError(f"{row.job} must stand nearer together")
+        closed = _reserved_for_others(snapshot, tree, row)
         for task in start.tasks:
             node = nodes[task.node]
+            if node.id in closed:
+                raise PlanError(f"{row.job} may reach into a reservation of {node.id} for others")
             if node.pool != start.pool or not (node.schedulable and node.reachable):
                 raise PlanError(f"{row.job} stands on {node.id}, which is not open to it")
             if node.id in row.avoid_nodes or row.node_affinity not in (None, node.id):
@@ -239,6 +258,18 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
             raise PlanError(f"{uuid} carries {milli} milli")
     _check_limits(snapshot, plan)
     _check_evictions(snapshot, plan)
+
+
+def _reserved_for_others(snapshot: Snapshot, tree: Tree, row: PendingRow) -> set[NodeId]:
+    """Nodes with a reservation for others that a job which starts now may still be running in."""
+    line = tree.path[tree.leaf_of[row.project]]
+    latest_s = math.inf if row.time_limit_s is None else snapshot.now_s + row.time_limit_s
+    return {
+        node
+        for each in snapshot.reservations
+        if each.to_s > snapshot.now_s and latest_s > each.from_s and not any(p in each.projects for p in line)
+        for node in each.nodes
+    }
 
 
 def _stands_near(snapshot: Snapshot, near: Near | None, nodes: Sequence[NodeRow]) -> bool:

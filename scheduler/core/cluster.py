@@ -281,6 +281,18 @@ class PendingRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ReservationRow:
+    """Nodes kept for some projects, and those below them, from ``from_s`` to ``to_s``; for nobody: maintenance."""
+
+    id: str
+    name: str
+    nodes: tuple[NodeId, ...]
+    projects: tuple[ProjectId, ...]
+    from_s: float
+    to_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything a decision may know. Rows come in any order: the decision does not depend on it."""
 
@@ -293,3 +305,4 @@ class Snapshot:
     running: tuple[RunningRow, ...] = ()
     pending: tuple[PendingRow, ...] = ()
     topologies: tuple[TopologyRow, ...] = ()
+    reservations: tuple[ReservationRow, ...] = ()

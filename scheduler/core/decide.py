@@ -44,7 +44,7 @@ def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answ
     plan = decision.plan()
     start = next((start for start in plan.starts if start.job == request.job), None)
     verdict = next((verdict for verdict in plan.verdicts if verdict.job == request.job), None)
-    alternatives = () if start else decision.explainer.alternatives(request)
+    alternatives = () if start else decision.explainer.alternatives(decision.row(request.job))
     evictions = tuple(eviction for eviction in plan.evictions if eviction.for_job == request.job)
     return Answer(start is not None, start, verdict, alternatives, evictions)
 
@@ -61,6 +61,10 @@ class _Decision:
     def scenes(self) -> dict[PoolId, PoolScene]:
         """The pools as the decision left them."""
         return self._table.scenes
+
+    def row(self, job: JobId) -> PendingRow:
+        """A waiting job as the decision sees it: it avoids what is reserved for others."""
+        return next(row for row in self._table.pending if row.job == job)
 
     @property
     def explainer(self) -> Explainer:

@@ -6,13 +6,23 @@ A photograph that differs little from the one before shares most of its row obje
 
 from __future__ import annotations
 
-from scheduler.core.cluster import NodeRow, PendingRow, PoolId, RunningRow
+from typing import NamedTuple
+
+from scheduler.core.cluster import NodeId, NodeRow, PendingRow, PoolId, RunningRow
 from scheduler.core.gang import Gang
 from scheduler.core.placement import Floor
 from scheduler.core.plan import Change
 
 MOST_QUESTIONS = 100_000
 """After so many different requests the numbers given to them begin anew."""
+
+
+class Narrowed(NamedTuple):
+    """A row, the nodes that reservations close to it, and the row that avoids them."""
+
+    row: object
+    closed: tuple[NodeId, ...]
+    narrow: object
 
 
 class Memory:
@@ -24,6 +34,7 @@ class Memory:
         self.questions: dict[tuple[object, ...], int] = {}
         self.possible: dict[tuple[object, ...], list[PoolId]] = {}
         self.changes: dict[tuple[object, ...], list[tuple[Change, PendingRow]]] = {}
+        self.narrowed: dict[int, Narrowed] = {}
         self._waiting: dict[int, tuple[PendingRow, Gang]] = {}
         self._running: dict[int, tuple[RunningRow, Gang]] = {}
         self._next_waiting: dict[int, tuple[PendingRow, Gang]] = {}

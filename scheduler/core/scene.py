@@ -17,6 +17,7 @@ from scheduler.core.cluster import (
     Ask,
     JobId,
     NodeId,
+    NodeRow,
     PendingRow,
     PoolRow,
     ProjectId,
@@ -50,6 +51,12 @@ class PoolScene:
         self._snapshot = snapshot
         self.policy = policy = policy.in_pool(pool.knobs)
         self._nodes = [node for node in snapshot.nodes if node.pool == pool.id]
+        self._resting = {
+            node
+            for row in snapshot.reservations
+            if not row.projects and row.from_s <= snapshot.now_s < row.to_s
+            for node in row.nodes
+        }
         self.strategy = pool.placement or policy.placement
         self._memory = memory
         self._floor = self._known_floor() or Floor(
@@ -68,7 +75,7 @@ class PoolScene:
         for row in self.running:
             self._stands(row)
         self.capacity_milli = self._capacity_milli()
-        ready = [node for node in self._nodes if node.schedulable and node.reachable]
+        ready = [node for node in self._nodes if self._takes_work(node)]
         self.capacity = Amounts(
             self.capacity_milli, sum(node.cpu_milli for node in ready), sum(node.memory_mib for node in ready)
         )
@@ -171,11 +178,15 @@ class PoolScene:
         """Who stands near whom here."""
         return Domains(self._snapshot.topologies, self._floor.nodes)
 
+    def _takes_work(self, node: NodeRow) -> bool:
+        """False for a node that is out of service, also by a reservation for nobody."""
+        return node.schedulable and node.reachable and node.id not in self._resting
+
     def _capacity_milli(self) -> int:
         """What there is to divide: healthy GPUs of nodes that take work, and what is held elsewhere."""
         total = 0
         for node in self._nodes:
-            ready = node.schedulable and node.reachable
+            ready = self._takes_work(node)
             total += sum(WHOLE_MILLI if ready and gpu.healthy else gpu.used_milli for gpu in node.gpus)
         return total
 
@@ -284,6 +295,11 @@ class PoolScene:
             shape_of(ask, avoid_at_best(job), job.node_affinity, self.smallest_gpu_mib)[0] for ask in job.asks
         }
         return all(int(floor.capacity(shape).sum()) >= 1 for shape in shapes)
+
+    def would_fit_empty(self, job: PendingRow) -> bool:
+        """True when the gang would fit on the nodes open to it if nothing else stood there; groups count as one."""
+        tasks = job.tasks if job.min_tasks is None else job.min_tasks
+        return self.domains.most_together(job.near, self.empty_floor, self.shape(job)) >= tasks
 
     def shape_at_best(self, job: PendingRow) -> Shape:
         """A job's shape here, on a cluster where nothing is avoided that could ever run it."""

@@ -13,6 +13,7 @@ from scheduler.core.memory import Memory
 from scheduler.core.plan import EvictionReason, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker
+from scheduler.core.reserved import Reserved
 from scheduler.core.reserving import Reserving
 from scheduler.core.scene import PoolScene
 from scheduler.core.tree import Tree
@@ -43,9 +44,10 @@ class Table:
             )
         )
         check_snapshot(snapshot, memory.checked)
-        self.snapshot = snapshot
         self.policy = policy
         self.tree = Tree(snapshot.projects)
+        self.reserved = Reserved(snapshot, self.tree, memory.narrowed)
+        self.snapshot = snapshot = self.reserved.narrow(snapshot)
         self.scenes = {
             pool.id: PoolScene(snapshot, policy, self.tree, pool, memory)
             for pool in sorted(snapshot.pools, key=lambda pool: pool.id)

@@ -59,6 +59,7 @@ class Telling:
                 before = ahead if place >= shown else ahead[:place]
                 possible = self._table.possible[gang.job]
                 verdict = self._table.explainer.waits(gang.row, gang.question, possible, place, before)
+                verdict = self._table.reserved.explained(gang.row, verdict, possible, self._table.scenes)
                 verdict = self._with_reservation(pool, gang, verdict)
                 if moments:
                     verdict = self._with_protection(pool, gang, verdict, moments)

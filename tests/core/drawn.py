@@ -23,6 +23,7 @@ from scheduler.core.cluster import (
     ProjectId,
     ProjectRow,
     QuotaRow,
+    ReservationRow,
     RunningRow,
     RunningTask,
     Snapshot,
@@ -168,7 +169,23 @@ def snapshots(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
     running = _drawn_running(draw, nodes, projects) if with_running else ()
     pending = tuple(_drawn_pending(draw, i, projects, pools, nodes) for i in range(draw(st.integers(0, 8))))
     return Snapshot(NOW_S, tuple(pools), counted(nodes, running), tuple(projects), tuple(quotas),
-                    tuple(usage), running, pending, (FABRIC,))  # fmt: skip
+                    tuple(usage), running, pending, (FABRIC,), drawn_reservations(draw, nodes, projects))  # fmt: skip
+
+
+def drawn_reservations(
+    draw: st.DrawFn, nodes: list[NodeRow], projects: list[ProjectRow]
+) -> tuple[ReservationRow, ...]:
+    """A few spans around now, for some or for nobody; they may overlap."""
+    found = []
+    for i in range(draw(st.sampled_from([0, 0, 0, 1, 2])) if nodes else 0):
+        start_s = NOW_S + draw(st.sampled_from([-600.0, -60.0, 0.0, 60.0, 120.0, 3_600.0]))
+        chosen = draw(st.lists(st.sampled_from(nodes), min_size=1, max_size=2, unique=True))
+        named = draw(st.lists(st.sampled_from(projects), max_size=2, unique=True))
+        found.append(
+            ReservationRow(f"res{i}", f"reservation {i}", tuple(row.id for row in chosen),
+                           tuple(row.id for row in named), start_s, start_s + draw(st.sampled_from([60.0, 7_200.0])))
+        )  # fmt: skip
+    return tuple(found)
 
 
 def _drawn_projects(draw: st.DrawFn) -> list[ProjectRow]:
@@ -229,7 +246,8 @@ def _drawn_pending(
         draw(st.sampled_from([1, 1, 1, 2, 3])), draw(st.sampled_from([0, 1, 1, 2, 4])),
         draw(st.sampled_from([1000, 1000, 500, 300])), draw(st.sampled_from([None, None, "A100", "H100", "T4"])),
         draw(st.sampled_from([None, None, 50_000])), draw(st.sampled_from([0, 1_000, 3_000])),
-        draw(st.sampled_from([0, 1_024])), None, draw(st.integers(0, 9)) == 0,
+        draw(st.sampled_from([0, 1_024])), draw(st.sampled_from([None, None, 60.0, 600.0])),
+        draw(st.integers(0, 9)) == 0,
         draw(st.sampled_from([None, None, None, NOW_S - 1, NOW_S + 1])),
         tuple(draw(st.lists(st.sampled_from(names), max_size=1))) if names else (),
         draw(st.sampled_from([None, None, None, *names])), i, near=draw(st.sampled_from(NEARS)),
@@ -262,7 +280,11 @@ def crowded(draw: st.DrawFn) -> Snapshot:
         waits(f"j{i}", draw(st.sampled_from(projects)).id, draw(st.integers(1, 4)),
               tasks=draw(st.sampled_from([1, 1, 2])), age_s=float(draw(st.integers(0, 3))),
               priority=draw(st.sampled_from([25, 50, 100])), preemptible=draw(st.integers(0, 3)) > 0,
-              milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])), near=draw(st.sampled_from(NEARS)))
+              milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])), near=draw(st.sampled_from(NEARS)),
+              time_limit_s=draw(st.sampled_from([None, None, 60.0])))
         for i in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
-    return replace(cluster(nodes, projects, quotas, running=running, pending=pending), topologies=(FABRIC,))
+    return replace(
+        cluster(nodes, projects, quotas, running=running, pending=pending),
+        topologies=(FABRIC,), reservations=drawn_reservations(draw, nodes, projects),
+    )  # fmt: skip

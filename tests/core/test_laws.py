@@ -52,7 +52,16 @@ def the_order_of_rows_does_not_matter(snapshot: Snapshot) -> None:
         snapshot,
         **{
             name: tuple(random.Random(7).sample(rows, len(rows)))
-            for name in ("pools", "nodes", "projects", "quotas", "usage", "running", "pending")
+            for name in (
+                "pools",
+                "nodes",
+                "projects",
+                "quotas",
+                "usage",
+                "running",
+                "pending",
+                "reservations",
+            )
             for rows in [getattr(snapshot, name)]
         },
     )
