@@ -26,6 +26,7 @@ from portal.models import (
     NodePool,
     Project,
     Quota,
+    Reservation,
     Template,
     Topology,
     UnknownContainer,
@@ -150,7 +151,7 @@ def can(person: Person, verb: Verb, thing: Any) -> bool:
             return person.is_admin if verb is Verb.CHANGE else can(person, Verb.SEE, thing.project)
         case UnknownContainer():
             return person.is_admin
-        case Node() | NodePool() | Gpu() | Topology() | Environment() | Template():
+        case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment() | Template():
             return person.is_admin or verb is Verb.SEE
         case User():
             return person.is_admin or (thing.pk == person.pk and verb in {Verb.SEE, Verb.CHANGE})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from django.contrib.postgres.aggregates import ArrayAgg
 from django.db import connection, transaction
 from django.db.models import Exists, F, OuterRef, Q
 
@@ -23,6 +25,7 @@ from portal.models import (
     NodePool,
     Project,
     Quota,
+    Reservation,
     Task,
     Topology,
     Volume,
@@ -45,6 +48,7 @@ from scheduler.core.cluster import (
     ProjectId,
     ProjectRow,
     QuotaRow,
+    ReservationRow,
     RunningRow,
     RunningTask,
     Snapshot,
@@ -110,6 +114,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         held = _held(album.held)
         nodes, runtimes = _nodes(_gpus(album.gpus), held.values(), album.nodes)
         topologies = _topologies()
+        reservations = _reservations(now_s, nodes)
         projects = _projects()
         quotas = _quotas()
         usage = _usage(now_s, policy.half_life_s)
@@ -130,6 +135,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             running=running,
             pending=pending,
             topologies=topologies,
+            reservations=reservations,
         ),
         policy=policy,
         adopt_only=settings.adopt_only,
@@ -257,6 +263,31 @@ def _node_row(gpus: tuple[GpuRow, ...], node: Any, used: tuple[int, int]) -> Nod
 def _topologies() -> tuple[TopologyRow, ...]:
     rows = Topology.objects.order_by("name").values_list("name", "levels")
     return tuple(TopologyRow(name, tuple(levels)) for name, levels in rows)
+
+
+def _reservations(now_s: float, nodes: tuple[NodeRow, ...]) -> tuple[ReservationRow, ...]:
+    """What is reserved now or later, of the nodes that the photograph shows."""
+    shown = {node.id for node in nodes}
+    rows = (
+        Reservation.objects.filter(
+            cancelled_at__isnull=True, during__endswith__gt=dt.datetime.fromtimestamp(now_s, dt.UTC)
+        )
+        .annotate(
+            node_ids=ArrayAgg("reserved__node__public_id", distinct=True),
+            project_ids=ArrayAgg(
+                "projects__public_id", distinct=True, filter=Q(projects__isnull=False), default=[]
+            ),
+        )
+        .order_by("id")
+        .values_list("public_id", "name", "during", "node_ids", "project_ids")
+    )
+    found = []
+    for id_, name, during, node_ids, project_ids in rows:
+        if inside := tuple(NodeId(node) for node in node_ids if node in shown):
+            projects = tuple(map(ProjectId, project_ids))
+            begin_s, end_s = during.lower.timestamp(), during.upper.timestamp()
+            found.append(ReservationRow(id_, name, inside, projects, begin_s, end_s))
+    return tuple(found)
 
 
 def near_of(asked: dict[str, Any] | None) -> Near | None:

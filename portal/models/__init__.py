@@ -2,7 +2,7 @@
 
 from portal.models.access_tokens import ApiToken, Invitation, SignInLink
 from portal.models.audit import AuditEntry
-from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation, Topology
+from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation, ReservedNode, Topology
 from portal.models.engine import (
     ClusterSettings,
     Cycle,
@@ -51,6 +51,7 @@ __all__ = [
     "Quota",
     "QuotaChange",
     "Reservation",
+    "ReservedNode",
     "SignInLink",
     "Standing",
     "Task",

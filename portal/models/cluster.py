@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from typing import Any
+
 from django.conf import settings
 from django.contrib.postgres.constraints import ExclusionConstraint
 from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
@@ -173,23 +176,53 @@ class Link(models.Model):
 
 
 class Reservation(models.Model):
-    """A span of time on a GPU kept for one project; two never overlap."""
+    """Nodes of a pool kept for some projects, and those below them, for a span of time; for none: maintenance."""
 
     public_id = PublicIdField()
-    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="reservations")
-    project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="reservations")
-    during = DateTimeRangeField()
+    name = models.CharField(max_length=100)
+    pool = models.ForeignKey(NodePool, on_delete=models.PROTECT, related_name="reservations")
+    projects: models.ManyToManyField[Any, Any] = models.ManyToManyField(
+        "Project", blank=True, related_name="reservations"
+    )
+    during = DateTimeRangeField(help_text="From its begin up to, not including, its end.")
     reason = models.CharField(max_length=500, blank=True)
+    version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
+    created_at = models.DateTimeField(auto_now_add=True)
     cancelled_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def begin(self) -> dt.datetime:
+        """When it begins."""
+        begin: dt.datetime = self.during.lower
+        return begin
+
+    @property
+    def end(self) -> dt.datetime:
+        """When it is over."""
+        end: dt.datetime = self.during.upper
+        return end
+
+
+class ReservedNode(models.Model):
+    """A node in a reservation; the database keeps two live ones of a node from overlapping (law 4)."""
+
+    reservation = models.ForeignKey(Reservation, on_delete=models.CASCADE, related_name="reserved")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="reserved")
+    during = DateTimeRangeField(help_text="That of its reservation.")
+    live = models.BooleanField(default=True, help_text="False: the reservation is cancelled.")
 
     class Meta:
         constraints = [
+            models.UniqueConstraint(fields=["reservation", "node"], name="reserved_node_once"),
             ExclusionConstraint(
-                name="reservation_gpu_once_at_a_time",
-                expressions=[("gpu", RangeOperators.EQUAL), ("during", RangeOperators.OVERLAPS)],
-                condition=models.Q(cancelled_at__isnull=True),
+                name="reserved_node_once_at_a_time",
+                expressions=[("node", RangeOperators.EQUAL), ("during", RangeOperators.OVERLAPS)],
+                condition=models.Q(live=True),
             ),
         ]

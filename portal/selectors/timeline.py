@@ -6,8 +6,9 @@ import datetime as dt
 from dataclasses import dataclass, field
 
 from django.db.models import Prefetch, Q
+from django.utils import timezone
 
-from portal.models import Allocation, Job, Node, Task
+from portal.models import Allocation, Job, Node, ReservedNode, Task
 from portal.selectors.queue import Eyes
 from portal.words.reasons import VerdictCode
 from portal.words.states import ATTEMPT_LIVE, Desired, JobState
@@ -36,6 +37,15 @@ class Bar:
     high: dt.datetime | None = None
 
 
+@dataclass(frozen=True)
+class Band:
+    """A time in which a node is reserved."""
+
+    name: str
+    since: dt.datetime
+    until: dt.datetime
+
+
 @dataclass
 class Lane:
     """A row of the plot: a node (its lines are GPUs), or a pool's next jobs (its lines are jobs)."""
@@ -49,10 +59,11 @@ class Lane:
     free: int = 0
     """GPUs of a node that nobody holds; lines below the last held one are not drawn."""
     bars: list[Bar] = field(default_factory=list)
+    bands: list[Band] = field(default_factory=list)
 
 
 def node_lanes(eyes: Eyes, nodes: list[Node]) -> list[Lane]:
-    """What runs on these nodes (GPUs prefetched): three queries, whatever their number."""
+    """What runs on these nodes (GPUs prefetched), and what is reserved: four queries, whatever their number."""
     lanes = {}
     for node in nodes:
         gpus = list(node.gpus.all())
@@ -87,6 +98,9 @@ def node_lanes(eyes: Eyes, nodes: list[Node]) -> list[Lane]:
                 lines[-1] - lines[0] + 1 if lines else 1,
             )
         )
+    reserved = ReservedNode.objects.filter(node__in=lanes, live=True, during__endswith__gt=timezone.now())
+    for one in reserved.select_related("reservation").order_by("during"):
+        lanes[one.node_id].bands.append(Band(one.reservation.name, one.during.lower, one.during.upper))
     return list(lanes.values())
 
 

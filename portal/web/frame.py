@@ -73,6 +73,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
             tab=True,
         ),
         Place("Queue", "queue", "queue", "q", count="waiting"),
+        Place("Calendar", "calendar", "calendar", "r", here=("save-reservation",)),
         Place("Scheduler", "scheduler", "flask", "d", admin=True),
         Place("Environments", "environments", "model", "e", here=("environment",)),
     ),

@@ -30,7 +30,7 @@ from portal.selectors.queue import (
     waiting_for,
     with_rows,
 )
-from portal.selectors.timeline import Bar, Lane, next_lanes, node_lanes
+from portal.selectors.timeline import Band, Bar, Lane, next_lanes, node_lanes
 from portal.web.job_row import WAIT_WORDS, standing_of
 from portal.web.words import gpus as gpus_word
 from portal.web.words import zone
@@ -224,7 +224,13 @@ def plot_of(user: User, eyes: Eyes, asked: Asked) -> dict[str, Any]:
         ticks.append((100 * part, f"{(start + dt.timedelta(seconds=span_s * part)).astimezone(here):{form}}"))
     return {
         "lanes": [
-            (lane, _line_px(lane), [_drawn(bar, start, span_s) for bar in lane.bars]) for lane in lanes
+            (
+                lane,
+                _line_px(lane),
+                [_drawn(bar, start, span_s) for bar in lane.bars],
+                [(band, css) for band in lane.bands if (css := _band_css(band, start, span_s))],
+            )
+            for lane in lanes
         ],
         "ticks": ticks,
         "now": 100 * PAST,
@@ -238,6 +244,14 @@ def _line_px(lane: Lane) -> int:
     if lane.gpus is not None and lane.lines > 3 and all(bar.width > 2 for bar in lane.bars):
         return 9
     return 26
+
+
+def _band_css(band: Band, start: dt.datetime, span_s: float) -> str:
+    """Where a reserved time stands in the plot; empty when it lies beyond."""
+    x, end = (
+        max(0.0, min(100.0, (at - start).total_seconds() / span_s * 100)) for at in (band.since, band.until)
+    )
+    return f"x:{x:.2f};w:{end - x:.2f}" if end > x else ""
 
 
 def _drawn(bar: Bar, start: dt.datetime, span_s: float) -> Drawn:

@@ -17,6 +17,14 @@ OWNER = frozenset({"member"})
 
 JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
 LAB = {"name": "more", "project": "vision", "environment": "lab"}
+KEEP = {
+    "name": "course",
+    "pool": "main-pool",
+    "count": 1,
+    "projects": ["vision"],
+    "begin": "2027-11-06T08:00:00Z",
+    "end": "2027-11-06T12:00:00Z",
+}
 LEVELS = {"name": "fabric", "levels": ["block", "rack"]}
 KNOBS = {"knobs": {"usage_weight": 0.5, "half_life_s": None}}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
@@ -111,6 +119,20 @@ ROWS = [
     Row("nodes_retire", "post", "nodes/{node}/retire/", ADMIN, {}, 409, hidden=403),
     Row("nodes_drain", "post", "nodes/{node}/drain/", ADMIN, {}, hidden=403),
     Row("nodes_labels_put", "put", "nodes/{node}/labels/", ADMIN, {"labels": {"rack": "r1"}}, hidden=403),
+    Row("reservations_list", "get", "reservations/", EVERYBODY),
+    Row("reservations_create", "post", "reservations/", ADMIN, KEEP, 201, hidden=403),
+    Row("reservations_get", "get", "reservations/{reservation}/", EVERYBODY),
+    Row(
+        "reservations_change",
+        "patch",
+        "reservations/{reservation}/",
+        ADMIN,
+        {"name": "other"},
+        if_match="*",
+        hidden=403,
+    ),
+    Row("reservations_cancel", "delete", "reservations/{reservation}/", ADMIN, status=204, hidden=403),
+    Row("reservations_restore", "post", "reservations/{reservation}/restore/", ADMIN, {}, hidden=403),
     Row("topologies_list", "get", "topologies/", EVERYBODY),
     Row("topologies_create", "post", "topologies/", ADMIN, LEVELS, 201, hidden=403),
     Row("topologies_get", "get", "topologies/{topology}/", EVERYBODY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
 from portal.services.logs import write_log_bytes
 from portal.services.projects import QuotaNumbers, do_change_quota
+from portal.services.reservations import ReservationWords, do_save_reservation
 from portal.services.tokens import Scope, do_create_token
 from tests import record
 
@@ -80,7 +82,13 @@ def make() -> World:
         people["admin"], project, pool, QuotaNumbers(2000, None, 1.0, 0), version=None, reason="first"
     )
     token, _ = do_create_token(owner, name="mine", scopes=[Scope.READ])
+    day = dt.timedelta(days=1)
+    reservation = do_save_reservation(
+        people["admin"],
+        ReservationWords("week", pool, [node], [project], timezone.now() + day, timezone.now() + 2 * day),
+    )
     rows: dict[str, Any] = {
+        "reservation": reservation,
         "project": project,
         "pool": pool,
         "node": node,

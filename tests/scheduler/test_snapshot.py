@@ -10,11 +10,17 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.models import Job, Node, Quota, Topology, UsageLedger, Volume
+from portal.models import Job, Node, Quota, Reservation, Topology, UsageLedger, Volume
 from portal.services import lifecycle
 from portal.services.lifecycle import Seat
+from portal.services.reservations import (
+    ReservationWords,
+    do_cancel_reservation,
+    do_save_reservation,
+)
 from portal.words.reasons import EndReason
-from scheduler.core.cluster import Near, TopologyRow
+from scheduler.core.check import check_snapshot
+from scheduler.core.cluster import Near, ReservationRow, TopologyRow
 from scheduler.core.policy import PolicyError
 from scheduler.core.saved import snapshot_from_json, snapshot_to_json
 from scheduler.snapshot import take_photo
@@ -22,7 +28,7 @@ from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-QUERIES = 21
+QUERIES = 22
 """All reads of one photograph, its two opening statements and the savepoint-free transaction around them."""
 
 
@@ -89,6 +95,35 @@ def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
     assert photo.running[0].near == Near("fabric", "rack")
     assert photo.pending[0].near == Near("fabric", None, "block")
     assert snapshot_from_json(snapshot_to_json(photo)) == photo
+
+
+def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
+    admin, now, hour = record.person(admin=True), timezone.now(), dt.timedelta(hours=1)
+    gone = record.node(scene["pool"])
+
+    def reserve(name, nodes, projects, begin, end) -> Reservation:
+        asked = ReservationWords(name, scene["pool"], nodes, projects, now + begin * hour, now + end * hour)
+        return do_save_reservation(admin, asked)
+
+    course = reserve("course", [scene["node"], gone], [scene["project"]], 1, 2)
+    Node.objects.filter(pk=gone.pk).update(state="retired")
+    maintenance = reserve("maintenance", [scene["node"]], [], 3, 4)
+    do_cancel_reservation(admin, reserve("cancelled", [scene["node"]], [], 5, 6))
+    over = reserve("over", [scene["node"]], [], 7, 8)
+    Reservation.objects.filter(pk=over.pk).update(during=(now - 2 * hour, now - hour))
+    photo = take_photo(record.cluster()).snapshot
+    node, project = scene["node"].public_id, scene["project"].public_id
+    assert photo.reservations == (
+        ReservationRow(
+            course.public_id, "course", (node,), (project,), course.begin.timestamp(), course.end.timestamp()
+        ),
+        ReservationRow(
+            maintenance.public_id, "maintenance", (node,), (),
+            maintenance.begin.timestamp(), maintenance.end.timestamp(),
+        ),
+    )  # fmt: skip
+    submit(scene)
+    check_snapshot(take_photo(record.cluster()).snapshot)
 
 
 def test_it_tells_what_is_held_and_by_whom(scene) -> None:

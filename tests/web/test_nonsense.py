@@ -29,6 +29,7 @@ PARAMETERS = {
     "people": ("q",),
     "quotas": ("pool",),
     "topologies": ("edit",),
+    "calendar": ("edit", "pool"),
     "launch": (
         "like",
         "template",
@@ -72,6 +73,7 @@ def pages_with_forms() -> list[str]:
         *(reverse(name) for name in ("account", "launch", "quotas", "projects", "people", "add-node")),
         reverse("environments"),
         reverse("topologies"),
+        reverse("calendar"),
         reverse("job", args=[job.public_id]),
         reverse("node", args=[node.public_id]),
         reverse("project", args=[project.public_id]),

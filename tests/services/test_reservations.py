@@ -1,0 +1,172 @@
+"""The calendar: what may be reserved, by whom, and that the database lets no two reservations of a node overlap."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from dataclasses import replace
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.utils import timezone
+
+from portal.errors import Conflict, Invalid, NotAllowed, Stale
+from portal.models import AuditEntry, Outbox, Reservation, ReservedNode
+from portal.services.reservations import (
+    ReservationWords,
+    choose_nodes,
+    do_cancel_reservation,
+    do_restore_reservation,
+    do_save_reservation,
+    named_nodes,
+    named_projects,
+)
+from tests import record
+from tests.services.test_lifecycle import place
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = dt.timedelta(hours=1)
+
+
+@pytest.fixture
+def scene():
+    made = record.scene() | {"admin": record.person(admin=True)}
+    made["other"] = record.node(made["pool"])
+    return made
+
+
+def words(scene, begin=1, end=5, **changes) -> ReservationWords:
+    """Both nodes for the project, hours from now."""
+    now = timezone.now()
+    asked = ReservationWords(
+        "course", scene["pool"], [scene["node"], scene["other"]], [scene["project"]], now + begin * HOUR,
+        now + end * HOUR, "spring term",
+    )  # fmt: skip
+    return replace(asked, **changes)
+
+
+def test_an_admin_reserves_nodes_and_the_next_cycle_hears(scene) -> None:
+    row = do_save_reservation(scene["admin"], words(scene))
+    assert {one.node_id for one in row.reserved.all()} == {scene["node"].pk, scene["other"].pk}
+    told = AuditEntry.objects.get(act="reservation.create")
+    assert (told.object_id, told.reason) == (row.public_id, "spring term")
+    assert told.after["projects"] == [scene["project"].name]
+    assert Outbox.objects.filter(name="scheduler.cycle", arguments=["reservation"]).exists()
+    with pytest.raises(NotAllowed):
+        do_save_reservation(scene["owner"], words(scene, 10, 11))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"name": " "}, "name"),
+        ({"name": "x" * 101}, "name"),
+        ({"name": "a\nb"}, "name"),
+        ({"nodes": []}, "nodes"),
+        ({"reason": "x" * 501}, "reason"),
+        ({"begin": 5, "end": 5}, "end"),
+        ({"begin": -5, "end": -1}, "end"),
+        ({"begin": 1, "end": 24 * 500}, "end"),
+        ({"begin": 24 * 900, "end": 24 * 901}, "begin"),
+    ],
+)
+def test_what_cannot_be_reserved_is_refused_by_field(scene, changes, field) -> None:
+    with pytest.raises(Invalid) as refusal:
+        do_save_reservation(scene["admin"], words(scene, **changes))
+    assert set(refusal.value.fields) == {field}
+    assert not Reservation.objects.exists()
+
+
+def test_nodes_of_another_pool_are_refused(scene) -> None:
+    stranger = record.node(record.pool())
+    with pytest.raises(Invalid, match="of the pool"):
+        do_save_reservation(scene["admin"], words(scene, nodes=[stranger]))
+    with pytest.raises(Invalid, match="has no node called"):
+        named_nodes(scene["pool"], [stranger.name])
+    with pytest.raises(Invalid, match="no project called nowhere"):
+        named_projects(["nowhere"])
+
+
+def test_a_begin_that_has_passed_is_now(scene) -> None:
+    row = do_save_reservation(scene["admin"], words(scene, -10, 1))
+    assert abs(row.begin - timezone.now()) < dt.timedelta(seconds=10)
+
+
+def test_two_reservations_of_a_node_never_overlap(scene) -> None:
+    first = do_save_reservation(scene["admin"], words(scene, 1, 5))
+    with pytest.raises(Conflict) as refusal:
+        do_save_reservation(scene["admin"], words(scene, 4, 8, nodes=[scene["node"]]))
+    assert (refusal.value.code, refusal.value.facts["reservation"]) == ("reserved_already", first.public_id)
+    after = do_save_reservation(
+        scene["admin"], words(scene, begin=0, end=8, nodes=[record.node(scene["pool"])])
+    )
+    assert after.reserved.count() == 1
+    next_one = words(scene)
+    do_save_reservation(scene["admin"], replace(next_one, begin=first.end, end=first.end + HOUR))
+    with pytest.raises(IntegrityError), transaction.atomic():
+        ReservedNode.objects.create(reservation=after, node=scene["node"], during=first.during)
+
+
+def test_of_two_at_the_same_time_one_is_told_of_the_other(scene) -> None:
+    """Two connections: the second waits for the first inside the exclusion constraint, and is refused."""
+    told: list[str] = []
+
+    def second() -> None:
+        try:
+            do_save_reservation(scene["admin"], words(scene, name="second"))
+        except Conflict as refusal:
+            told.append(refusal.code)
+        finally:
+            connection.close()
+
+    with transaction.atomic():
+        do_save_reservation(scene["admin"], words(scene, name="first"))
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(timeout=1.0)
+        assert thread.is_alive()
+    thread.join(timeout=20.0)
+    assert told == ["reserved_already"]
+    assert list(Reservation.objects.values_list("name", flat=True)) == ["first"]
+
+
+def test_it_can_be_changed_until_it_is_over_and_only_as_it_was_seen(scene) -> None:
+    row = do_save_reservation(scene["admin"], words(scene))
+    changed = do_save_reservation(scene["admin"], words(scene, 2, 3, nodes=[scene["node"]]), row, version=1)
+    assert (changed.version, changed.reserved.count()) == (2, 1)
+    with pytest.raises(Stale):
+        do_save_reservation(scene["admin"], words(scene), row, version=1)
+    begun = do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[scene["other"]]))
+    kept = do_save_reservation(scene["admin"], words(scene, 0.5, 2, nodes=[scene["other"]]), begun)
+    assert kept.begin == begun.begin and kept.end > begun.end
+
+
+def test_a_cancellation_can_be_taken_back_while_the_nodes_are_free(scene) -> None:
+    admin = scene["admin"]
+    row = do_save_reservation(admin, words(scene))
+    assert do_cancel_reservation(admin, row).cancelled_at is not None
+    do_cancel_reservation(admin, row)
+    assert AuditEntry.objects.filter(act="reservation.cancel").count() == 1
+    other = do_save_reservation(admin, words(scene, 2, 3))
+    with pytest.raises(Conflict, match="reserved at that time already"):
+        do_restore_reservation(admin, row)
+    assert Reservation.objects.get(pk=row.pk).cancelled_at is not None
+    do_cancel_reservation(admin, other)
+    assert do_restore_reservation(admin, row).cancelled_at is None
+    assert ReservedNode.objects.filter(reservation=row, live=True).count() == 2
+    with pytest.raises(Conflict, match="cancelled, or over"):
+        do_save_reservation(admin, words(scene, 20, 21), other)
+
+
+def test_a_count_takes_nodes_with_least_on_them(scene) -> None:
+    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    place(scene, job)
+    now = timezone.now()
+    (chosen,) = choose_nodes(scene["pool"], 1, now, now + HOUR)
+    assert chosen == scene["other"]
+    do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[chosen]))
+    (left,) = choose_nodes(scene["pool"], 1, now, now + HOUR)
+    assert left == scene["node"]
+    with pytest.raises(Invalid, match="1 are not reserved"):
+        choose_nodes(scene["pool"], 2, now, now + HOUR)

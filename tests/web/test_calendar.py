@@ -1,0 +1,103 @@
+"""The calendar page: what an admin reserves, what others see of it, and what a refusal keeps."""
+
+from __future__ import annotations
+
+import datetime as dt
+import zoneinfo
+
+import pytest
+from django.utils import timezone
+
+from portal.models import Job, Reservation
+
+LOCAL = "%Y-%m-%dT%H:%M"
+
+
+@pytest.fixture
+def form(scene) -> dict[str, str]:
+    """Tomorrow, from eight to twelve."""
+    day = (timezone.now() + dt.timedelta(days=1)).date()
+    return {
+        "name": "vision course", "pool": scene.pools["h200"].public_id, "nodes": "h200-1, h200-3",
+        "projects": "vision", "begin": f"{day}T08:00", "end": f"{day}T12:00", "reason": "spring",
+    }  # fmt: skip
+
+
+def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, scene, form) -> None:
+    admin = client_of("admin")
+    assert "Nothing is reserved" in admin.get("/calendar/").content.decode()
+    assert admin.post("/calendar/save/", form).status_code == 302
+    row = Reservation.objects.get()
+    assert sorted(one.node.name for one in row.reserved.all()) == ["h200-1", "h200-3"]
+    page = admin.get("/calendar/").content.decode()
+    assert "vision course" in page and "To come" in page
+    assert "moe-7b-sft" in page and "without a time limit" in page  # nlp stands on h200-3
+    edit = admin.get(f"/calendar/?edit={row.public_id}").content.decode()
+    assert 'value="h200-1 h200-3"' in edit
+    changed = form | {"row": row.public_id, "version": "1", "nodes": "1"}
+    admin.post("/calendar/save/", changed)
+    assert Reservation.objects.get().reserved.count() == 1
+    stale = admin.post("/calendar/save/", changed)
+    assert stale.status_code == 409 and "Somebody else changed" in stale.content.decode()
+    admin.post(f"/calendar/{row.public_id}/cancel/")
+    assert "Bring back" in admin.get("/calendar/").content.decode()
+    admin.post(f"/calendar/{row.public_id}/restore/")
+    assert Reservation.objects.get().cancelled_at is None
+
+
+def test_times_are_typed_and_shown_in_the_zone_of_who_types(client_of, scene, form) -> None:
+    scene.people["r-castellan"].timezone = "Asia/Kolkata"
+    scene.people["r-castellan"].save()
+    admin = client_of("admin")
+    admin.post("/calendar/save/", form)
+    row = Reservation.objects.get()
+    assert f"{row.begin.astimezone(dt.UTC):%H:%M}" == "02:30"
+    page = admin.get(f"/calendar/?edit={row.public_id}").content.decode()
+    assert f'value="{form["begin"]}"' in page and "Times are in Asia/Kolkata" in page
+    berlin = f"{row.begin.astimezone(zoneinfo.ZoneInfo('Europe/Berlin')):%H:%M}"
+    assert berlin in client_of("member").get("/calendar/").content.decode()
+    assert client_of("member").get("/queue/?span=3d").content.decode().count('class="band"') == 2
+
+
+def test_others_see_it_without_names_that_are_not_theirs(client_of, scene, form) -> None:
+    client_of("admin").post("/calendar/save/", form | {"projects": "nlp", "nodes": "h200-3"})
+    member = client_of("member").get("/calendar/").content.decode()
+    assert "vision course" in member and "1\xa0other project" in member
+    assert "nlp" not in member and "Edit" not in member and "Reserve nodes</h2>" not in member
+    assert "depth-eda" in member and "attn-probe" not in member  # theirs; the second is surely gone by then
+    stranger = client_of("stranger").get("/calendar/").content.decode()
+    assert "A job of another project" in stranger and "depth-eda" not in stranger
+    row = Reservation.objects.get()
+    for path in ("save/", f"{row.public_id}/cancel/", f"{row.public_id}/restore/"):
+        assert client_of("member").post(f"/calendar/{path}", form).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"nodes": "h200-1 nowhere"}, "h200 has no node called nowhere."),
+        ({"nodes": "99"}, "3 are not reserved then"),
+        ({"nodes": "0"}, "ask for 1 to 3"),
+        ({"projects": "vision, nothing"}, "There is no project called nothing."),
+        ({"begin": "soon"}, "Give a day and a time"),
+        ({"end": "0001-01-01T00:00"}, "must come after the begin"),
+        ({"end": "9999-12-31T23:59"}, "At most 400 days."),
+        ({"pool": "nothing"}, "Choose a pool."),
+        ({"name": ""}, "Give it a name"),
+    ],
+)
+def test_what_is_refused_is_told_and_stays_in_the_form(client_of, scene, form, changes, sentence) -> None:
+    answer = client_of("admin").post("/calendar/save/", form | changes)
+    page = answer.content.decode()
+    assert answer.status_code == 400 and sentence in page
+    assert 'value="spring"' in page
+    assert not Reservation.objects.exists()
+
+
+def test_a_clash_names_the_other(client_of, scene, form) -> None:
+    admin = client_of("admin")
+    admin.post("/calendar/save/", form)
+    answer = admin.post("/calendar/save/", form | {"name": "another", "nodes": "all"})
+    assert answer.status_code == 409
+    assert "h200-1 is reserved at that time already (vision course)." in answer.content.decode()
+    assert Job.objects.filter(state="RUNNING").count() > 0  # nobody was thrown out
