@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 
 import pytest
+from django.utils import timezone
 
 from portal.models import ClusterSettings, UnknownContainer
 from portal.services.projects import QuotaNumbers, do_change_quota
+from portal.services.reservations import ReservationWords, do_cancel_reservation, do_save_reservation
+from portal.services.topologies import do_save_topology, do_set_labels
 
 pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
@@ -41,6 +45,7 @@ def test_dark_pages_pass_axe(open_as, scene):
 )
 def test_shared_pages_pass_axe(open_as, scene, name, dark):
     with_history(scene)
+    with_places(scene)
     page = open_as(name, dark=dark)
     node = f"/nodes/{scene.nodes['ada-1'].public_id}/"
     project = f"/projects/{scene.projects['vision'].public_id}/"
@@ -56,6 +61,8 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
                 "/projects/",
                 project,
                 "/environments/",
+                "/calendar/",
+                "/topologies/",
             ],
         )
         == ""
@@ -68,12 +75,15 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     with_history(scene)
+    with_places(scene)
     page = open_as("r-castellan", width=390, dark=dark)
     for address in (
         "/cluster/",
         "/queue/",
         "/quotas/?pool=h200",
         "/policy/?pool=h200",
+        "/calendar/",
+        "/topologies/",
         "/projects/",
         "/people/",
         "/audit/",
@@ -95,6 +105,25 @@ def test_the_page_after_a_restore_passes_axe(open_as, scene, dark, width):
     assert look_at(page, ["/restored/", *acts, f"/restored/nodes/{away}/fence/", "/people/"]) == ""
     page.goto("/restored/")
     assert page.evaluate(SQUEEZED) == []
+
+
+def with_places(scene):
+    """A topology that nodes fill in, nodes kept for a course, and a maintenance that was given up."""
+    admin, now, hour = scene.people["r-castellan"], timezone.now(), dt.timedelta(hours=1)
+    do_save_topology(admin, "fabric", ["block", "rack"])
+    do_set_labels(admin, scene.nodes["ada-1"], {"block": "a", "rack": "r1"})
+    course = ReservationWords(
+        "course",
+        scene.pools["h200"],
+        [scene.nodes["h200-3"]],
+        [scene.projects["vision"]],
+        now,
+        now + 5 * hour,
+    )
+    do_save_reservation(admin, course)
+    nodes = [scene.nodes["a100-1"], scene.nodes["a100-2"]]
+    update = ReservationWords("update", scene.pools["a100"], nodes, [], now + hour, now + 2 * hour)
+    do_cancel_reservation(admin, do_save_reservation(admin, update))
 
 
 def with_history(scene) -> None:
