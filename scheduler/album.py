@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from django.db import connection
 
+Source = TypeVar("Source")
 Value = TypeVar("Value")
 Fetch = Callable[[Sequence[int] | None], Iterable[tuple[int, Value]]]
 
@@ -24,41 +25,51 @@ class Known(Generic[Value]):
 
     def read(self, marks: Iterable[tuple[int, object]], fetch: Fetch[Value]) -> dict[int, Value]:
         """The rows of ``marks`` in their order; ``fetch`` reads those with these numbers, all for None."""
-        wanted = dict(marks)
         before = self._rows
-        rows = {id_: before[id_] for id_, mark in wanted.items() if id_ in before and before[id_][0] == mark}
-        if len(rows) < len(wanted):
-            missing = [id_ for id_ in wanted if id_ not in rows]
-            for id_, value in fetch(missing if rows else None):
+        rows: dict[
+            int, tuple[object, Value] | None
+        ] = {}  # in the order of the marks, None where it must be read
+        wanted: dict[int, object] = {}
+        for id_, mark in marks:
+            known = before.get(id_)
+            if known is None or known[0] != mark:
+                wanted[id_], known = mark, None
+            rows[id_] = known
+        if wanted:
+            for id_, value in fetch(list(wanted) if len(wanted) < len(rows) else None):
                 if id_ in wanted:
                     rows[id_] = (wanted[id_], value)
-        self._rows = rows
-        return {id_: rows[id_][1] for id_ in wanted if id_ in rows}
+        self._rows = {id_: known for id_, known in rows.items() if known is not None}
+        return {id_: known[1] for id_, known in self._rows.items()}
 
     def note(self, marks: Iterable[tuple[int, object]], values: Mapping[int, Value]) -> None:
         """Rows that this process wrote itself, with the marks they got; call once they are committed."""
         self._rows.update({id_: (mark, values[id_]) for id_, mark in marks})
 
 
-class Built(Generic[Value]):
-    """What was made of rows: made anew only where what it is made of is something else."""
+class Built(Generic[Source, Value]):
+    """What was made of rows: made anew only where they say something else."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[object, tuple[object, ...], Value]] = {}
-        self._next: dict[int, tuple[object, tuple[object, ...], Value]] = {}
+        self._made: dict[int, tuple[Source, Value]] = {}
+        self._context: object = None
 
-    def begin(self) -> None:
-        """Another photograph: what it does not ask for is forgotten with the next."""
-        self._made, self._next = self._next, {}
-
-    def get(self, id_: int, make: Callable[..., Value], source: object, *rest: object) -> Value:
-        """``make(source, *rest)``, or what it gave before for the same object and for equal rest."""
-        known = self._made.get(id_)
-        if known is None or known[0] is not source or known[1] != rest:
-            value = make(source, *rest)
-            known = (source, rest, known[2] if known is not None and known[2] == value else value)
-        self._next[id_] = known
-        return known[2]
+    def of(
+        self, rows: Mapping[int, Source], context: object, make: Callable[[int, Source], Value]
+    ) -> tuple[Value, ...]:
+        """``make`` of each row, which follows from the row and ``context`` alone; equal ones are those of before."""
+        before, same = self._made, context == self._context
+        made: dict[int, tuple[Source, Value]] = {}
+        for id_, source in rows.items():
+            known = before.get(id_)
+            if known is None:
+                known = (source, make(id_, source))
+            elif not same or (known[0] is not source and known[0] != source):
+                value = make(id_, source)
+                known = (source, known[1] if known[1] == value else value)
+            made[id_] = known
+        self._made, self._context = made, context
+        return tuple(value for _, value in made.values())
 
 
 def marks_of(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, object]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db import connection, transaction
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Case, Exists, F, OuterRef, Q, When
 
 from portal.models import (
     Allocation,
@@ -97,9 +97,9 @@ class Album:
         self.gpus = Known[tuple[GpuRow, ...]]()
         self.held = Known["_Held"]()
         self.waiting = Known[dict[str, Any]]()
-        self.nodes = Built[NodeRow]()
-        self.running = Built[RunningRow]()
-        self.pending = Built[PendingRow]()
+        self.nodes = Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow]()
+        self.running = Built["_Held", RunningRow]()
+        self.pending = Built[dict[str, Any], PendingRow]()
 
 
 def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
@@ -208,7 +208,9 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
 
 
 def _nodes(
-    gpus: dict[int, tuple[GpuRow, ...]], held: Iterable[_Held], built: Built[NodeRow]
+    gpus: dict[int, tuple[GpuRow, ...]],
+    held: Iterable[_Held],
+    built: Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow],
 ) -> tuple[tuple[NodeRow, ...], dict[str, str]]:
     """Node rows, and the runtime of each node by its id."""
     cpu: dict[int, int] = defaultdict(int)
@@ -217,34 +219,30 @@ def _nodes(
         for node_id in attempt.nodes:
             cpu[node_id] += attempt.row["job__cpu_milli"]
             memory[node_id] += attempt.row["job__memory_mib"]
-    found, runtimes = [], {}
     away = {NodeState.RETIRED.value, NodeState.ENROLLING.value}
-    built.begin()
-    rows = Node.objects.order_by("name").values_list(
-        "id",
-        "public_id",
-        "name",
-        "pool__public_id",
-        "state",
-        "reachable",
-        "cpu_milli",
-        "memory_mib",
-        "runtime",
-        "labels",
-        named=True,
-    )
-    for node in rows:
-        if node.state in away and node.id not in cpu:
-            continue
-        runtimes[node.public_id] = node.runtime
-        mine = gpus.get(node.id, ())
-        used = cpu[node.id], memory[node.id]
-        found.append(built.get(node.id, _node_row, mine, node, used))
-    return tuple(found), runtimes
+    rows = {
+        node.id: (node, gpus.get(node.id, ()), cpu[node.id], memory[node.id])
+        for node in Node.objects.order_by("name").values_list(
+            "id",
+            "public_id",
+            "name",
+            "pool__public_id",
+            "state",
+            "reachable",
+            "cpu_milli",
+            "memory_mib",
+            "runtime",
+            "labels",
+            named=True,
+        )
+        if node.state not in away or node.id in cpu
+    }
+    runtimes = {node.public_id: node.runtime for node, *_ in rows.values()}
+    return built.of(rows, None, lambda _, row: node_row(*row)), runtimes
 
 
-def _node_row(gpus: tuple[GpuRow, ...], node: Any, used: tuple[int, int]) -> NodeRow:
-    cpu_used_milli, memory_used_mib = used
+def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
+    """One node as the decision sees it."""
     return NodeRow(
         id=NodeId(node.public_id),
         name=node.name,
@@ -335,10 +333,11 @@ def _held(known: Known[_Held]) -> dict[int, _Held]:
     """
     return known.read(
         marks_of(
-            "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin, (SELECT"
+            "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin, winner.xmin, (SELECT"
             "       string_agg(id::text || ':' || node_id::text, ' ' ORDER BY rank)"
             "       FROM portal_task WHERE attempt_id = attempt.id AND NOT gone))"
             "  FROM portal_attempt attempt JOIN portal_job job ON job.id = attempt.job_id"
+            "  LEFT JOIN portal_job winner ON winner.id = attempt.stop_for_id"
             " WHERE attempt.state = ANY(%s) ORDER BY attempt.id",
             [list(_LIVE)],
         ),
@@ -363,10 +362,12 @@ def _held_by(attempts: Sequence[int] | None) -> Iterator[tuple[int, _Held]]:
         .values_list("id", "attempt_id", "node_id", "node__public_id")
     ):
         tasks[attempt].append((id_, node, node_id))
-    for row in chosen.values(
+    promised_to = Case(When(_PROMISE_STANDS, then=F("stop_for__public_id")), default=None)
+    for row in chosen.annotate(promised_to=promised_to).values(
         "id",
         "created_at",
         "stop_wanted_at",
+        "promised_to",
         "pool__public_id",
         "job__public_id",
         "job__name",
@@ -396,28 +397,19 @@ def _running(
     runs: dict[int, str],
     unfit: dict[str, tuple[NodeId, ...]],
     homes: dict[str, NodeId],
-    built: Built[RunningRow],
+    built: Built[_Held, RunningRow],
 ) -> tuple[RunningRow, ...]:
     """Jobs that hold places, with what a new place must offer if one is moved."""
-    promised = dict(
-        Attempt.objects.filter(_PROMISE_STANDS, state__in=_LIVE).values_list("id", "stop_for__public_id")
-    )
-    built.begin()
-    found = []
-    for id_, attempt in held.items():
+
+    def make(_: int, attempt: _Held) -> RunningRow:
         row = attempt.row
-        avoid = unfit[runs[row["job__environment_id"]]]
         home = _home(row["job__kind"], row["job__owner__public_id"], homes)
-        found.append(built.get(id_, running_row, attempt, promised.get(id_), avoid, home))
-    return tuple(found)
+        return running_row(attempt, unfit[runs[row["job__environment_id"]]], home)
+
+    return built.of(held, (runs, unfit, homes), make)
 
 
-def running_row(
-    attempt: _Held,
-    promised_to: str | None,
-    avoid: tuple[NodeId, ...],
-    home: NodeId | None,
-) -> RunningRow:
+def running_row(attempt: _Held, avoid: tuple[NodeId, ...], home: NodeId | None) -> RunningRow:
     """One job that holds places as the decision sees it."""
     row = attempt.row
     return RunningRow(
@@ -431,7 +423,7 @@ def running_row(
         time_limit_s=row["job__time_limit_s"],
         tasks=attempt.tasks,
         stopping=row["stop_wanted_at"] is not None,
-        stopping_for=JobId(promised_to) if promised_to else None,
+        stopping_for=JobId(row["promised_to"]) if row["promised_to"] else None,
         name=row["job__name"],
         gpu_model=row["job__gpu_model"] or None,
         min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
@@ -461,7 +453,7 @@ def _pending(
     unfit: dict[str, tuple[NodeId, ...]],
     homes: dict[str, NodeId],
     known: Known[dict[str, Any]],
-    built: Built[PendingRow],
+    built: Built[dict[str, Any], PendingRow],
 ) -> tuple[tuple[PendingRow, ...], dict[str, int]]:
     """Waiting jobs. Nodes that run another kind of environment are among those a job avoids."""
     every_pool = tuple(pool.id for pool in pools)
@@ -477,15 +469,13 @@ def _pending(
         ),
         _waiting,
     )
-    built.begin()
-    found, rows = [], {}
-    for id_, row in waiting.items():
-        rows[row["public_id"]] = id_
-        mine = avoided.get(id_, [])
-        avoid = unfit[runs[row["environment_id"]]]
+
+    def make(id_: int, row: dict[str, Any]) -> PendingRow:
         home = _home(row["kind"], row["owner__public_id"], homes)
-        found.append(built.get(id_, pending_row, row, every_pool, avoid, mine, home))
-    return tuple(found), rows
+        return pending_row(row, every_pool, unfit[runs[row["environment_id"]]], avoided.get(id_, []), home)
+
+    pending = built.of(waiting, (every_pool, runs, unfit, homes, dict(avoided)), make)
+    return pending, {row["public_id"]: id_ for id_, row in waiting.items()}
 
 
 def _waiting(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -109,9 +109,8 @@ def _renewed(
     heapify(others)
     while others and len(found) < RENEWED_AT_ONCE:
         _, row, verdict = heappop(others)
-        said = fields.of(verdict)
-        if said != before[row].said:
-            found.append((row, Told(said, now, before[row].since)))
+        if not fields.same(before[row].said, verdict):
+            found.append((row, Told(fields.of(verdict), now, before[row].since)))
     return found
 
 
@@ -151,20 +150,36 @@ class _Fields:
         self._numbers: dict[int, Any] = {}
         self._changes: dict[int, Any] = {}
 
+    def same(self, said: dict[str, Any], verdict: Verdict) -> bool:
+        """True when these columns say what the verdict of the same code says."""
+        return bool(
+            said["sentence"] == verdict.sentence[:1000]
+            and (said["numbers"] == verdict.numbers or said["numbers"] == self._as_numbers(verdict))
+            and said["ahead"] == list(verdict.ahead)
+            and said["cheapest"] == self._as_change(verdict)
+        )
+
     def of(self, verdict: Verdict) -> dict[str, Any]:
         """As ``verdict_fields``."""
-        numbers, change = verdict.numbers, verdict.cheapest
-        if id(numbers) not in self._numbers:
-            self._numbers[id(numbers)] = _as_json(numbers)
-        if id(change) not in self._changes:
-            self._changes[id(change)] = change_fields(change)
         return {
             "code": verdict.code.value,
             "sentence": verdict.sentence[:1000],
-            "numbers": self._numbers[id(numbers)],
+            "numbers": self._as_numbers(verdict),
             "ahead": list(verdict.ahead),
-            "cheapest": self._changes[id(change)],
+            "cheapest": self._as_change(verdict),
         }
+
+    def _as_numbers(self, verdict: Verdict) -> Any:
+        key = id(verdict.numbers)
+        if key not in self._numbers:
+            self._numbers[key] = _as_json(verdict.numbers)
+        return self._numbers[key]
+
+    def _as_change(self, verdict: Verdict) -> Any:
+        key = id(verdict.cheapest)
+        if key not in self._changes:
+            self._changes[key] = change_fields(verdict.cheapest)
+        return self._changes[key]
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
