@@ -18,9 +18,12 @@ from scheduler.core.cluster import (
     NodeId,
     NodeRow,
     PendingRow,
+    PoolId,
     ProjectId,
+    QuotaRow,
     RunningRow,
     Snapshot,
+    UserId,
 )
 from scheduler.core.plan import EvictionReason, Plan, Start, TaskPlacement
 from scheduler.core.tree import INNER, Tree
@@ -120,6 +123,8 @@ def _check_quotas(snapshot: Snapshot, projects: frozenset[str], pools: frozenset
         _at_least(f"{at}.weight", quota.weight, 0)
         if quota.limit_milli is not None:
             _at_least(f"{at}.limit_milli", quota.limit_milli, 0)
+        if quota.user_limit_milli is not None:
+            _at_least(f"{at}.user_limit_milli", quota.user_limit_milli, 0)
 
 
 def _check_reservations(snapshot: Snapshot, projects: frozenset[str], nodes: frozenset[str]) -> None:
@@ -347,6 +352,31 @@ def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
                 raise PlanError(f"{project} passes its limit in {pool.id}")
             if project in grown_firm and firm[project] > quota.guaranteed_milli:
                 raise PlanError(f"{project} holds more than its guarantee for good in {pool.id}")
+        _check_people(snapshot, plan, pool.id, tree, quotas)
+
+
+def _check_people(
+    snapshot: Snapshot, plan: Plan, pool: PoolId, tree: Tree, quotas: Mapping[ProjectId, QuotaRow]
+) -> None:
+    """No start makes a person hold more than one may."""
+    held: Counter[tuple[ProjectId, UserId]] = Counter()
+    for running in snapshot.running:
+        if running.pool == pool:
+            for project in tree.path[tree.leaf_of[running.project]]:
+                held[project, running.user] += held_by(running)
+    pending = {row.job: row for row in snapshot.pending}
+    grown: set[tuple[ProjectId, UserId]] = set()
+    for start in plan.starts:
+        row = pending[start.job]
+        milli = sum(gpu.milli for task in start.tasks for gpu in task.gpus)
+        if start.pool == pool and milli:
+            mine = [(project, row.user) for project in tree.path[tree.leaf_of[row.project]]]
+            held.update(dict.fromkeys(mine, milli))
+            grown.update(mine)
+    for project, user in grown:
+        most = quotas[project].user_limit_milli
+        if most is not None and held[project, user] > most:
+            raise PlanError(f"{user} holds more of {project} in {pool} than one person may")
 
 
 def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:

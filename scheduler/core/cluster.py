@@ -144,7 +144,8 @@ class Bounds:
 class QuotaRow:
     """What a project is promised in a pool. ``limit_milli`` None is no limit.
 
-    A project without a row for a pool has guaranteed 0, no limit, weight 1 and priority 0 there.
+    ``user_limit_milli`` is the most that one person may hold there at once through the project and those below
+    it; None is no limit. A project without a row for a pool has guaranteed 0, no limits, weight 1 and priority 0.
     CPU and memory count only where their ``Bounds`` are given.
     """
 
@@ -157,6 +158,7 @@ class QuotaRow:
     cpu: Bounds | None = None
     memory: Bounds | None = None
     reclaim_min_runtime_s: float | None = None  # protects its running jobs so long; None is the policy's
+    user_limit_milli: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

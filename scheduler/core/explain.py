@@ -18,9 +18,16 @@ from scheduler.core.ledger import Bound
 from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Change, ChangeKind, Eviction, Verdict
 from scheduler.core.policy import Policy
-from scheduler.core.scene import PoolScene
+from scheduler.core.scene import PoolScene, counting_people
 
 Numbers = dict[str, int | float | str | None]
+
+BOUNDS = {
+    VerdictCode.LIMIT: "limit_gpus",
+    VerdictCode.QUOTA_OF_USER: "user_limit_gpus",
+    VerdictCode.GUARANTEED_NEEDED: "guaranteed_gpus",
+}
+"""The verdicts in which a number of a quota is in the way, and the name of that number."""
 
 MOST_REMEMBERED = 64
 """The changes of a request with more tasks and GPUs than this are made when they are asked for."""
@@ -75,6 +82,7 @@ class Explainer:
         self._now_s = snapshot.now_s
         self._policy = policy
         self._scenes = scenes
+        self._counted = counting_people(scenes.values())
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
         self._running = {row.job: row for row in snapshot.running}
@@ -90,7 +98,7 @@ class Explainer:
         """The pools where the job could run if they were empty; none for one that must not start now."""
         if job.held or (job.not_before_s is not None and job.not_before_s > self._now_s):
             return []
-        key = (*_question(job), job.pools)
+        key = self._asked(job)
         if key not in self._possible:
             self._possible[key] = [] if self._volume(job) else [p for p in job.pools if self._open(job, p)]
         return self._possible[key]
@@ -108,7 +116,7 @@ class Explainer:
             return self._verdict(
                 job, Reason(VerdictCode.DELAYED_UNTIL, sentence, {"not_before_s": job.not_before_s})
             )
-        key = (*_question(job), job.pools)
+        key = self._asked(job)
         reason = self._reasons.get(key)
         if reason is None:
             reason = self._reasons[key] = self._volume(job) or self._bounded(job) or self._never(job)
@@ -252,7 +260,7 @@ class Explainer:
             reason = self._bounds(job, scene) or self._places(job, scene)
             known = self._waiting[key] = Waiting(reason, self._cheapest(job), {})
         reason = known.reason
-        if reason.code in (VerdictCode.LIMIT, VerdictCode.GUARANTEED_NEEDED):
+        if reason.code in BOUNDS:
             return self._verdict(job, reason, cheapest=known.change)
         about = rounded(place)
         numbers = known.numbers.get(about)
@@ -286,7 +294,7 @@ class Explainer:
         return self._verdict(job, Reason(VerdictCode.NOT_REACHED, sentence, {"steps": steps}))
 
     def _bounds(self, job: PendingRow, scene: PoolScene, *, empty: bool = False) -> Reason | None:
-        """A limit or a missing guarantee in the way; ``empty``: even if the project held nothing."""
+        """A number of a quota in the way; ``empty``: even if the project held nothing."""
         leaf = scene.tree.leaf_of[job.project]
         amounts = scene.amounts(job)
         bound = scene.ledger.limit_in_the_way(leaf, amounts, empty=empty)
@@ -296,6 +304,13 @@ class Explainer:
                 f"{words.number(bound.held)} of its limit of {words.number(bound.allowed)}"
             )
             return self._bound_reason(VerdictCode.LIMIT, sentence, job, scene, bound)
+        bound = scene.ledger.user_limit_in_the_way(leaf, job.user, amounts, empty=empty)
+        if bound is not None:
+            sentence = (
+                f"Needs {words.request(job)}. In {scene.tree.name[bound.project]} one person may hold "
+                f"{words.number(bound.allowed)} at once; its owner holds {words.number(bound.held)}"
+            )
+            return self._bound_reason(VerdictCode.QUOTA_OF_USER, sentence, job, scene, bound)
         if job.preemptible:
             return None
         bound = scene.ledger.guarantee_in_the_way(leaf, amounts, empty=empty)
@@ -314,7 +329,7 @@ class Explainer:
         numbers: Numbers = {
             "needed_gpus": job.total_milli / WHOLE_MILLI,
             "used_gpus": bound.held / WHOLE_MILLI,
-            "limit_gpus" if code is VerdictCode.LIMIT else "guaranteed_gpus": bound.allowed / WHOLE_MILLI,
+            BOUNDS[code]: bound.allowed / WHOLE_MILLI,
             "project": scene.tree.project_of(bound.project),
             "pool": scene.pool.id,
         }
@@ -394,7 +409,7 @@ class Explainer:
 
     def _cheapest(self, job: PendingRow) -> Change | None:
         """The first change, cheapest first, with which the job would start now; None when none is known."""
-        key = (*_question(job), job.pools)
+        key = self._asked(job)
         if key not in self._changes:
             self._changes[key] = next(self._that_start(job, self._policy.change_budget_steps), None)
         return self._changes[key]
@@ -466,6 +481,11 @@ class Explainer:
         """Other GPU models in the job's pools."""
         found = {model for pool in job.pools for model in self._scenes[pool].floor.models}
         return sorted(found - {job.gpu_model})
+
+    def _asked(self, job: PendingRow) -> tuple[object, ...]:
+        """What decides a job's reason here: also who asks, where a quota bounds what one person holds."""
+        counts = bool(self._counted) and self._scenes[job.pools[0]].tree.leaf_of[job.project] in self._counted
+        return (*_question(job), job.pools, job.user if counts else None)
 
     # -- words ----------------------------------------------------------------------------------------
 

@@ -40,11 +40,11 @@ class HandingOut:
                 return
             places.append((task, place))
         amounts = total(task for task, _ in places)
-        if scene.ledger.closed_to(gang.leaf, amounts, gang.preemptible, gone=Gone.EVERYBODY):
+        if scene.ledger.closed_to(gang.leaf, gang.user, amounts, gang.preemptible, gone=Gone.EVERYBODY):
             return
         scene.gangs[gang.job] = gang
         trial = Trial(scene)
-        if not gang.running and not scene.ledger.closed_to(gang.leaf, amounts, gang.preemptible):
+        if not gang.running and not scene.ledger.closed_to(gang.leaf, gang.user, amounts, gang.preemptible):
             for task, place in places:
                 trial.start(task, place)
             if not _overfull(scene, places):
@@ -71,7 +71,7 @@ class HandingOut:
                 trial = Trial(scene)
                 for task in tasks:
                     trial.evict(task)
-                closed = scene.ledger.closed_to(gang.leaf, total(tasks), gang.preemptible)
+                closed = scene.ledger.closed_to(gang.leaf, gang.user, total(tasks), gang.preemptible)
                 if not closed and Seats(trial, self._table.domains[pool], later=False).place(gang, tasks):
                     gang.fixed = bool(gang.row and gang.row.kept)  # promised by an earlier plan
                 else:
@@ -124,7 +124,7 @@ class HandingOut:
                 if self._fits_nowhere(scene, first, len(self._table.possible[first.job]) == choice + 1):
                     full.add(first.key)
             if first.key not in full and not scene.ledger.closed_to(
-                first.leaf, first.asked, first.preemptible, gone=Gone.EVERYBODY
+                first.leaf, first.user, first.asked, first.preemptible, gone=Gone.EVERYBODY
             ):
                 jobs += [gang for gang in group if gang.to_place() and not self._kept_already(gang)]
         queue = TurnQueue(scene, jobs, no_place)
@@ -164,7 +164,7 @@ class HandingOut:
         """Start what comes next of a gang on free places, or change nothing."""
         tasks = gang.to_place()
         gone = Gone.NOBODY if self._table.policy.leaving_counts else Gone.EVERYBODY
-        if scene.ledger.closed_to(gang.leaf, total(tasks), gang.preemptible, gone=gone):
+        if scene.ledger.closed_to(gang.leaf, gang.user, total(tasks), gang.preemptible, gone=gone):
             return False
         if any(task.state is State.KEPT for task in gang.tasks):
             return False
@@ -178,7 +178,7 @@ class HandingOut:
         tasks = gang.to_place()
         if not scene.split:
             return False
-        if scene.ledger.closed_to(gang.leaf, total(tasks), gang.preemptible, gone=Gone.EVERYBODY):
+        if scene.ledger.closed_to(gang.leaf, gang.user, total(tasks), gang.preemptible, gone=Gone.EVERYBODY):
             return False
         if gang.plain and int(scene.floor.capacity(tasks[0].shape).sum()) >= len(tasks):
             return False  # places that are free now are not kept idle for a job that a bound holds back

@@ -1,17 +1,18 @@
 """The ledger of one pool: quotas of the project tree, what each project holds, and what still may start.
 
 *Held* is what runs, starts or keeps a place; *leaving* is what has to let go but has not. Of both, *firm* is the
-part that is not preemptible. CPU and memory have no bound where a quota gives none.
+part that is not preemptible. CPU and memory have no bound where a quota gives none. What each person holds is
+counted only in projects whose quota bounds it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduler.core.cluster import UNLIMITED_MILLI, Bounds, ProjectId, QuotaRow
+from scheduler.core.cluster import UNLIMITED_MILLI, Bounds, ProjectId, QuotaRow, UserId
 from scheduler.core.resources import NOTHING, Amounts, Owed, owed_to
 
 
@@ -34,6 +35,28 @@ class Gone(Enum):
     EVERYBODY = "everybody"
 
 
+class People:
+    """What each person holds through one project and those below it, in thousandths of a GPU."""
+
+    __slots__ = ("held", "leaving", "most_milli", "unasked")
+
+    def __init__(self, most_milli: float) -> None:
+        self.most_milli = most_milli
+        self.held: dict[UserId, float] = {}
+        self.leaving: dict[UserId, float] = {}
+        self.unasked: dict[UserId, float] = {}
+
+    def has(self, user: UserId, gone: Gone) -> float:
+        """What a person holds there, less what counts as gone."""
+        there = {Gone.NOBODY: self.leaving, Gone.ASKED: self.unasked, Gone.EVERYBODY: {}}[gone]
+        return self.held.get(user, 0.0) + there.get(user, 0.0)
+
+    def may_hold(self, asked: Mapping[UserId, float]) -> float:
+        """What all people together hold and may still get of what they ask for."""
+        everybody = sorted({*self.held, *self.leaving, *asked})
+        return sum(min(self.most_milli, self.has(u, Gone.NOBODY) + asked.get(u, 0.0)) for u in everybody)
+
+
 class PoolLedger:
     """What every project holds in one pool; each change counts in the project and all its ancestors."""
 
@@ -52,6 +75,11 @@ class PoolLedger:
         self._unasked: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
         self._unasked_firm: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
         self._bounded = any(quota.cpu or quota.memory for quota in quotas.values())
+        self.people = {
+            project: People(quota.user_limit_milli)
+            for project, quota in quotas.items()
+            if quota.user_limit_milli is not None
+        }
 
     def divide(self, fair_share: Mapping[ProjectId, Amounts], created_s: Mapping[ProjectId, float]) -> None:
         """Take over the fair shares: from now on ``owed`` tells what each project may call its own."""
@@ -66,17 +94,32 @@ class PoolLedger:
             for project, share in fair_share.items()
         }
 
-    def add(self, project: ProjectId, amounts: Amounts, preemptible: bool, sign: int = 1) -> None:
+    def add(
+        self, project: ProjectId, user: UserId, amounts: Amounts, preemptible: bool, sign: int = 1
+    ) -> None:
         """Count work in; a negative sign takes it out again."""
         _add(self.held, self.paths[project], amounts, sign)
+        for people in self._people_above(project):
+            _count(people.held, user, sign * amounts.gpu_milli)
         if not preemptible:
             _add(self.firm, self.paths[project], amounts, sign)
 
     def add_leaving(
-        self, project: ProjectId, amounts: Amounts, preemptible: bool, sign: int = 1, *, asked: bool = True
+        self,
+        project: ProjectId,
+        user: UserId,
+        amounts: Amounts,
+        preemptible: bool,
+        sign: int = 1,
+        *,
+        asked: bool = True,
     ) -> None:
         """Count in what has to let go but has not; ``asked``: it makes room for somebody."""
         path = self.paths[project]
+        for people in self._people_above(project):
+            _count(people.leaving, user, sign * amounts.gpu_milli)
+            if not asked:
+                _count(people.unasked, user, sign * amounts.gpu_milli)
         _add(self.leaving, path, amounts, sign)
         if not asked:
             _add(self._unasked, path, amounts, sign)
@@ -88,6 +131,21 @@ class PoolLedger:
     def over_limit(self, project: ProjectId) -> bool:
         """True when ``project`` would hold more than a limit even once everybody leaving has left."""
         return not self.held[project].fits_in(self.limit[project])
+
+    def over_user_limit(self, project: ProjectId, user: UserId) -> bool:
+        """True when ``user`` would hold more than one person may even once everybody leaving has left."""
+        return any(
+            people.has(user, Gone.EVERYBODY) > people.most_milli for people in self._people_above(project)
+        )
+
+    def counts_people(self, project: ProjectId) -> bool:
+        """True when it matters in ``project`` who asks: its quota, or one above it, bounds what one person holds."""
+        return any(True for _ in self._people_above(project))
+
+    def _people_above(self, project: ProjectId) -> Iterable[People]:
+        if not self.people:
+            return ()
+        return (self.people[level] for level in self.paths[project] if level in self.people)
 
     def limit_in_the_way(
         self, project: ProjectId, amounts: Amounts, *, empty: bool = False, gone: Gone = Gone.NOBODY
@@ -102,6 +160,27 @@ class PoolLedger:
         """The nearest project whose guarantee cannot hold ``amounts`` more of non-preemptible work."""
         there = {Gone.NOBODY: self._leaving_firm, Gone.ASKED: self._unasked_firm, Gone.EVERYBODY: None}[gone]
         return self._first(self.guaranteed, self.firm, there, project, amounts, empty)
+
+    def user_limit_in_the_way(
+        self,
+        project: ProjectId,
+        user: UserId,
+        amounts: Amounts,
+        *,
+        empty: bool = False,
+        gone: Gone = Gone.NOBODY,
+    ) -> Bound | None:
+        """The nearest project in which ``user`` would hold more than one person may, with ``amounts`` more."""
+        if not self.people or not amounts.gpu_milli:
+            return None
+        for level in self.paths[project]:
+            people = self.people.get(level)
+            if people is None:
+                continue
+            has = 0.0 if empty else people.has(user, gone)
+            if has + amounts.gpu_milli > people.most_milli:
+                return Bound(level, has, people.most_milli)
+        return None
 
     def _first(
         self,
@@ -126,18 +205,20 @@ class PoolLedger:
     def closed_to(
         self,
         project: ProjectId,
+        user: UserId,
         amounts: Amounts,
         preemptible: bool,
         *,
-        empty: bool = False,
         gone: Gone = Gone.NOBODY,
     ) -> bool:
         """True when a limit, or for non-preemptible work a guarantee, is in the way of ``amounts`` more."""
-        if self.limit_in_the_way(project, amounts, empty=empty, gone=gone) is not None:
+        if self.limit_in_the_way(project, amounts, gone=gone) is not None:
+            return True
+        if self.user_limit_in_the_way(project, user, amounts, gone=gone) is not None:
             return True
         if preemptible:
             return False
-        return self.guarantee_in_the_way(project, amounts, empty=empty, gone=gone) is not None
+        return self.guarantee_in_the_way(project, amounts, gone=gone) is not None
 
 
 def _add(book: dict[ProjectId, Amounts], path: tuple[ProjectId, ...], amounts: Amounts, sign: int) -> None:
@@ -145,6 +226,10 @@ def _add(book: dict[ProjectId, Amounts], path: tuple[ProjectId, ...], amounts: A
     for level in path:
         before = book[level]
         book[level] = Amounts(before[0] + sign * milli, before[1] + sign * cpu, before[2] + sign * memory)
+
+
+def _count(book: dict[UserId, float], user: UserId, milli: float) -> None:
+    book[user] = book.get(user, 0.0) + milli
 
 
 def _number(value: float | None) -> float:

@@ -119,11 +119,13 @@ class MakingRoom:
             return False
         if reason is EvictionReason.PREEMPTED and not scene.within_share(victim.leaf, total(kept)):
             return False
-        if scene.ledger.closed_to(winner.leaf, total(kept), winner.preemptible, gone=Gone.ASKED):
+        if scene.ledger.closed_to(winner.leaf, winner.user, total(kept), winner.preemptible, gone=Gone.ASKED):
             return False
         if not Seats(trial, self._table.domains[scene.pool.id], later=True).place(winner, kept):
             return False
         levels = {*scene.tree.path[victim.leaf], *scene.tree.path[winner.leaf]}
+        if scene.ledger.over_user_limit(winner.leaf, winner.user):
+            return False
         return not any(scene.ledger.over_limit(level) for level in levels)
 
     def _may_disturb(self, gang: Gang) -> bool:

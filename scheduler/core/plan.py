@@ -114,7 +114,7 @@ class ShareReceipt:
     guaranteed_milli: int
     limit_milli: int | None
     allocated_milli: int
-    requested_milli: int  # what it holds and asks for, cut at its limit
+    requested_milli: int  # what it holds and asks for, cut at its limit and what each person may hold
     fair_share_milli: float
     steps: tuple[ShareStep, ...] = ()
 

@@ -166,12 +166,22 @@ class RoomMaker:
 
     def may_ask(self, gang: Gang, reason: EvictionReason) -> bool:
         """A quick look whether the rules let a gang ask anybody at all."""
+        lower = (
+            self._who.of(gang.leaf, "preempt", gang.priority) if reason is EvictionReason.PREEMPTED else []
+        )
+        if self._person_holds_too_much(gang) and not any(each.user == gang.user for each in lower):
+            return False
         if reason is EvictionReason.RECLAIMED:
             return self.may_reclaim(gang)
         if reason is EvictionReason.PREEMPTED:
-            return bool(self._who.of(gang.leaf, "preempt", gang.priority))
+            return bool(lower)
         asked = gang.asked
         return gang.preemptible and 0 < asked.gpu_milli <= self.free_later()
+
+    def _person_holds_too_much(self, gang: Gang) -> bool:
+        """True when only leaving jobs of the same person would help: others' cannot bring it within its quota."""
+        ledger = self._scene.ledger
+        return bool(ledger.user_limit_in_the_way(gang.leaf, gang.user, gang.asked, gone=Gone.ASKED))
 
     def free_later(self) -> int:
         """Thousandths of GPUs that nobody holds or keeps once everybody leaving has left."""

@@ -54,7 +54,9 @@ class Reserving:
             near = turn.root.near
             if scene.domains.most_together(near, scene.floor, tasks[0].shape) >= len(tasks):
                 continue  # it only has to wait for its turn
-            if not scene.ledger.closed_to(turn.leaf, turn.asked, turn.preemptible, gone=Gone.EVERYBODY):
+            if not scene.ledger.closed_to(
+                turn.leaf, turn.user, turn.asked, turn.preemptible, gone=Gone.EVERYBODY
+            ):
                 made.reserve(turn.job, tasks[0].shape, len(tasks), scene.domains.required(near))
         self.steps_used = made.steps_used
         self._made = made if made.made else None

@@ -120,9 +120,9 @@ class PoolScene:
         asked = row.stopping_for is not None
         for task in gang.tasks:
             if task.state is State.RUNS:
-                self.ledger.add(gang.leaf, task.amounts, gang.preemptible)
+                self.ledger.add(gang.leaf, gang.user, task.amounts, gang.preemptible)
             else:
-                self.ledger.add_leaving(gang.leaf, task.amounts, gang.preemptible, asked=asked)
+                self.ledger.add_leaving(gang.leaf, gang.user, task.amounts, gang.preemptible, asked=asked)
                 for place in task.held:
                     self.change_later(place, +1)
 
@@ -194,13 +194,18 @@ class PoolScene:
         """Make the fair shares from what is held and what ``waiting`` asks for."""
         asked = dict.fromkeys(self.tree.parent, NOTHING)
         alike: Counter[tuple[ProjectId, Amounts]] = Counter()
+        people: list[tuple[ProjectId, dict[UserId, float]]] = [(level, {}) for level in self.ledger.people]
         for gang in waiting:
             whole = gang.plain and not gang.touched and gang.root.least is None
             amounts = gang.asked if whole else total(t for t in gang.tasks if t.state is State.WAITS)
             alike[gang.leaf, amounts] += 1
+            for level, mine in people:
+                if level in self.tree.path[gang.leaf]:
+                    mine[gang.user] = mine.get(gang.user, 0.0) + amounts.gpu_milli
         for (leaf, amounts), count in alike.items():
             asked[leaf] = asked[leaf].plus(amounts.times(count))
-        shares = [self._divide_one(resource, asked) for resource in (0, 1, 2)]
+        most = {level: self.ledger.people[level].may_hold(mine) for level, mine in people}
+        shares = [self._divide_one(resource, asked, {} if resource else most) for resource in (0, 1, 2)]
         self.shares = shares[0]
         self.fair_share_milli = {project: share.amount for project, share in self.shares.items()}
         self._keys.clear()
@@ -212,8 +217,10 @@ class PoolScene:
             self.tree.created_s,
         )
 
-    def _divide_one(self, resource: int, asked: dict[ProjectId, Amounts]) -> dict[ProjectId, Share]:
-        """The shares of one resource; none where no quota bounds it."""
+    def _divide_one(
+        self, resource: int, asked: dict[ProjectId, Amounts], most: dict[ProjectId, float]
+    ) -> dict[ProjectId, Share]:
+        """The shares of one resource; none where no quota bounds it. ``most`` is what people may hold together."""
         if resource and not any((q.cpu, q.memory)[resource - 1] for q in self.quotas.values()):
             return {}
         ledger = self.ledger
@@ -222,7 +229,8 @@ class PoolScene:
             if not self.tree.children[project]:
                 held = ledger.held[project][resource] + ledger.leaving[project][resource]
                 requested[project] = asked[project][resource] + held
-            requested[project] = min(ledger.limit[project][resource], requested[project])
+            limit = min(ledger.limit[project][resource], most.get(project, math.inf))
+            requested[project] = min(limit, requested[project])
             parent = self.tree.parent[project]
             if parent is not None:
                 requested[parent] += requested[project]
@@ -329,12 +337,12 @@ class PoolScene:
         if not (job.asks or job.groups):
             tasks = job.tasks if job.min_tasks is None else job.min_tasks
             shape, each = self._shape_and_amounts(job)
-            if self.ledger.closed_to(leaf, each.times(tasks), job.preemptible):
+            if self.ledger.closed_to(leaf, job.user, each.times(tasks), job.preemptible):
                 return False
             return self.domains.most_together(job.near, self.floor, shape) >= tasks
         gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
         wanted = gang.to_place()
-        if not wanted or self.ledger.closed_to(leaf, total(wanted), job.preemptible):
+        if not wanted or self.ledger.closed_to(leaf, job.user, total(wanted), job.preemptible):
             return False
         return int(self.floor.capacity(wanted[0].shape).sum()) >= len(wanted)
 
@@ -361,6 +369,17 @@ class PoolScene:
 
     def _allocated_milli(self, project: ProjectId) -> int:
         return int(self.ledger.held[project].gpu_milli + self.ledger.leaving[project].gpu_milli)
+
+
+def counting_people(scenes: Iterable[PoolScene]) -> frozenset[ProjectId]:
+    """The leaf projects in which it matters, in some pool, who asks: a quota bounds what one person holds."""
+    return frozenset(
+        leaf
+        for scene in scenes
+        if scene.ledger.people
+        for leaf in scene.tree.path
+        if scene.ledger.counts_people(leaf)
+    )
 
 
 def avoid_at_best(job: PendingRow) -> tuple[NodeId, ...]:

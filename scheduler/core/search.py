@@ -260,7 +260,7 @@ class Search:
     ) -> Room | None:
         """Seat the job, call back or move who need not be gone, and see whether that is allowed."""
         scene, gang, reason = self._scene, wish.gang, wish.reason
-        if scene.ledger.closed_to(gang.leaf, total(wanted), gang.preemptible, gone=Gone.ASKED):
+        if scene.ledger.closed_to(gang.leaf, gang.user, total(wanted), gang.preemptible, gone=Gone.ASKED):
             return None
         mark = trial.mark()
         gone = [task for step in steps for task in step]
@@ -343,7 +343,9 @@ class Search:
             fresh = victim.started_s is None
             if any(task.state is not (State.WAITS if fresh else State.LEAVES) for task in tasks):
                 continue
-            if self._scene.ledger.closed_to(victim.leaf, total(tasks), victim.preemptible, gone=Gone.ASKED):
+            if self._scene.ledger.closed_to(
+                victim.leaf, victim.user, total(tasks), victim.preemptible, gone=Gone.ASKED
+            ):
                 continue
             self.steps_used += 1
             if not (self._scene.floor if fresh else later).capacity(tasks[0].shape).any():
@@ -364,8 +366,10 @@ class Search:
             trial.start(task, self._origin[task])
 
     def _over_limit(self, gang: Gang, victim: Gang) -> bool:
-        """True when somebody on the paths of the two is over a limit."""
+        """True when somebody on the paths of the two is over a limit, or whom they seat holds too much."""
         ledger, path = self._scene.ledger, self._scene.tree.path
+        if ledger.over_user_limit(gang.leaf, gang.user):
+            return True
         return any(ledger.over_limit(level) for level in {*path[gang.leaf], *path[victim.leaf]})
 
 

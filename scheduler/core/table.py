@@ -15,7 +15,7 @@ from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker
 from scheduler.core.reserved import Reserved
 from scheduler.core.reserving import Reserving
-from scheduler.core.scene import PoolScene
+from scheduler.core.scene import PoolScene, counting_people
 from scheduler.core.tree import Tree
 
 
@@ -61,7 +61,8 @@ class Table:
         self.possible: dict[JobId, list[PoolId]] = {}
         self.ready: list[Gang] = []
         self.ready_in: dict[PoolId, list[Gang]] = {pool: [] for pool in self.scenes}  # of first choice
-        self.groups: list[list[Gang]] = []  # ready gangs that differ only in person and age
+        # ready gangs that differ only in age, and in a person nobody counts
+        self.groups: list[list[Gang]] = []
         self.verdicts: dict[JobId, Verdict] = {}
         self.ordered: dict[Task, Ordered] = {}
         self.promised: set[JobId] = set()  # places are kept for them by an earlier plan, or others leave
@@ -77,6 +78,7 @@ class Table:
     def _make_gangs(self) -> None:
         """A gang for every waiting job; the ranks of an elastic one that runs join those that run."""
         questions, memory = self.memory.questions, self.memory
+        counted = counting_people(self.scenes.values())
         where = {job: pool for pool, scene in self.scenes.items() for job in scene.gangs}
         for row in self.pending:
             gang = memory.waiting(row) if row.job not in where else None
@@ -84,7 +86,8 @@ class Table:
                 gang = self._make_gang(row, where.get(row.job))
                 gang.ordered_s = ordered_s(row, self.policy)
                 gang.key = _fit_key(gang)
-                question = (*gang.key, gang.leaf, gang.preemptible, gang.priority)
+                whose = gang.user if gang.leaf in counted else None
+                question = (*gang.key, gang.leaf, gang.preemptible, gang.priority, whose)
                 gang.question = questions.setdefault(question, len(questions))
             if row.job not in where:
                 memory.keep_waiting(row, gang)

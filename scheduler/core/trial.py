@@ -76,10 +76,10 @@ class Trial:
         if state is State.WAITS:
             return
         if state is State.LEAVES or (state is State.KEPT and task.held):  # it stands there until it is gone
-            scene.ledger.add_leaving(gang.leaf, task.amounts, gang.preemptible, sign)
+            scene.ledger.add_leaving(gang.leaf, gang.user, task.amounts, gang.preemptible, sign)
         if state is State.LEAVES:
             return
-        scene.ledger.add(gang.leaf, task.amounts, gang.preemptible, sign)
+        scene.ledger.add(gang.leaf, gang.user, task.amounts, gang.preemptible, sign)
         task.group.active += sign
         if state is State.KEPT:
             if task.kept is not None:

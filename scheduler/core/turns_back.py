@@ -63,7 +63,9 @@ class TurnsBack:
         return task in self._left and task.state in (State.LEAVES, State.WAITS)
 
     def _closed(self, gang: Gang, tasks: Sequence[Task]) -> bool:
-        return self._scene.ledger.closed_to(gang.leaf, total(tasks), gang.preemptible, gone=Gone.ASKED)
+        return self._scene.ledger.closed_to(
+            gang.leaf, gang.user, total(tasks), gang.preemptible, gone=Gone.ASKED
+        )
 
     # -- whose turn -----------------------------------------------------------------------------------
 

@@ -65,10 +65,14 @@ def quota(
     *,
     weight: float = 1.0,
     priority: int = 0,
+    person: float | None = None,
     pool: str = MAIN,
 ) -> QuotaRow:
-    limit_milli = None if limit is None else round(limit * 1000)
-    return QuotaRow(ProjectId(name), PoolId(pool), round(guaranteed * 1000), limit_milli, weight, priority)
+    limit_milli, user_limit_milli = (None if n is None else round(n * 1000) for n in (limit, person))
+    return QuotaRow(
+        ProjectId(name), PoolId(pool), round(guaranteed * 1000), limit_milli, weight, priority,
+        user_limit_milli=user_limit_milli,
+    )  # fmt: skip
 
 
 def waits(
@@ -158,6 +162,7 @@ def snapshots(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
             each.id, pool.id, draw(st.sampled_from([0, 1000, 2000, 4000])),
             draw(st.sampled_from([None, None, 0, 1500, 3000, 6000])),
             draw(st.sampled_from([0.0, 1.0, 1.0, 3.0])), draw(st.integers(0, 1)),
+            user_limit_milli=draw(st.sampled_from([None, None, None, 0, 500, 2000, 3000])),
         )
         for each in projects for pool in pools if draw(st.booleans())
     ]  # fmt: skip
@@ -226,7 +231,8 @@ def _drawn_running(
             free[uuid] -= milli
         task = RunningTask(where.id, tuple(GpuShare(uuid, milli) for uuid in taken), 1_000, 0)
         found.append(
-            RunningRow(JobId(f"r{i}"), draw(st.sampled_from(projects)).id, UserId("ada"), where.pool,
+            RunningRow(JobId(f"r{i}"), draw(st.sampled_from(projects)).id,
+                       draw(st.sampled_from([UserId("ada"), UserId("bob")])), where.pool,
                        draw(st.sampled_from([25, 50, 100])), draw(st.integers(0, 4)) > 0,
                        NOW_S - draw(st.integers(0, 10_000)), None, (task,),
                        stopping=draw(st.integers(0, 5)) == 0)
@@ -262,7 +268,8 @@ def crowded(draw: st.DrawFn) -> Snapshot:
     projects = [project(f"p{i}", draw(st.sampled_from(parents[: 2 + (i > 0)])), float(i)) for i in range(3)]
     quotas = [
         quota(row.id, draw(st.integers(0, 4)), draw(st.sampled_from([None, None, 4, 8])),
-              weight=draw(st.sampled_from([0.0, 1.0, 2.0])), priority=draw(st.integers(0, 1)))
+              weight=draw(st.sampled_from([0.0, 1.0, 2.0])), priority=draw(st.integers(0, 1)),
+              person=draw(st.sampled_from([None, None, 2, 4])))
         for row in projects if draw(st.booleans())
     ]  # fmt: skip
     running = []
@@ -273,6 +280,7 @@ def crowded(draw: st.DrawFn) -> Snapshot:
             running.append(
                 runs(f"{where.id}-r{start}", draw(st.sampled_from(projects)).id, (where.id, range(start, end)),
                      priority=draw(st.sampled_from([25, 50])), preemptible=draw(st.integers(0, 5)) > 0,
+                     user=draw(st.sampled_from([UserId("ada"), UserId("bob")])),
                      started_s=NOW_S - draw(st.integers(0, 9_999)), stopping=draw(st.integers(0, 9)) == 0)
             )  # fmt: skip
             start = end
@@ -281,7 +289,8 @@ def crowded(draw: st.DrawFn) -> Snapshot:
               tasks=draw(st.sampled_from([1, 1, 2])), age_s=float(draw(st.integers(0, 3))),
               priority=draw(st.sampled_from([25, 50, 100])), preemptible=draw(st.integers(0, 3)) > 0,
               milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])), near=draw(st.sampled_from(NEARS)),
-              time_limit_s=draw(st.sampled_from([None, None, 60.0])))
+              time_limit_s=draw(st.sampled_from([None, None, 60.0])),
+              user=draw(st.sampled_from([UserId("ada"), UserId("bob")])))
         for i in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
     return replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from portal.words.reasons import VerdictCode
 from scheduler.core.carry import after_commit, after_release
 from scheduler.core.check import check_plan, check_snapshot
-from scheduler.core.cluster import Snapshot
+from scheduler.core.cluster import ProjectId, Snapshot
 from scheduler.core.decide import _Decision, decide
 from scheduler.core.memory import Memory
 from scheduler.core.policy import Policy
@@ -39,6 +40,44 @@ def nothing_that_fits_is_said_not_to_fit(snapshot: Snapshot) -> None:
         if verdict.code is VerdictCode.NEVER:
             assert not any(decision.scenes[pool].could_ever_fit(row) for pool in row.pools), verdict
         assert verdict.sentence.endswith(".")
+
+
+def no_start_passes_what_one_person_may_hold(snapshot: Snapshot) -> None:
+    """Counted here anew, from rows alone: people hold through a project what they hold in all below it."""
+    plan = decide(snapshot, POLICY)
+    waiting = {row.job: row for row in snapshot.pending}
+    parent = {row.id: row.parent for row in snapshot.projects}
+    held: Counter[tuple[str, str, str]] = Counter()
+    begun: set[tuple[str, str, str]] = set()
+    places = [(row.project, row.user, row.pool, row.tasks, False) for row in snapshot.running]
+    for start in plan.starts:
+        row = waiting[start.job]
+        places.append((row.project, row.user, start.pool, start.tasks, True))
+    for of, user, pool, tasks, starts in places:
+        milli = sum(gpu.milli for task in tasks for gpu in task.gpus)
+        level: ProjectId | None = of
+        while level is not None:
+            held[level, user, pool] += milli
+            if starts and milli:
+                begun.add((level, user, pool))
+            level = parent[level]
+    for each in snapshot.quotas:
+        if each.user_limit_milli is not None:
+            for project, user, pool in begun:
+                if (project, pool) == (each.project, each.pool):
+                    assert held[project, user, pool] <= each.user_limit_milli
+
+
+def a_person_who_holds_too_much_is_told_so(snapshot: Snapshot) -> None:
+    """The numbers of the verdict say so themselves, and the change that it names keeps within them."""
+    rows = {row.job: row for row in snapshot.pending}
+    for verdict in decide(snapshot, POLICY).verdicts:
+        if verdict.code is VerdictCode.QUOTA_OF_USER:
+            used, needed, most = (
+                verdict.numbers[name] for name in ("used_gpus", "needed_gpus", "user_limit_gpus")
+            )
+            assert float(used or 0) + float(needed or 0) > float(most or 0)
+            assert rows[verdict.job].total_milli > 0
 
 
 def a_second_decision_changes_nothing(snapshot: Snapshot) -> None:
@@ -120,6 +159,8 @@ def what_is_remembered_changes_no_plan(snapshot: Snapshot) -> None:
 LAWS: list[Callable[[Snapshot], None]] = [
     every_plan_obeys_the_laws,
     nothing_that_fits_is_said_not_to_fit,
+    no_start_passes_what_one_person_may_hold,
+    a_person_who_holds_too_much_is_told_so,
     a_second_decision_changes_nothing,
     the_order_of_rows_does_not_matter,
     a_saved_snapshot_replays_to_the_same_plan,
