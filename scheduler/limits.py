@@ -1,4 +1,4 @@
-"""The limits of projects as they stand in the record, counted on start by start (I9)."""
+"""The limits of projects and of people in them, as they stand in the record, counted on start by start (I9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portal.models import Job, NodePool, Project, Quota, UsageLedger
 
 
 class Limits:
-    """What projects and those above them may still take, in one transaction.
+    """What projects, those above them and their people may still take, in one transaction.
 
     The quota rows stay locked until its end, so an edit or another scheduler's start waits.
     """
@@ -30,19 +30,26 @@ class Limits:
         pools = {pool for _, pool in pairs}
         projects = {each for project, _ in pairs for each in self._line[project]}
         quotas = Quota.objects.select_for_update().filter(pool__in=pools, project__in=projects).order_by("pk")
-        self._limit = {
-            (project, pool): limit
-            for project, pool, limit in quotas.values_list("project_id", "pool_id", "limit_milli")
-            if limit is not None
-        }
+        self._limit: dict[tuple[int, int], int] = {}
+        self._user_limit: dict[tuple[int, int], int] = {}
+        for project, pool, limit, user_limit in quotas.values_list(
+            "project_id", "pool_id", "limit_milli", "user_limit_milli"
+        ):
+            if limit is not None:
+                self._limit[project, pool] = limit
+            if user_limit is not None:
+                self._user_limit[project, pool] = user_limit
         self._held: Counter[tuple[int, int]] = Counter()
-        if self._limit:  # read after the lock: whoever held it has written
+        self._users: Counter[tuple[int, int, int]] = Counter()
+        if self._limit or self._user_limit:  # read after the lock: whoever held it has written
             rows = UsageLedger.objects.filter(ended_at__isnull=True, pool__in=pools)
-            for project, pool, milli in rows.values_list("project_id", "pool_id").annotate(Sum("milli")):
-                self._add(project, pool, milli)
+            for project, pool, user, milli in rows.values_list("project_id", "pool_id", "user_id").annotate(
+                Sum("milli")
+            ):
+                self._add(project, pool, user, milli)
 
     def take(self, job: Job, pool: NodePool) -> None:
-        """Counts a start of the job; Conflict when a limit of its project or of one above would be passed."""
+        """Counts a start of the job; Conflict when its project, one above, or its owner there would pass a limit."""
         for project in self._line[job.project_id]:
             held_milli, limit_milli = self._held[project, pool.pk], self._limit.get((project, pool.pk))
             if limit_milli is not None and held_milli + job.total_milli > limit_milli:
@@ -51,8 +58,19 @@ class Limits:
                     f"in {pool.name}.",
                     code="limit",
                 )
-        self._add(job.project_id, pool.pk, job.total_milli)
+        for project in self._line[job.project_id] if job.total_milli else ():
+            held_milli = self._users[project, pool.pk, job.owner_id]
+            most_milli = self._user_limit.get((project, pool.pk))
+            if most_milli is not None and held_milli + job.total_milli > most_milli:
+                raise Conflict(
+                    f"{job.owner.username} holds {held_milli / 1000:g} of the {most_milli / 1000:g} GPUs that one "
+                    f"person may hold of {self._name[project]} in {pool.name}.",
+                    code="quota_of_user",
+                )
+        self._add(job.project_id, pool.pk, job.owner_id, job.total_milli)
 
-    def _add(self, project: int, pool: int, milli: int) -> None:
+    def _add(self, project: int, pool: int, user: int, milli: int) -> None:
         for each in self._line[project]:
             self._held[each, pool] += milli
+            if (each, pool) in self._user_limit:
+                self._users[each, pool, user] += milli

@@ -303,9 +303,17 @@ def _projects() -> tuple[ProjectRow, ...]:
 
 def _quotas() -> tuple[QuotaRow, ...]:
     rows = Quota.objects.order_by("id").values_list(
-        "project__public_id", "pool__public_id", "guaranteed_milli", "limit_milli", "weight", "priority"
+        "project__public_id",
+        "pool__public_id",
+        "guaranteed_milli",
+        "limit_milli",
+        "weight",
+        "priority",
+        "user_limit_milli",
     )
-    return tuple(QuotaRow(ProjectId(row[0]), PoolId(row[1]), *row[2:]) for row in rows)
+    return tuple(
+        QuotaRow(ProjectId(row[0]), PoolId(row[1]), *row[2:6], user_limit_milli=row[6]) for row in rows
+    )
 
 
 def _usage(now_s: float, half_life_s: float) -> tuple[UsageRow, ...]:

@@ -22,6 +22,7 @@ from portal.services.projects import (
     MAX_MILLI,
     MAX_WEIGHT,
     MIN_WEIGHT,
+    NO_QUOTA,
     QuotaNumbers,
     do_change_quota,
     do_undo_quota_change,
@@ -44,6 +45,13 @@ class QuotaBody(Closed):
     limit_milli = Whole(min_value=0, max_value=MAX_MILLI, allow_null=True, help_text="null: no limit.")
     weight = Number(min_value=MIN_WEIGHT, max_value=MAX_WEIGHT)
     priority = Whole(min_value=-1000, max_value=1000)
+    user_limit_milli = Whole(
+        required=False,
+        min_value=0,
+        max_value=MAX_MILLI,
+        allow_null=True,
+        help_text="What one person may hold at once, here and in projects below; null: no limit. Left out, it stays.",
+    )
     reason = Text(required=False, max_length=500, allow_blank=True, help_text="Why; kept in the history.")
 
 
@@ -107,12 +115,13 @@ class QuotaDoor(Route):
         """Sets the quota, if it is still what the editor saw."""
         version = self.matched(place)
         reason = numbers.pop("reason", "")
+        kept = {"user_limit_milli": place.quota.user_limit_milli if place.quota else None}
         try:
             row = do_change_quota(
                 self.person,
                 place.project,
                 place.pool,
-                QuotaNumbers(**numbers),
+                QuotaNumbers(**(kept | numbers)),
                 version=version,
                 reason=reason,
             )
@@ -132,7 +141,7 @@ class QuotaDoor(Route):
 
     def patched(self, place: Place) -> HttpResponse:
         """Changes only the numbers that are given."""
-        standing = quota_numbers(place.quota) if place.quota else shapes.NO_QUOTA
+        standing = quota_numbers(place.quota) if place.quota else NO_QUOTA
         return self.changed(place, {**standing, **self.body})
 
 
@@ -209,7 +218,7 @@ class QuotaRoute(QuotaDoor):
 
     @operation("quotas_put", "Set a quota", body=QuotaBody, **_WRITE)
     def put(self, request: Request, quota: str) -> HttpResponse:
-        """All four numbers."""
+        """All numbers."""
         return self.changed(self.place(quota=quota), self.body)
 
     @operation("quotas_patch", "Change a quota", body=QuotaBody, partial=True, **_WRITE)
@@ -229,7 +238,7 @@ class ProjectQuotaRoute(QuotaDoor):
 
     @operation("project_quota_put", "Set a project's quota in a pool", body=QuotaBody, **_WRITE)
     def put(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """All four numbers."""
+        """All numbers."""
         return self.changed(self.place(project=project, pool=pool), self.body)
 
     @operation(

@@ -66,6 +66,9 @@ class Quota(models.Model):
         default=0, help_text="Never taken away by another project."
     )
     limit_milli = models.PositiveIntegerField(null=True, blank=True, help_text="None means no limit.")
+    user_limit_milli = models.PositiveIntegerField(
+        null=True, blank=True, help_text="What one person may hold at once; None means no limit."
+    )
     weight = models.FloatField(default=1.0, help_text="Share of what others leave, beside other weights.")
     priority = models.IntegerField(default=0, help_text="Over-quota is filled from high to low.")
     version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")

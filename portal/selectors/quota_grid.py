@@ -35,6 +35,11 @@ class GridRow(ProjectRow):
         return self.quota.limit_milli if self.quota else None
 
     @property
+    def user_limit_milli(self) -> int | None:
+        """What one person may hold at once; None is no limit."""
+        return self.quota.user_limit_milli if self.quota else None
+
+    @property
     def weight(self) -> float:
         """1 where no quota was ever set."""
         return self.quota.weight if self.quota else 1.0

@@ -15,7 +15,7 @@ from portal.models import Gpu, NodePool, Project, Quota, UsageLedger
 
 @dataclass(frozen=True)
 class Share:
-    """One project in one pool, in GPU milli; ``used`` includes the projects below. ``limit`` None: no limit."""
+    """One project in one pool, in GPU milli; ``used`` includes the projects below. A limit of None is none."""
 
     project: Project
     pool: NodePool
@@ -23,6 +23,7 @@ class Share:
     guaranteed_milli: int
     limit_milli: int | None
     pool_milli: int
+    user_limit_milli: int | None = None
 
     @property
     def borrowed_milli(self) -> int:
@@ -69,6 +70,7 @@ def shares_in(projects: Sequence[Project]) -> list[Share]:
                     quota.guaranteed_milli if quota else 0,
                     quota.limit_milli if quota else None,
                     sizes.get(pool.pk, 0) * 1000,
+                    quota.user_limit_milli if quota else None,
                 )
             )
     return shares

@@ -242,7 +242,11 @@ def _over_limit(ask: Ask, pools: list[int]) -> tuple[str, dict[str, object]] | N
         return None
     milli, quota, kind = worst
     each = max(1, ask.gpus_per_task * ask.milli_per_gpu)
-    words = "limit" if kind == "limit" else "guarantee (and the job may not be preempted)"
+    words = {
+        "limit": "limit",
+        "user_limit": "limit for one person",
+        "guaranteed": "guarantee (and the job may not be preempted)",
+    }[kind]
     return (
         f"Needs {ask.total_milli / 1000:g} GPUs; the {words} of {quota.project.name} in {quota.pool.name} "
         f"is {milli / 1000:g}.",
@@ -267,6 +271,11 @@ def _within(ask: Ask, milli: int, each: int) -> dict[str, object] | None:
 
 def _bound(quotas: list[Quota], ask: Ask, line: list[Project]) -> tuple[int, Quota, str] | None:
     bounds = [(quota.limit_milli, quota, "limit") for quota in quotas if quota.limit_milli is not None]
+    bounds += [
+        (quota.user_limit_milli, quota, "user_limit")
+        for quota in quotas
+        if quota.user_limit_milli is not None
+    ]
     if not ask.preemptible:
         bounds += [
             (quota.guaranteed_milli, quota, "guaranteed") for quota in quotas if quota.project in line[:1]

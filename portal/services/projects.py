@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -119,12 +119,17 @@ def do_remove_member(actor: User, project: Project, user: User) -> None:
 
 @dataclass(frozen=True)
 class QuotaNumbers:
-    """The four numbers of a quota. ``limit_milli`` None means no limit."""
+    """The numbers of a quota. None is no limit, for ``limit_milli`` and for what one person may hold at once."""
 
-    guaranteed_milli: int
-    limit_milli: int | None
-    weight: float
-    priority: int
+    guaranteed_milli: int = 0
+    limit_milli: int | None = None
+    weight: float = 1.0
+    priority: int = 0
+    user_limit_milli: int | None = None
+
+
+NO_QUOTA: dict[str, Any] = asdict(QuotaNumbers())
+"""What a missing row means."""
 
 
 def do_change_quota(
@@ -158,6 +163,7 @@ def do_change_quota(
             quota = Quota(project=project, pool=pool, version=0)
         quota.guaranteed_milli = numbers.guaranteed_milli
         quota.limit_milli = numbers.limit_milli
+        quota.user_limit_milli = numbers.user_limit_milli
         quota.weight = numbers.weight
         quota.priority = numbers.priority
         quota.version += 1
@@ -180,12 +186,11 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
         newest = quota.changes.select_for_update(no_key=True).order_by("-id").first()
         if newest is None or newest.pk != change.pk:
             raise Conflict("It was changed again since; undo the newest change first.", code="not_newest")
-        old = change.before or {"guaranteed_milli": 0, "limit_milli": None, "weight": 1.0, "priority": 0}
         return do_change_quota(
             actor,
             quota.project,
             quota.pool,
-            QuotaNumbers(**{key: old[key] for key in QuotaNumbers.__dataclass_fields__}),
+            QuotaNumbers(**(NO_QUOTA | change.before)),
             version=quota.version,
             reason=reason or "Undone.",
             undoes=change,
@@ -193,13 +198,8 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
 
 
 def quota_numbers(quota: Quota) -> dict[str, Any]:
-    """The four numbers as JSON."""
-    return {
-        "guaranteed_milli": quota.guaranteed_milli,
-        "limit_milli": quota.limit_milli,
-        "weight": quota.weight,
-        "priority": quota.priority,
-    }
+    """Its numbers as JSON."""
+    return {name: getattr(quota, name) for name in NO_QUOTA}
 
 
 # -- inside ----------------------------------------------------------------------------------------
@@ -214,6 +214,8 @@ def _check_numbers(numbers: QuotaNumbers) -> None:
             wrong["limit_milli"] = "Must be between 0 and 10,000 GPUs, or empty for no limit."
         elif numbers.limit_milli < numbers.guaranteed_milli:
             wrong["limit_milli"] = "The limit cannot be below what is guaranteed."
+    if numbers.user_limit_milli is not None and not 0 <= numbers.user_limit_milli <= MAX_MILLI:
+        wrong["user_limit_milli"] = "Must be between 0 and 10,000 GPUs, or empty for no limit."
     if not math.isfinite(numbers.weight) or not MIN_WEIGHT <= numbers.weight <= MAX_WEIGHT:
         wrong["weight"] = "Must be between 0.001 and 1000."
     if not -1000 <= numbers.priority <= 1000:

@@ -216,7 +216,7 @@ def ladder(strips: list[ModelStrip], model: str, count: str, shares: list[Share]
     fitting = [strip for strip in strips if model in ("", strip.model)]
     free = max((strip.largest_free for strip in fitting), default=0)
     largest = max((strip.largest_node for strip in fitting), default=0)
-    limits = [share.limit_milli for share in shares if share.limit_milli is not None]
+    limits = [limit for share in shares if (limit := _least_limit(share)) is not None]
     limit = max(limits) // 1000 if limits else None
     rungs = []
     for number in LADDER:
@@ -232,6 +232,11 @@ def ladder(strips: list[ModelStrip], model: str, count: str, shares: list[Share]
             note, now, closed = "waits", False, False
         rungs.append(Rung(number, note, now, closed, str(number) == count))
     return rungs
+
+
+def _least_limit(share: Share) -> int | None:
+    """What neither the project nor one person may pass."""
+    return min((n for n in (share.limit_milli, share.user_limit_milli) if n is not None), default=None)
 
 
 def body_of(request: JobRequest) -> dict[str, Any]:

@@ -54,9 +54,11 @@ class Bar:
 
     @property
     def terms(self) -> str:
-        """10 guaranteed, no limit, pool of 24."""
+        """10 guaranteed, no limit, 4 a person, pool of 24."""
         share = self.share
         limit = "no limit" if share.limit_milli is None else f"limit {gpu_amount(share.limit_milli)}"
+        if share.user_limit_milli is not None:
+            limit += f", {gpu_amount(share.user_limit_milli)} a person"
         pool = f", pool of {gpu_amount(share.pool_milli)}"
         guaranteed = (
             f"{gpu_amount(share.guaranteed_milli)} guaranteed"

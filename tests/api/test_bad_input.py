@@ -115,6 +115,28 @@ def test_a_number_beyond_all_numbers_is_told(world):
     assert is_problem(answer, 400, "invalid")["errors"][0]["field"] == "weight"
 
 
+def test_what_one_person_may_hold_stays_unless_it_is_named(world):
+    quota = f"/api/v1/quotas/{world.rows['quota'].public_id}/"
+    client = world.client("admin")
+
+    def send(verb, **body):
+        tag = client.get(quota)["ETag"]
+        return getattr(client, verb)(
+            quota, json.dumps(body), content_type="application/json", headers={"If-Match": tag}
+        )
+
+    four = {"guaranteed_milli": 0, "limit_milli": None, "priority": 0, "weight": 1.0}
+    assert client.get(quota).json()["user_limit_milli"] is None
+    assert send("patch", user_limit_milli=0).json()["user_limit_milli"] == 0
+    assert send("put", **four).json()["user_limit_milli"] == 0
+    assert send("put", **four, user_limit_milli=None).json()["user_limit_milli"] is None
+    for nonsense in (-1, "2", True, 1.5, 10**9):
+        answer = send("patch", user_limit_milli=nonsense)
+        assert is_problem(answer, 400, "invalid")["errors"][0]["field"] == "user_limit_milli"
+    changes = client.get(f"{quota}changes/").json()["items"]
+    assert [row["after"]["user_limit_milli"] for row in changes][:2] == [None, 0]
+
+
 def test_too_large_is_413(client):
     is_problem(post(client, b'{"name": "' + b"x" * MAX_BODY_BYTES + b'"}'), 413, "too_large")
 

@@ -163,6 +163,30 @@ def test_limits_of_every_ancestor_hold_under_races(scene, leader) -> None:
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 2000
 
 
+def test_what_one_person_may_hold_in_every_ancestor_holds_under_races(scene, leader) -> None:
+    colleague = record.person()
+    child = record.project(parent=scene["project"], member=scene["owner"], manager=colleague)
+    other = record.project(parent=scene["project"], member=scene["owner"])
+    Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
+    jobs = [submit(scene, project=each) for each in (child, other, scene["project"])]
+    jobs.append(record.job(colleague, child, scene["environment"]))
+    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
+    results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
+    refusals = [result for result in results if result is not None]
+    assert [refusal.code for refusal in refusals] == ["quota_of_user"]
+    assert refusals[0].job != jobs[3].public_id
+    assert f"{scene['owner'].username} holds 2 of the 2 GPUs" in refusals[0].sentence
+    assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 3000
+
+
+def test_a_job_without_gpus_starts_whatever_its_owner_holds(scene, leader) -> None:
+    small, large = submit(scene, gpus_per_task=0), submit(scene)
+    Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=0)
+    assert commit_start(leader, plan(scene, small)) is None
+    refusal = commit_start(leader, plan(scene, large, 0))
+    assert refusal is not None and refusal.code == "quota_of_user"
+
+
 def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) -> None:
     """Whoever locks the quota row first decides; a start never passes a limit that was committed before it."""
     for round_ in range(5):

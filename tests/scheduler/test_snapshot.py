@@ -136,7 +136,11 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
     waiting = submit(scene, gpu_model="Test 80", kind="workspace")
     Volume.objects.create(name="home", kind="home", owner=scene["owner"], node=scene["node"])
     Quota.objects.create(
-        project=scene["project"], pool=scene["pool"], guaranteed_milli=1000, limit_milli=5000
+        project=scene["project"],
+        pool=scene["pool"],
+        guaranteed_milli=1000,
+        limit_milli=5000,
+        user_limit_milli=3000,
     )
 
     photo = take_photo(record.cluster())
@@ -158,7 +162,7 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
     assert pending.node_affinity == node.id
     assert pending.pools == (scene["pool"].public_id,)
     (quota,) = photo.snapshot.quotas
-    assert (quota.guaranteed_milli, quota.limit_milli) == (1000, 5000)
+    assert (quota.guaranteed_milli, quota.limit_milli, quota.user_limit_milli) == (1000, 5000, 3000)
 
 
 def test_nodes_of_another_runtime_are_avoided(scene) -> None:

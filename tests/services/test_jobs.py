@@ -45,6 +45,14 @@ def test_eight_gpus_on_two_nodes_may_wait_and_nine_never_fit(scene):
     assert refusal.value.facts["nearest"] == {"tasks": 8, "gpus_per_task": 1}
 
 
+def test_more_than_one_person_may_ever_hold_is_refused_with_the_nearest(scene):
+    Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
+    with pytest.raises(Impossible) as refusal:
+        submit(scene, gpus_per_task=4)
+    assert "the limit for one person of nlp in main is 2" in refusal.value.sentence
+    assert refusal.value.facts["nearest"]["gpus_per_task"] == 2
+
+
 def test_a_limit_of_an_ancestor_is_named(scene):
     parent = record.project("language")
     scene["project"].parent = parent

@@ -77,6 +77,20 @@ def test_a_quota_change_can_be_undone_once():
         projects.do_undo_quota_change(admin, newest)
 
 
+def test_what_one_person_may_hold_is_kept_audited_and_undone():
+    admin = record.person(admin=True)
+    project, pool = record.project(), record.pool()
+    quota = projects.do_change_quota(admin, project, pool, QuotaNumbers(user_limit_milli=0), version=0)
+    assert quota.user_limit_milli == 0
+    entry = AuditEntry.objects.filter(act="quota.change").first()
+    assert entry.after["user_limit_milli"] == 0
+    change = quota.changes.first()
+    change.before = {"guaranteed_milli": 1000, "limit_milli": None, "weight": 1.0, "priority": 0}
+    change.save()  # as it was written before there was such a number
+    quota = projects.do_undo_quota_change(admin, change)
+    assert (quota.guaranteed_milli, quota.user_limit_milli) == (1000, None)
+
+
 @pytest.mark.parametrize(
     ("bad", "named"),
     [
@@ -86,6 +100,8 @@ def test_a_quota_change_can_be_undone_once():
         (numbers(weight=-1), "weight"),
         (numbers(weight=0), "weight"),
         (numbers(priority=10**6), "priority"),
+        (QuotaNumbers(user_limit_milli=-1), "user_limit_milli"),
+        (QuotaNumbers(user_limit_milli=10**9), "user_limit_milli"),
     ],
 )
 def test_nonsense_quotas(bad, named):

@@ -88,6 +88,9 @@ def edit(project: Project, pool: str, **cells: str) -> dict[str, str]:
     seen = {
         "guaranteed": f"{(quota.guaranteed_milli if quota else 0) / 1000:g}",
         "limit": "none" if quota is None or quota.limit_milli is None else f"{quota.limit_milli / 1000:g}",
+        "user_limit": "none"
+        if quota is None or quota.user_limit_milli is None
+        else f"{quota.user_limit_milli / 1000:g}",
         "weight": f"{quota.weight if quota else 1:g}",
         "priority": str(quota.priority if quota else 0),
     }
@@ -118,6 +121,23 @@ def test_an_admin_edits_a_quota_and_undoes_it(quota_place, client_of):
     quota.refresh_from_db()
     assert quota.changes.first().undoes == change
     assert AuditEntry.objects.filter(act="quota.change").count() >= 2
+
+
+def test_what_one_person_may_hold_is_edited_like_the_other_numbers(quota_place, client_of):
+    project, pool = quota_place
+    client = client_of("admin")
+    client.post(reverse("save-quotas"), edit(project, pool.name, user_limit="1.5"))
+    assert Quota.objects.get(project=project, pool=pool).user_limit_milli == 1500
+    page = client.get(reverse("quotas"), {"pool": pool.name}).content.decode()
+    assert "per person <s" in page and ">1.5</b>" in page
+    assert "1.5 a person at once" in client.get(reverse("project", args=[project.public_id])).content.decode()
+    for nonsense in ("two", "-1", "1e3", "0,5", "0.0001"):
+        answer = client.post(reverse("save-quotas"), edit(project, pool.name, user_limit=nonsense))
+        assert answer.status_code == 409
+        assert f"user_limit-{project.public_id}-why" in answer.content.decode()
+    assert Quota.objects.get(project=project, pool=pool).user_limit_milli == 1500
+    client.post(reverse("save-quotas"), edit(project, pool.name, user_limit=""))
+    assert Quota.objects.get(project=project, pool=pool).user_limit_milli is None
 
 
 def test_a_conflict_shows_both_values_and_saves_nothing(quota_place, client_of):

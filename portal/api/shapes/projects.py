@@ -11,11 +11,8 @@ from portal.api.shapes.words import Named, PersonName, named, person_name, when
 from portal.models import Membership, NodePool, Quota, QuotaChange
 from portal.models import Project as ProjectRow
 from portal.selectors.projects import Counts
-from portal.services.projects import quota_numbers
+from portal.services.projects import NO_QUOTA, quota_numbers
 from portal.words.states import Role
-
-NO_QUOTA: dict[str, Any] = {"guaranteed_milli": 0, "limit_milli": None, "weight": 1.0, "priority": 0}
-"""What a missing row means."""
 
 
 class Project(serializers.Serializer[Any]):
@@ -43,12 +40,15 @@ class Member(serializers.Serializer[Any]):
 
 
 class QuotaNumbers(serializers.Serializer[Any]):
-    """The four numbers of a quota; GPUs in thousandths."""
+    """The numbers of a quota; GPUs in thousandths."""
 
     guaranteed_milli = serializers.IntegerField()
     limit_milli = serializers.IntegerField(allow_null=True, help_text="null: no limit.")
     weight = serializers.FloatField()
     priority = serializers.IntegerField()
+    user_limit_milli = serializers.IntegerField(
+        allow_null=True, help_text="What one person may hold at once; null: no limit."
+    )
 
 
 class QuotaOut(QuotaNumbers):
@@ -133,8 +133,8 @@ def quota_change(row: QuotaChange) -> dict[str, Any]:
         "number": row.pk,
         "at": when(row.at),
         "actor": person_name(row.actor) if row.actor else None,
-        "before": row.before or None,
-        "after": row.after,
+        "before": NO_QUOTA | row.before if row.before else None,
+        "after": NO_QUOTA | row.after,
         "reason": row.reason,
         "undoes": row.undoes_id,
     }

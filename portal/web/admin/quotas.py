@@ -23,12 +23,13 @@ from portal.access import Policy, policy, signed_in, visible_projects
 from portal.errors import Conflict, FairwayError, Invalid, NotThere, Stale
 from portal.models import NodePool, Quota, QuotaChange, User
 from portal.selectors.quota_grid import Grid, GridRow, pools_with_gpus, quota_grid
-from portal.services.projects import QuotaNumbers, do_change_quota, do_undo_quota_change
+from portal.services.projects import NO_QUOTA, QuotaNumbers, do_change_quota, do_undo_quota_change
 from portal.web.admin.amounts import limit_of, milli_of, shown_gpus, weight_of, whole_number_of
 from portal.web.admin.tree_pages import LONGEST_SEARCH, SEARCH_FROM, name_those_above, page_of
 
 SEPARATOR = ";"
-FIELDS = ("guaranteed", "limit", "weight", "priority")
+FIELDS = ("guaranteed", "limit", "user_limit", "weight", "priority")
+TITLES = {"user_limit": "Per person"}
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Cell:
     @property
     def title(self) -> str:
         """Its column."""
-        return self.name.capitalize()
+        return TITLES.get(self.name, self.name.capitalize())
 
     @property
     def dirty(self) -> bool:
@@ -169,6 +170,7 @@ def _shown(row: GridRow) -> dict[str, str]:
     return {
         "guaranteed": shown_gpus(row.guaranteed_milli),
         "limit": shown_gpus(row.limit_milli),
+        "user_limit": shown_gpus(row.user_limit_milli),
         "weight": f"{row.weight:g}",
         "priority": str(row.priority),
     }
@@ -233,6 +235,7 @@ def _numbers(line: Line) -> QuotaNumbers:
     for name, read in (
         ("guaranteed", milli_of),
         ("limit", limit_of),
+        ("user_limit", limit_of),
         ("weight", weight_of),
         ("priority", whole_number_of),
     ):
@@ -247,6 +250,7 @@ def _numbers(line: Line) -> QuotaNumbers:
         limit_milli=values["limit"],  # type: ignore[arg-type]
         weight=values["weight"],  # type: ignore[arg-type]
         priority=values["priority"],  # type: ignore[arg-type]
+        user_limit_milli=values["user_limit"],  # type: ignore[arg-type]
     )
 
 
@@ -290,13 +294,10 @@ def _page(
 def _change_words(change: QuotaChange) -> list[tuple[str, str, str]]:
     """Field, old and new, for each number that a change moved."""
     words = []
-    for name in ("guaranteed_milli", "limit_milli", "weight", "priority"):
-        old, new = change.before.get(name), change.after.get(name)
-        if not change.before and name in ("guaranteed_milli", "priority"):
-            old = 0
-        if not change.before and name == "weight":
-            old = 1.0
-        if old != new:
+    before, after = NO_QUOTA | change.before, NO_QUOTA | change.after
+    for name in NO_QUOTA:
+        if before[name] != after[name]:
             show = shown_gpus if name.endswith("_milli") else (lambda value: f"{value:g}")
-            words.append((name.removesuffix("_milli"), show(old), show(new)))
+            field = name.removesuffix("_milli")
+            words.append((TITLES.get(field, field).lower(), show(before[name]), show(after[name])))
     return words

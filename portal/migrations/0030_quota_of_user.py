@@ -1,0 +1,17 @@
+"""A quota may bound what one person holds in a project at once; nothing set is no limit."""
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [("portal", "0012_played")]
+
+    operations = [
+        migrations.AddField(
+            model_name="quota",
+            name="user_limit_milli",
+            field=models.PositiveIntegerField(
+                blank=True, help_text="What one person may hold at once; None means no limit.", null=True
+            ),
+        ),
+    ]
