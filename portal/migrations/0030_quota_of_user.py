@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0012_played")]
+    dependencies = [("portal", "0022_reservations")]
 
     operations = [
         migrations.AddField(
