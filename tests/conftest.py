@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from hypothesis import settings as drawing
 from xdist.scheduler import LoadScopeScheduling
 
 from portal.standalone.needs import NEEDS, missing, sentence
@@ -22,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
+    # no test is timed: a busy machine is no fault
+    drawing.register_profile("fairway", drawing.default, deadline=None)
+    drawing.load_profile("fairway")
     emptying.by_delete()
     # Each test client builds the middleware anew; with this it does not search all static files each time.
     settings.WHITENOISE_AUTOREFRESH = True
