@@ -116,6 +116,8 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         memory_mib=value("memory_mib"),
         time_limit_s=body.get("time_limit_s"),
         near=near_of(body.get("near")),
+        mig_profile=body.get("mig_profile") or None,
+        min_compute_capability=body.get("min_compute_capability"),
         avoid_nodes=photo.unfit[environment.runtime],
         unfit_nodes=photo.unfit[environment.runtime],
         node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,

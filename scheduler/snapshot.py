@@ -201,6 +201,8 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
                     whole=gpu.alone,
                     healthy=gpu.present and gpu.health == GpuHealth.OK.value,
                     island=gpu.island,
+                    mig_profile=gpu.mig_profile or None,
+                    compute_capability=gpu.compute_capability,
                 )
                 for gpu in gpus
             ),
@@ -387,6 +389,8 @@ def _held_by(attempts: Sequence[int] | None) -> Iterator[tuple[int, _Held]]:
         "job__gpu_model",
         "job__min_gpu_memory_mib",
         "job__near",
+        "job__mig_profile",
+        "job__min_compute_capability",
         "job__submitted_at",
         "job__kind",
         "job__environment_id",
@@ -436,6 +440,8 @@ def running_row(attempt: _Held, avoid: tuple[NodeId, ...], home: NodeId | None) 
         gpu_model=row["job__gpu_model"] or None,
         min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
         near=near_of(row["job__near"]),
+        mig_profile=row["job__mig_profile"] or None,
+        min_compute_capability=row["job__min_compute_capability"],
         submitted_s=row["job__submitted_at"].timestamp(),
         avoid_nodes=avoid,
         node_affinity=home,
@@ -508,6 +514,8 @@ def _waiting(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]
         "gpu_model",
         "min_gpu_memory_mib",
         "near",
+        "mig_profile",
+        "min_compute_capability",
         "cpu_milli",
         "memory_mib",
         "time_limit_s",
@@ -552,6 +560,8 @@ def pending_row(
         version=row["version"],
         kept=kept_tasks(row["kept"], row["cpu_milli"], row["memory_mib"]),
         near=near_of(row["near"]),
+        mig_profile=row["mig_profile"] or None,
+        min_compute_capability=row["min_compute_capability"],
     )
 
 

@@ -9,7 +9,7 @@ from django.db.models import Q, QuerySet
 from rest_framework import serializers
 
 from portal.access import visible_environments, visible_projects
-from portal.api.bodies import Closed, Text, Whole, YesNo, read_body
+from portal.api.bodies import Closed, Number, Text, Whole, YesNo, read_body
 from portal.errors import Invalid
 from portal.models import NodePool, Template, User
 from portal.services.jobs import (
@@ -64,6 +64,15 @@ class Request(Closed):
     milli_per_gpu = Whole(required=False, min_value=1, max_value=1000, help_text="1000 is a whole GPU.")
     gpu_model = Text(required=False, allow_blank=True, max_length=100)
     min_gpu_memory_mib = Whole(required=False, allow_null=True, min_value=1, max_value=10_000_000)
+    mig_profile = Text(
+        required=False,
+        allow_blank=True,
+        max_length=32,
+        help_text="MIG slices of this profile; blank: whole GPUs.",
+    )
+    min_compute_capability = Number(
+        required=False, allow_null=True, min_value=1.0, max_value=99.9, help_text="Such as 8.0."
+    )
     near = NearBody(required=False, allow_null=True, help_text="null: anywhere.")
     cpu_milli = Whole(required=False, min_value=100, max_value=1_000_000)
     memory_mib = Whole(required=False, min_value=32, max_value=64 * 1024 * 1024)

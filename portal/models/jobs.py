@@ -51,6 +51,10 @@ class Job(models.Model):
     milli_per_gpu = models.PositiveIntegerField(default=1000)
     gpu_model = models.CharField(max_length=100, blank=True)
     min_gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    mig_profile = models.CharField(
+        max_length=32, blank=True, help_text="It asks for MIG slices of this profile; blank: for whole GPUs."
+    )
+    min_compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 8.0.")
     near = models.JSONField(
         null=True,
         blank=True,

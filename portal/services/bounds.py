@@ -31,6 +31,8 @@ class Ask:
     cpu_milli: int
     memory_mib: int
     preemptible: bool = True
+    mig_profile: str = ""
+    min_compute_capability: float | None = None
 
     @property
     def total_milli(self) -> int:
@@ -96,6 +98,10 @@ def _rooms(ask: Ask) -> list[Room]:
             continue
         if ask.min_gpu_memory_mib and gpu.memory_mib < ask.min_gpu_memory_mib:
             continue
+        if gpu.mig_profile != ask.mig_profile:
+            continue
+        if (gpu.compute_capability or 0.0) < (ask.min_compute_capability or 0.0):
+            continue
         rooms[gpu.node_id].gpus.append(gpu)
     return list(rooms.values())
 
@@ -149,7 +155,22 @@ def _too_large(ask: Ask, rooms: list[Room], pools: dict[int, list[Room]], seats:
 
 def _no_such_gpu(ask: Ask) -> tuple[str, dict[str, object] | None]:
     """No GPU is of the model, or has the memory, that is asked for."""
-    here = [gpu for room in _rooms(replace(ask, gpu_model="", min_gpu_memory_mib=None)) for gpu in room.gpus]
+    unpicky = replace(ask, gpu_model="", min_gpu_memory_mib=None, min_compute_capability=None)
+    of_any_age = [gpu for room in _rooms(unpicky) for gpu in room.gpus]
+    here = [g for g in of_any_age if (g.compute_capability or 0.0) >= (ask.min_compute_capability or 0.0)]
+    if ask.mig_profile and not of_any_age:
+        return _no_such_slice(ask)
+    if of_any_age and not here:
+        newest = max(gpu.compute_capability or 0.0 for gpu in of_any_age)
+        told = (
+            f"the newest in {_where(ask)} has {newest:.1f}"
+            if newest
+            else f"no node of {_where(ask)} tells any"
+        )
+        return (
+            f"Needs a GPU of compute capability {ask.min_compute_capability:.1f} or more; {told}.",
+            {"min_compute_capability": newest or None},
+        )
     if not here:
         return f"There is no GPU in {_where(ask)}.", {"gpus_per_task": 0, "milli_per_gpu": 1000}
     models = sorted({gpu.model for gpu in here})
@@ -170,6 +191,19 @@ def _no_such_gpu(ask: Ask) -> tuple[str, dict[str, object] | None]:
         f"Needs a {_gpus(ask, 1)} with {needed} of memory; the largest in {_where(ask)} has {largest}.",
         {"min_gpu_memory_mib": most},
     )
+
+
+def _no_such_slice(ask: Ask) -> tuple[str, dict[str, object] | None]:
+    """No GPU is cut into slices of that profile."""
+    cut = (
+        Gpu.objects.filter(present=True).exclude(mig_profile="").exclude(node__state=NodeState.RETIRED.value)
+    )
+    profiles = sorted(set(cut.values_list("mig_profile", flat=True)))
+    sentence = f"There is no MIG slice {ask.mig_profile} in {_where(ask)}."
+    if not profiles:
+        return f"{sentence} No GPU is cut into slices.", None
+    alike = difflib.get_close_matches(ask.mig_profile, profiles, n=1, cutoff=0.0)
+    return f"{sentence} The cluster has {', '.join(profiles)}.", {"mig_profile": alike[0]}
 
 
 def _too_many_on_one_node(
@@ -217,7 +251,8 @@ def _where(ask: Ask) -> str:
 
 
 def _gpus(ask: Ask, count: int = 2) -> str:
-    noun = "GPU" if count == 1 else "GPUs"
+    noun = f"{ask.mig_profile} slice" if ask.mig_profile else "GPU"
+    noun += "" if count == 1 else "s"
     return f"{ask.gpu_model} {noun}" if ask.gpu_model else noun
 
 

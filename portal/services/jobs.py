@@ -23,6 +23,7 @@ from portal.words.states import JOB_ENDS, JobKind, JobState, NodeState, RuntimeK
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?")
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+MIG_PROFILE = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.][a-z0-9.]{1,12})?")
 OURS = re.compile(r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_)")
 
 MAX_TASKS = 1024
@@ -45,6 +46,8 @@ ASKED = (
     "milli_per_gpu",
     "gpu_model",
     "min_gpu_memory_mib",
+    "mig_profile",
+    "min_compute_capability",
     "near",
     "cpu_milli",
     "memory_mib",
@@ -70,6 +73,8 @@ class JobRequest:
     milli_per_gpu: int = 1000
     gpu_model: str = ""
     min_gpu_memory_mib: int | None = None
+    mig_profile: str = ""
+    min_compute_capability: float | None = None
     near: Near | None = None
     cpu_milli: int = 1000
     memory_mib: int = 2048
@@ -110,6 +115,8 @@ def check_job(user: User, request: JobRequest) -> None:
             milli_per_gpu=request.milli_per_gpu,
             gpu_model=request.gpu_model,
             min_gpu_memory_mib=request.min_gpu_memory_mib,
+            mig_profile=request.mig_profile,
+            min_compute_capability=request.min_compute_capability,
             cpu_milli=request.cpu_milli,
             memory_mib=request.memory_mib,
             preemptible=request.preemptible,
@@ -289,6 +296,13 @@ def _wrong_numbers(request: JobRequest) -> list[tuple[str, str]]:
         wrong += outside("time_limit_s", 1, MAX_TIME_LIMIT_S, " s")
     if request.min_gpu_memory_mib is not None:
         wrong += outside("min_gpu_memory_mib", 1, 10_000_000, shown=memory)
+    if request.mig_profile and not MIG_PROFILE.fullmatch(request.mig_profile):
+        wrong.append(("mig_profile", "Write a MIG profile such as 1g.10gb."))
+    if request.mig_profile and request.milli_per_gpu != 1000:
+        wrong.append(("milli_per_gpu", "A MIG slice is given away whole."))
+    capability = request.min_compute_capability
+    if capability is not None and not 1.0 <= capability < 100.0:
+        wrong.append(("min_compute_capability", "Write a compute capability such as 8.0."))
     if request.milli_per_gpu != 1000 and request.gpus_per_task > 1:
         wrong.append(
             (

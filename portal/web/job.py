@@ -229,6 +229,8 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
         "milli_per_gpu",
         "gpu_model",
         "min_gpu_memory_mib",
+        "mig_profile",
+        "min_compute_capability",
         "near",
         "cpu_milli",
         "memory_mib",

@@ -10,7 +10,7 @@ from django import forms
 from django.db.models import QuerySet
 
 from portal.access import project_ids, visible_environments
-from portal.models import Environment, Job, NodePool, Project, Template, Topology, User
+from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
 from portal.services.jobs import JobRequest
 from portal.web.words import MAX_DIGITS, duration, whole_number
 from portal.words.states import JobKind, Role
@@ -108,6 +108,14 @@ class LaunchForm(forms.Form):
         widget=_select(),
         required=False,
     )
+    mig_profile = forms.ChoiceField(
+        label="MIG slices", required=False, widget=_select(),
+        help_text="Parts of a GPU, each alone with its memory; each counts as one GPU.",
+    )  # fmt: skip
+    min_compute_capability = forms.FloatField(
+        label="Compute capability, at least", required=False, min_value=1, max_value=99.9,
+        widget=_number(min=1, max=99.9, step="0.1"), help_text="Such as 8.0.",
+    )  # fmt: skip
     near_required = forms.ChoiceField(
         label="All tasks in one", required=False, widget=_select(),
         help_text="They start together there, or wait until one has room.",
@@ -162,6 +170,10 @@ class LaunchForm(forms.Form):
         self._choices("pool", NodePool.objects.order_by("name"))
         self._choices("template", Template.objects.filter(enabled=True))
         self.has_levels = self._levels()
+        profiles = Gpu.objects.filter(present=True).exclude(mig_profile="").order_by("mig_profile")
+        slices = list(profiles.values_list("mig_profile", flat=True).distinct())
+        self.has_slices = bool(slices)
+        self._offer("mig_profile", [("", "Whole GPUs"), *((name, name) for name in slices)])
 
     def _choices(self, name: str, rows: QuerySet[Any]) -> None:
         field = self.fields[name]
@@ -178,10 +190,13 @@ class LaunchForm(forms.Form):
             for key in row.levels
         ]
         for name, nothing in (("near_required", "Anywhere"), ("near_preferred", "No wish")):
-            field = self.fields[name]
-            assert isinstance(field, forms.ChoiceField)  # noqa: S101
-            field.choices = [("", nothing), *levels]
+            self._offer(name, [("", nothing), *levels])
         return bool(levels)
+
+    def _offer(self, name: str, choices: list[tuple[str, str]]) -> None:
+        field = self.fields[name]
+        assert isinstance(field, forms.ChoiceField)  # noqa: S101
+        field.choices = choices
 
     def clean(self) -> dict[str, Any]:
         """Both levels belong to one topology."""
@@ -232,7 +247,11 @@ class LaunchForm(forms.Form):
             template=data["template"],
             tasks=1 if workspace else data["tasks"],
             gpus_per_task=data["gpus_per_task"],
-            milli_per_gpu=(data["milli_per_gpu"] or 1000) if data["gpus_per_task"] == 1 else 1000,
+            milli_per_gpu=(data["milli_per_gpu"] or 1000)
+            if data["gpus_per_task"] == 1 and not data["mig_profile"]
+            else 1000,
+            mig_profile=data["mig_profile"],
+            min_compute_capability=data["min_compute_capability"],
             gpu_model=data["gpu_model"],
             near=None if workspace else data["near"],
             cpu_milli=round(data["cores"] * 1000),
@@ -274,6 +293,8 @@ def initial_of(job: Job) -> dict[str, Any]:
         "preemptible": job.preemptible,
         "priority": job.priority,
         "max_attempts": job.max_attempts,
+        "mig_profile": job.mig_profile,
+        "min_compute_capability": job.min_compute_capability,
     } | _near_fields(job.near)
 
 
@@ -301,6 +322,8 @@ def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
         "gpus_per_task",
         "tasks",
         "milli_per_gpu",
+        "mig_profile",
+        "min_compute_capability",
         "preemptible",
         "priority",
         "max_attempts",

@@ -127,6 +127,8 @@ def nearest_ways(facts: dict[str, Any]) -> list[Way]:
 _UNITS = {
     "tasks": "tasks",
     "gpus_per_task": "GPUs each",
+    "mig_profile": "slices",
+    "min_compute_capability": "as compute capability",
     "cores": "CPU cores",
     "memory_gib": "GiB of memory",
 }

@@ -46,6 +46,8 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 gpu_model=row.gpu_model,
                 min_gpu_memory_mib=row.min_gpu_memory_mib,
                 near=row.near,
+                mig_profile=row.mig_profile,
+                min_compute_capability=row.min_compute_capability,
             )
         )
     nodes = _hold(snapshot.nodes, started, +1)

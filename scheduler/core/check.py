@@ -291,11 +291,7 @@ def _stands_near(snapshot: Snapshot, near: Near | None, nodes: Sequence[NodeRow]
 
 def _asks(row: PendingRow) -> dict[int, Ask]:
     """What each waiting rank asks for."""
-    same = Ask(
-        row.gpus_per_task, row.milli_per_gpu, row.cpu_milli, row.memory_mib, row.gpu_model,
-        row.min_gpu_memory_mib, row.share_mib,
-    )  # fmt: skip
-    return dict(zip(row.ranks or range(row.tasks), row.asks or (same,) * row.tasks, strict=True))
+    return dict(zip(row.ranks or range(row.tasks), row.asks or (row.ask,) * row.tasks, strict=True))
 
 
 def _is_whole(row: PendingRow, start: Start, waiting: Collection[int]) -> bool:
@@ -320,6 +316,10 @@ def _check_gpus(
             raise PlanError(f"{row.job} got {share.uuid} wrongly")
         if ask.gpu_model not in (None, gpu.model) or gpu.memory_mib < (ask.min_gpu_memory_mib or 0):
             raise PlanError(f"{row.job} asked for another kind of GPU than {share.uuid}")
+        if ask.mig_profile != gpu.mig_profile:
+            raise PlanError(f"{row.job} asked for {ask.mig_profile or 'whole GPUs'}, {share.uuid} is none")
+        if (gpu.compute_capability or 0.0) < (ask.min_compute_capability or 0.0):
+            raise PlanError(f"{row.job} asked for a newer GPU than {share.uuid}")
 
 
 def _check_limits(snapshot: Snapshot, plan: Plan) -> None:

@@ -40,6 +40,8 @@ class Ask(NamedTuple):
     gpu_model: str | None = None
     min_gpu_memory_mib: int | None = None
     share_mib: int | None = None
+    mig_profile: str | None = None  # only slices of this profile; None is whole GPUs only
+    min_compute_capability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class GpuRow:
     whole: bool = False  # a whole allocation stands on it, so no share may join
     healthy: bool = True
     island: int | None = None  # GPUs of one node with equal numbers are joined by NVLink; None is not known
+    mig_profile: str | None = None  # of a slice, such as 1g.10gb; None is a whole GPU
+    compute_capability: float | None = None  # such as 9.0; None is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +228,8 @@ class RunningRow:
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
     predicted_end_s: float | None = None  # when it is expected to end; None is unknown
+    mig_profile: str | None = None
+    min_compute_capability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +276,16 @@ class PendingRow:
     preempt_after_s: float | None = None  # it makes others leave only once it waited so long
     kept: tuple[RunningTask, ...] = ()  # places that an earlier plan keeps for it, until others have left
     predicted_s: float | None = None  # how long it is expected to run; None is unknown
+    mig_profile: str | None = None  # it asks for slices of this profile, alone; None for whole GPUs
+    min_compute_capability: float | None = None
+
+    @property
+    def ask(self) -> Ask:
+        """What each task asks, where they are alike."""
+        return Ask(
+            self.gpus_per_task, self.milli_per_gpu, self.cpu_milli, self.memory_mib, self.gpu_model,
+            self.min_gpu_memory_mib, self.share_mib, self.mig_profile, self.min_compute_capability,
+        )  # fmt: skip
 
     @property
     def task_milli(self) -> int:

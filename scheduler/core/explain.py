@@ -175,7 +175,8 @@ class Explainer:
             kind = job.gpu_model or "suitable"
             if job.gpu_model and job.min_gpu_memory_mib:
                 kind += f" ({words.gib(job.min_gpu_memory_mib)})"
-            sentence = f"Needs {need}; there is no {kind} GPU in {self._pool_names(job)}."
+            what = f"{job.mig_profile} slice" if job.mig_profile else "GPU"
+            sentence = f"Needs {need}; there is no {kind} {what} in {self._pool_names(job)}."
         elif job.gpus_per_task > largest:
             sentence = f"Needs {need}{' on one node' if job.tasks == 1 else ''}; " + (
                 f"{where} has {largest}."

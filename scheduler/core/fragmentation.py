@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.cluster import WHOLE_MILLI, Ask, PendingRow, PoolId, RunningRow
+from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, PendingRow, PoolId, RunningRow
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -50,12 +50,31 @@ class Kind(NamedTuple):
 
     model: str
     memory_mib: int
+    mig_profile: str = ""  # of a slice
+    compute_capability: float = 0.0  # 0 is not known
+
+    @classmethod
+    def of(cls, gpu: GpuRow) -> Kind:
+        """That of a GPU or a slice."""
+        return cls(gpu.model, gpu.memory_mib, gpu.mig_profile or "", gpu.compute_capability or 0.0)
 
 
-def suits(kind: Kind, gpu_model: str | None, min_gpu_memory_mib: int | None) -> bool:
-    """Whether a GPU is what was asked for: any model, this one, or one of "A|B", and enough memory."""
-    return (gpu_model is None or gpu_model == kind.model or kind.model in gpu_model.split("|")) and (
-        min_gpu_memory_mib is None or kind.memory_mib >= min_gpu_memory_mib
+def suits(
+    kind: Kind,
+    gpu_model: str | None,
+    min_gpu_memory_mib: int | None,
+    mig_profile: str | None = None,
+    min_compute_capability: float | None = None,
+) -> bool:
+    """Whether a GPU is what was asked for: any model, this one, or one of "A|B"; enough memory; new enough.
+
+    Slices are only for those who ask for their profile, and whole GPUs for those who ask for none.
+    """
+    return (
+        (gpu_model is None or gpu_model == kind.model or kind.model in gpu_model.split("|"))
+        and (min_gpu_memory_mib is None or kind.memory_mib >= min_gpu_memory_mib)
+        and (mig_profile or "") == kind.mig_profile
+        and (min_compute_capability is None or kind.compute_capability >= min_compute_capability)
     )
 
 
@@ -72,7 +91,7 @@ def asked_in(pool: PoolId, running: Iterable[RunningRow], pending: Iterable[Pend
                 milli = max((gpu.milli for gpu in task.gpus), default=WHOLE_MILLI)
                 asked[
                     Ask(len(task.gpus), milli, task.cpu_milli, task.memory_mib, row.gpu_model,
-                        row.min_gpu_memory_mib, task.share_mib)
+                        row.min_gpu_memory_mib, task.share_mib, row.mig_profile, row.min_compute_capability)
                 ] += 1  # fmt: skip
     for job in pending:
         if pool not in job.pools:
@@ -81,10 +100,7 @@ def asked_in(pool: PoolId, running: Iterable[RunningRow], pending: Iterable[Pend
             asked.update(job.asks)
             continue
         milli = job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI
-        asked[
-            Ask(job.gpus_per_task, milli, job.cpu_milli, job.memory_mib, job.gpu_model,
-                job.min_gpu_memory_mib, job.share_mib)
-        ] += job.tasks  # fmt: skip
+        asked[job.ask._replace(milli=milli)] += job.tasks
     return asked
 
 
@@ -104,8 +120,11 @@ def usual(asks: Mapping[Ask, int]) -> dict[Ask, int]:
     return mix
 
 
-def _sortable(ask: Ask) -> tuple[int | str, ...]:
-    return (*ask[:4], ask.gpu_model or "", ask.min_gpu_memory_mib or 0, ask.share_mib or 0)
+def _sortable(ask: Ask) -> tuple[float | str, ...]:
+    return (
+        *ask[:4], ask.gpu_model or "", ask.min_gpu_memory_mib or 0, ask.share_mib or 0,
+        ask.mig_profile or "", ask.min_compute_capability or 0.0,
+    )  # fmt: skip
 
 
 def milli_by_memory(share_mib: int, gpu_memory_mib: int) -> int:
@@ -152,7 +171,10 @@ class Fragmentation:
             cpu = self._cpu.needed(_of_each(ask.cpu_milli, ask))
             memory = self._memory.needed(_of_each(ask.memory_mib, ask))
             for k, kind in enumerate(kinds):
-                if not suits(kind, ask.gpu_model, ask.min_gpu_memory_mib) or _milli(ask, kind) > WHOLE_MILLI:
+                fits = suits(
+                    kind, ask.gpu_model, ask.min_gpu_memory_mib, ask.mig_profile, ask.min_compute_capability
+                )
+                if not fits or _milli(ask, kind) > WHOLE_MILLI:
                     continue
                 if _whole_ones(ask):
                     groups[0, k, ask.gpus, cpu, memory] += count

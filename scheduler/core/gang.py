@@ -281,6 +281,8 @@ def shape_of(
         ask.memory_mib,
         avoid,
         affinity,
+        mig_profile=ask.mig_profile,
+        min_compute_capability=ask.min_compute_capability,
     )
     return shape, Amounts(ask.gpus * milli if ask.gpus else 0, ask.cpu_milli, ask.memory_mib)
 
@@ -297,11 +299,7 @@ def add_waiting(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> None:
     """Add the ranks of ``row`` that wait."""
     gang.row = row
     avoid = tuple(sorted(row.avoid_nodes))
-    same = Ask(
-        row.gpus_per_task, row.milli_per_gpu, row.cpu_milli, row.memory_mib, row.gpu_model,
-        row.min_gpu_memory_mib, row.share_mib,
-    )  # fmt: skip
-    asks = row.asks or (same,) * row.tasks
+    asks = row.asks or (row.ask,) * row.tasks
     gang.plain = gang.plain and not row.asks and not gang.tasks
     shapes: dict[Ask, tuple[Shape, Amounts]] = {}
     for i, ask in enumerate(asks):
@@ -338,6 +336,8 @@ def gang_of_running(row: RunningRow, leaf: ProjectId, held: Sequence[tuple[Held,
             stands.memory_mib,
             avoid,
             row.node_affinity,
+            mig_profile=row.mig_profile,
+            min_compute_capability=row.min_compute_capability,
         )
         group = gang.groups[stands.group or ""]
         task = Task(gang, rank, group, shape, Amounts(milli, stands.cpu_milli, stands.memory_mib))

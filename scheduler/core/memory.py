@@ -50,7 +50,10 @@ class Memory:
         for node in nodes:
             known = before.get(id(node))
             if known is None or known[0] is not node:
-                gpus = tuple((gpu.uuid, gpu.model, gpu.memory_mib) for gpu in node.gpus)
+                gpus = tuple(
+                    (gpu.uuid, gpu.model, gpu.memory_mib, gpu.mig_profile, gpu.compute_capability)
+                    for gpu in node.gpus
+                )
                 known = (node, (node.id, node.pool, node.cpu_milli, node.memory_mib, node.labels, gpus))
             self._builds[id(node)] = known
             found.append(known[1])

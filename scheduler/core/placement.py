@@ -53,6 +53,8 @@ class Shape(NamedTuple):
     avoid_nodes: tuple[NodeId, ...]
     node_affinity: NodeId | None
     share_mib: int | None = None
+    mig_profile: str | None = None
+    min_compute_capability: float | None = None
 
     @classmethod
     def of(cls, job: PendingRow) -> Shape:
@@ -67,6 +69,8 @@ class Shape(NamedTuple):
             tuple(sorted(job.avoid_nodes)),
             job.node_affinity,
             job.share_mib if job.gpus_per_task else None,
+            job.mig_profile,
+            job.min_compute_capability,
         )
 
     @classmethod
@@ -78,6 +82,12 @@ class Shape(NamedTuple):
     def whole(self) -> bool:
         """True when each GPU is asked for alone."""
         return self.milli == WHOLE_MILLI and self.share_mib is None
+
+    @property
+    def picky(self) -> bool:
+        """True when not every GPU will do."""
+        kinds = (self.gpu_model, self.min_gpu_memory_mib, self.mig_profile, self.min_compute_capability)
+        return any(kind is not None for kind in kinds)
 
 
 class Held(NamedTuple):
@@ -148,7 +158,8 @@ class Floor:
                 self._slot_of[gpu.uuid] = (i, slot)
                 if empty or gpu.healthy:
                     self.free_milli[i, slot] = WHOLE_MILLI - (0 if empty else gpu.used_milli)
-        self._masks: dict[tuple[str | None, int | None], Bools] = {}
+        self._masks: dict[tuple[str | None, int | None, str | None, float | None], Bools] = {}
+        self._sliced = any(gpu.mig_profile for gpus in self.gpus for gpu in gpus)
         self._shares: dict[int, Ints] = {}
         self._open: dict[tuple[tuple[NodeId, ...], NodeId | None], Bools] = {}
         self._scores: dict[Shape, _Scores] = {}
@@ -194,7 +205,7 @@ class Floor:
 
     def _measure_fragmentation(self, asked: Mapping[Ask, int], together: int) -> None:
         """Get ready to score by fragmentation. A node of several kinds of GPU counts as its first one."""
-        first = [Kind(gpus[0].model, gpus[0].memory_mib) if gpus else Kind("", 0) for gpus in self.gpus]
+        first = [Kind.of(gpus[0]) if gpus else Kind("", 0) for gpus in self.gpus]
         kinds = sorted(set(first))
         self._kind: Ints = np.array([kinds.index(kind) for kind in first], dtype=np.int64)
         self._usual = usual(asked)
@@ -205,14 +216,14 @@ class Floor:
 
     # -- what fits ------------------------------------------------------------------------------------
 
-    def eligible(self, gpu_model: str | None, min_gpu_memory_mib: int | None) -> Bools:
-        """Which GPU slots have the model and the memory asked for, free or not."""
-        key = (gpu_model, min_gpu_memory_mib)
+    def eligible(self, shape: Shape) -> Bools:
+        """Which GPU slots are of the kind asked for, free or not."""
+        key = (shape.gpu_model, shape.min_gpu_memory_mib, shape.mig_profile, shape.min_compute_capability)
         if key not in self._masks:
             mask = np.zeros(self.free_milli.shape, dtype=bool)
             for i, gpus in enumerate(self.gpus):
                 for slot, gpu in enumerate(gpus):
-                    mask[i, slot] = suits(Kind(gpu.model, gpu.memory_mib), gpu_model, min_gpu_memory_mib)
+                    mask[i, slot] = suits(Kind.of(gpu), *key)
             self._masks[key] = mask
         return self._masks[key]
 
@@ -330,7 +341,7 @@ class Floor:
         most = NO_BOUND
         if shape.gpus:
             milli = shape.milli
-            eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[node].tolist()
+            eligible = self.eligible(shape)[node].tolist()
             free = self.free_milli[node].tolist()
             most = sum(amount // milli for amount, ok in zip(free, eligible, strict=True) if ok) // shape.gpus
         if shape.cpu_milli:
@@ -351,7 +362,7 @@ class Floor:
         return capacity
 
     def _gpu_capacities(self, shape: Shape, rows: Ints) -> Ints:
-        eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[rows]
+        eligible = self.eligible(shape)[rows]
         per_gpu = np.where(eligible, self.free_milli[rows], 0) // self._milli(shape, rows)
         if shape.whole or shape.gpus == 1:
             return np.asarray(per_gpu.sum(axis=1) // shape.gpus, dtype=np.int64)
@@ -378,7 +389,7 @@ class Floor:
             return np.asarray(-free.sum(axis=1), dtype=np.int64)
         if shape.whole or shape.gpus != 1:
             return np.asarray(room, dtype=np.int64)
-        eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[rows]
+        eligible = self.eligible(shape)[rows]
         milli = self._milli(shape, rows)
         shared = eligible & (free < WHOLE_MILLI) & (free >= milli)
         left = np.where(shared, free - milli, WHOLE_MILLI).min(axis=1)
@@ -397,8 +408,8 @@ class Floor:
         nodes = rows[able]
         free, slots = self._emptiest_first(nodes)
         fits = free >= self._milli(shape, nodes)
-        if shape.gpu_model is not None or shape.min_gpu_memory_mib is not None:
-            eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[nodes]
+        if self._sliced or shape.picky:
+            eligible = self.eligible(shape)[nodes]
             fits &= np.take_along_axis(eligible, slots, axis=1)
         task = Task(
             shape.gpus,
@@ -436,7 +447,7 @@ class Floor:
         slots: tuple[int, ...] = ()
         if shape.gpus:
             free = self.free_milli[node].tolist()
-            eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)[node].tolist()
+            eligible = self.eligible(shape)[node].tolist()
             fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= milli]
             roomy = [s for s in fitting if free[s] >= milli * count]
             alone = shape.whole or shape.gpus == 1
@@ -556,7 +567,7 @@ class Floor:
         return {int(count): int(n) for count, n in zip(counts, nodes, strict=True)}
 
     def _free_whole(self, shape: Shape) -> Ints:
-        eligible = self.eligible(shape.gpu_model, shape.min_gpu_memory_mib)
+        eligible = self.eligible(shape)
         free = ((self.free_milli == WHOLE_MILLI) & eligible).sum(axis=1)
         return np.asarray(np.where(self.open_to(shape), free, 0), dtype=np.int64)
 
@@ -567,7 +578,7 @@ def _same_build(one: NodeRow, other: NodeRow) -> bool:
         (one.id, one.name, one.labels, one.cpu_milli, one.memory_mib, len(one.gpus))
         == (other.id, other.name, other.labels, other.cpu_milli, other.memory_mib, len(other.gpus))
     ) and all(
-        (a.uuid, a.index, a.model, a.memory_mib, a.island)
-        == (b.uuid, b.index, b.model, b.memory_mib, b.island)
+        (a.uuid, a.index, a.model, a.memory_mib, a.island, a.mig_profile, a.compute_capability)
+        == (b.uuid, b.index, b.model, b.memory_mib, b.island, b.mig_profile, b.compute_capability)
         for a, b in zip(one.gpus, other.gpus, strict=True)
     )

@@ -318,11 +318,7 @@ class PoolScene:
         return self._shape_and_amounts(job)[0]
 
     def _shape_and_amounts(self, job: PendingRow) -> tuple[Shape, Amounts]:
-        ask = Ask(
-            job.gpus_per_task, job.milli_per_gpu, job.cpu_milli, job.memory_mib, job.gpu_model,
-            job.min_gpu_memory_mib, job.share_mib,
-        )  # fmt: skip
-        return shape_of(ask, tuple(sorted(job.avoid_nodes)), job.node_affinity, self.smallest_gpu_mib)
+        return shape_of(job.ask, tuple(sorted(job.avoid_nodes)), job.node_affinity, self.smallest_gpu_mib)
 
     def amounts(self, job: PendingRow) -> Amounts:
         """What the whole job counts for in this pool's ledger."""

@@ -23,6 +23,11 @@ def request(job: PendingRow) -> str:
     """What a job needs: ``8 GPUs``, ``4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
     if job.gpus_per_task == 0:
         each = cpu_and_memory(job)
+    elif job.mig_profile is not None:
+        kind = f"{job.gpu_model} " if job.gpu_model else ""
+        each = (
+            f"{job.gpus_per_task} {kind}{job.mig_profile} {'slice' if job.gpus_per_task == 1 else 'slices'}"
+        )
     elif job.milli_per_gpu == WHOLE_MILLI:
         each = gpus(job.task_milli, job.gpu_model)
     else:
@@ -35,6 +40,8 @@ def request(job: PendingRow) -> str:
         )
     if job.min_gpu_memory_mib is not None and job.gpus_per_task:
         each += f" with {gib(job.min_gpu_memory_mib)} or more each"
+    if job.min_compute_capability is not None and job.gpus_per_task:
+        each += f" of compute capability {job.min_compute_capability:.1f} or more"
     asked = each if job.tasks == 1 else f"{job.tasks} × {each}"
     return (
         asked

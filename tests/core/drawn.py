@@ -205,7 +205,9 @@ def _drawn_node(draw: st.DrawFn, i: int, pool: PoolId) -> NodeRow:
     name = f"n{i}"
     cards = tuple(
         GpuRow(GpuUuid(f"{name}-gpu{g}"), g, model, 40_960 if model == "A100" else 81_920,
-               healthy=draw(st.integers(0, 9)) > 0)
+               healthy=draw(st.integers(0, 9)) > 0,
+               mig_profile=draw(st.sampled_from([*[None] * 6, "1g.10gb"])),
+               compute_capability=draw(st.sampled_from([None, 8.0, 9.0])))
         for g, model in enumerate(draw(st.lists(st.sampled_from(["A100", "A100", "H100"]), max_size=4)))
     )  # fmt: skip
     return NodeRow(NodeId(name), name, pool, draw(st.integers(0, 7)) > 0, draw(st.integers(0, 7)) > 0,
@@ -257,6 +259,8 @@ def _drawn_pending(
         draw(st.sampled_from([None, None, None, NOW_S - 1, NOW_S + 1])),
         tuple(draw(st.lists(st.sampled_from(names), max_size=1))) if names else (),
         draw(st.sampled_from([None, None, None, *names])), i, near=draw(st.sampled_from(NEARS)),
+        mig_profile=draw(st.sampled_from([*[None] * 6, "1g.10gb"])),
+        min_compute_capability=draw(st.sampled_from([None, None, None, 8.6])),
     )  # fmt: skip
 
 

@@ -23,7 +23,13 @@ from scheduler.core.fragmentation import (
 )
 from tests.core.drawn import MAIN, runs, waits
 
-KINDS = (Kind("A100", 40_960), Kind("H100", 81_920), Kind("T4", 16_384))
+SLICE = "1g.10gb"
+KINDS = (
+    Kind("A100", 40_960),
+    Kind("H100", 81_920, "", 9.0),
+    Kind("T4", 16_384),
+    Kind("A100", 9_728, SLICE, 8.0),
+)
 WIDTH = 4
 
 asks = st.builds(
@@ -35,6 +41,8 @@ asks = st.builds(
     gpu_model=st.sampled_from((None, "A100", "A100|T4", "B200")),
     min_gpu_memory_mib=st.sampled_from((None, 40_000)),
     share_mib=st.none(),
+    mig_profile=st.sampled_from((None, None, SLICE)),
+    min_compute_capability=st.sampled_from((None, None, 8.0)),
 ).flatmap(
     lambda ask: st.sampled_from(
         (ask, ask._replace(milli=470), ask._replace(milli=810), ask._replace(share_mib=10_000))
@@ -65,7 +73,9 @@ def by_the_formula(mix: dict[Ask, int], free: list[int], kind: Kind, cpu: int, m
             memory // ask.memory_mib if ask.memory_mib else WIDTH,
         )
         able = [one for one in free if one >= milli] if milli <= WHOLE_MILLI else []
-        if not suits(kind, ask.gpu_model, ask.min_gpu_memory_mib):
+        if not suits(
+            kind, ask.gpu_model, ask.min_gpu_memory_mib, ask.mig_profile, ask.min_compute_capability
+        ):
             able = []
         groups = min(len(able) // ask.gpus, at_once)
         alone = sum(able) if groups else 0

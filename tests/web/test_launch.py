@@ -195,3 +195,23 @@ def test_the_nearest_request_sets_fields_that_the_form_has(client_of, typed):
     page = client_of("member").post(reverse("launch"), typed | {"cores": "500"}).content.decode()
     assert "Nearest that could: " in page
     assert re.search(r'data-set="cores=\d+"', page)
+
+
+def test_slices_are_offered_where_there_are_some_and_asked_for_whole(client_of, scene) -> None:
+    member = client_of("member")
+    assert "MIG slices" not in member.get("/launch/?kind=training").content.decode()
+    scene.nodes["ada-1"].gpus.filter(index__gte=4).update(mig_profile="1g.12gb", compute_capability=8.9)
+    assert '<option value="1g.12gb">1g.12gb</option>' in member.get("/launch/?kind=training").content.decode()
+    form = {
+        "kind": "training", "name": "small-one", "project": scene.projects["vision"].public_id,
+        "environment": scene.environments["batch"].public_id, "gpus_per_task": "1", "tasks": "1",
+        "milli_per_gpu": "500", "cores": "1", "memory_gib": "2", "command": "true",
+        "mig_profile": "1g.12gb", "min_compute_capability": "8.6",
+    }  # fmt: skip
+    assert member.post("/launch/", form).status_code == 302
+    job = Job.objects.get(name="small-one")
+    assert (job.mig_profile, job.min_compute_capability, job.milli_per_gpu) == ("1g.12gb", 8.6, 1000)
+    page = member.get(f"/jobs/{job.public_id}/").content.decode()
+    assert "1g.12gb" in page and "8.6 or more" in page
+    for wrong in ({"mig_profile": "9g.99gb"}, {"min_compute_capability": "nan"}):
+        assert member.post("/launch/", form | wrong).status_code == 400

@@ -212,6 +212,8 @@ class JobWhole(Job):
     template = Named(allow_null=True)
     gpu_model = serializers.CharField(allow_blank=True)
     min_gpu_memory_mib = serializers.IntegerField(allow_null=True)
+    mig_profile = serializers.CharField(allow_blank=True, help_text="Blank: whole GPUs.")
+    min_compute_capability = serializers.FloatField(allow_null=True)
     near = Near(allow_null=True, help_text="null: anywhere.")
     cpu_milli = serializers.IntegerField(help_text="For each task.")
     memory_mib = serializers.IntegerField(help_text="For each task.")
@@ -359,6 +361,8 @@ def job_whole(
         "template": named(row.template),
         "gpu_model": row.gpu_model,
         "min_gpu_memory_mib": row.min_gpu_memory_mib,
+        "mig_profile": row.mig_profile,
+        "min_compute_capability": row.min_compute_capability,
         "near": row.near,
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,

@@ -1,0 +1,102 @@
+"""Kinds of GPU: MIG slices for those who ask for them and nobody else, and GPUs that are new enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from portal.words.reasons import VerdictCode
+from scheduler.core.carry import after_commit
+from scheduler.core.check import PlanError, check_plan
+from scheduler.core.cluster import GpuRow, GpuUuid, NodeRow
+from scheduler.core.decide import decide
+from scheduler.core.memory import Memory
+from scheduler.core.policy import Policy
+from tests.core.drawn import PLACEMENTS, cluster, node, project, started, waits
+
+POLICY = Policy()
+SLICE = "1g.10gb"
+
+
+def sliced(name: str, slices: int, whole: int = 0, profile: str = SLICE, capability: float = 8.0) -> NodeRow:
+    """A node with slices of 10 GiB before its whole GPUs of 80."""
+    gpus = [
+        GpuRow(GpuUuid(f"{name}-{i}"), i, "A100", 10_240 if i < slices else 81_920,
+               mig_profile=profile if i < slices else None, compute_capability=capability)
+        for i in range(slices + whole)
+    ]  # fmt: skip
+    return node(name, 0, gpus=tuple(gpus))
+
+
+def one(*nodes: NodeRow, **asks):
+    """The plan for one job on these nodes."""
+    snapshot = cluster(nodes, [project("p")], pending=[waits("j", "p", asks.pop("gpus", 1), **asks)])
+    plan = decide(snapshot, POLICY)
+    check_plan(snapshot, plan)
+    return plan
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_slices_and_whole_gpus_never_stand_in_for_each_other(placement) -> None:
+    nodes = [sliced("n0", 2, 1), sliced("n1", 2, profile="2g.20gb")]
+    jobs = [waits("whole", "p"), waits("more", "p"), waits("half", "p", milli_per_gpu=500)]
+    jobs += [waits(f"small{i}", "p", mig_profile=SLICE) for i in range(3)]
+    snapshot = cluster(nodes, [project("p")], pending=jobs)
+    snapshot = replace(snapshot, pools=tuple(replace(pool, placement=placement) for pool in snapshot.pools))
+    plan = decide(snapshot, POLICY)
+    check_plan(snapshot, plan)
+    assert len(started(plan) & {"whole", "more", "half"}) == 1
+    assert len(started(plan) & {"small0", "small1", "small2"}) == 2
+
+
+def test_a_plan_that_mixes_them_up_is_no_plan() -> None:
+    asked = cluster([sliced("n0", 1)], [project("p")], pending=[waits("j", "p", mig_profile=SLICE)])
+    plan = decide(asked, POLICY)
+    with pytest.raises(PlanError, match="whole GPUs"):
+        check_plan(replace(asked, pending=(waits("j", "p"),)), plan)
+    newer = replace(asked.pending[0], min_compute_capability=9.0)
+    with pytest.raises(PlanError, match="newer"):
+        check_plan(replace(asked, pending=(newer,)), plan)
+
+
+@pytest.mark.parametrize(
+    ("asks", "sentence"),
+    [
+        ({"mig_profile": "3g.40gb"}, "Needs 1 3g.40gb slice; there is no suitable 3g.40gb slice in this cluster."),
+        (
+            {"mig_profile": SLICE, "gpus": 3},
+            "Needs 3 1g.10gb slices on one node; the largest node of this cluster has 2.",
+        ),
+        ({"gpus": 2}, "Needs 2 GPUs on one node; the largest node of this cluster has 1."),
+        (
+            {"min_compute_capability": 9.0},
+            "Needs 1 GPU of compute capability 9.0 or more; there is no suitable GPU in this cluster.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_no_gpu_here_is_like_is_never(asks, sentence) -> None:
+    (verdict,) = one(sliced("n0", 2, 1), **asks).verdicts
+    assert (verdict.code, verdict.sentence) == (VerdictCode.NEVER, sentence)
+
+
+def test_a_capability_that_is_not_known_is_not_enough() -> None:
+    assert not one(node("n0", 1), min_compute_capability=8.0).starts
+    assert one(sliced("n0", 0, 1, capability=8.6), min_compute_capability=8.6).starts
+
+
+def test_a_slice_counts_as_one_gpu_and_is_carried_along() -> None:
+    snapshot = cluster([sliced("n0", 2)], [project("p")], pending=[waits("j", "p", mig_profile=SLICE)])
+    plan = decide(snapshot, POLICY)
+    assert [share.milli for start in plan.starts for task in start.tasks for share in task.gpus] == [1000]
+    (row,) = after_commit(snapshot, plan).running
+    assert row.mig_profile == SLICE
+
+
+def test_another_layout_is_seen_by_a_decision_that_remembers() -> None:
+    memory = Memory()
+    snapshot = cluster([sliced("n0", 2)], [project("p")], pending=[waits("j", "p", 2)])
+    assert decide(snapshot, POLICY, memory).verdicts[0].code is VerdictCode.NEVER
+    merged = tuple(replace(gpu, mig_profile=None) for gpu in snapshot.nodes[0].gpus)
+    whole = replace(snapshot, nodes=(replace(snapshot.nodes[0], gpus=merged),))
+    assert decide(whole, POLICY, memory).starts
