@@ -1,0 +1,81 @@
+"""Reserved nodes from the record to the verdict: a whole cycle on PostgreSQL keeps off them, and says why."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+
+from portal.models import Job, Standing
+from portal.services.reservations import ReservationWords, do_cancel_reservation, do_save_reservation
+from portal.services.topologies import do_save_topology, do_set_labels
+from scheduler.cycle import run_cycle
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = dt.timedelta(hours=1)
+
+
+def cycle() -> None:
+    run_cycle("test", "me")
+
+
+@pytest.fixture
+def scene():
+    record.cluster()
+    made = record.scene() | {"admin": record.person(admin=True)}
+    made["other"] = record.project("other", member=made["owner"])
+    begin = timezone.now() + HOUR
+    words = ReservationWords(
+        "spring course", made["pool"], [made["node"]], [made["other"]], begin, begin + HOUR
+    )
+    return made | {"reservation": do_save_reservation(made["admin"], words)}
+
+
+def submit(scene, project: str, **asks) -> Job:
+    return record.job(scene["owner"], scene[project], scene["environment"], **asks)
+
+
+def test_only_who_is_surely_gone_and_who_it_is_for_start(scene) -> None:
+    endless = submit(scene, "project", name="endless")
+    long = submit(scene, "project", name="long", time_limit_s=2 * 3600)
+    short = submit(scene, "project", name="short", time_limit_s=600)
+    theirs = submit(scene, "other", name="theirs")
+    cycle()
+    states = dict(Job.objects.values_list("name", "state"))
+    assert states == {"endless": "PENDING", "long": "PENDING", "short": "RUNNING", "theirs": "RUNNING"}
+    for job in (endless, long):
+        standing = Standing.objects.get(job=job)
+        assert standing.code == "held_for_reservation"
+        assert "(spring course)" in standing.sentence
+        assert standing.numbers["reserved_until_s"] == scene["reservation"].end.timestamp()
+    assert not Standing.objects.filter(job__in=[short, theirs]).exists()
+
+
+def test_once_it_is_cancelled_everybody_starts(scene) -> None:
+    submit(scene, "project")
+    cycle()
+    do_cancel_reservation(scene["admin"], scene["reservation"])
+    cycle()
+    assert Job.objects.get().state == "RUNNING"
+
+
+def test_a_job_near_together_is_told_what_it_waits_for(scene) -> None:
+    do_cancel_reservation(scene["admin"], scene["reservation"])
+    do_save_topology(scene["admin"], "fabric", ["rack"])
+    apart = record.node(scene["pool"])
+    do_set_labels(scene["admin"], scene["node"], {"rack": "r1"})
+    do_set_labels(scene["admin"], apart, {"rack": "r2"})
+    near = {"topology": "fabric", "required": "rack", "preferred": None}
+    gang = submit(scene, "project", tasks=2, gpus_per_task=4, near=near)
+    cycle()
+    standing = Standing.objects.get(job=gang)
+    assert (standing.code, standing.sentence) == (
+        "never",
+        "Needs 2 × 4 GPUs in one rack; the largest rack of this cluster can hold 1 of its 2 tasks.",
+    )
+    do_set_labels(scene["admin"], apart, {"rack": "r1"})
+    cycle()
+    assert Job.objects.get(pk=gang.pk).state == "RUNNING"
