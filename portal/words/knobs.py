@@ -100,6 +100,14 @@ KNOBS: dict[str, Knob] = {
             "A gang that waits longer than this gets GPUs reserved at the earliest possible time.",
         ),
         Knob(
+            "preempt_after_s",
+            "s",
+            0.0,
+            7 * DAY_S,
+            0.0,
+            "Nobody is asked to leave for a job that has waited less than this; 0 asks at once.",
+        ),
+        Knob(
             "size_ageing_s_per_gpu",
             "s per GPU",
             0.0,

@@ -8,6 +8,7 @@ from scheduler.core.cluster import JobId
 from scheduler.core.gang import Gang, State, Task, total
 from scheduler.core.ledger import Gone
 from scheduler.core.plan import EvictionReason
+from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker
 from scheduler.core.scene import PoolScene
 from scheduler.core.search import Room
@@ -16,6 +17,13 @@ from scheduler.core.stale import stale_gangs
 from scheduler.core.table import Ordered, Table
 from scheduler.core.trial import Trial
 from scheduler.core.turns import TurnQueue
+
+
+def may_ask_s(gang: Gang, policy: Policy) -> float:
+    """From when on others may be asked to leave for a gang: after its own delay, else that of the pool."""
+    own_s = gang.row.preempt_after_s if gang.row else None
+    return gang.submitted_s + (policy.preempt_after_s if own_s is None else own_s)
+
 
 ROOM = {
     "consolidate": EvictionReason.CONSOLIDATED,
@@ -130,11 +138,11 @@ class MakingRoom:
 
     def _may_disturb(self, gang: Gang) -> bool:
         """False for a job that waits quietly for a while first, or that only a reservation holds back."""
-        reserving = self._table.reserving.get(self._table.possible[gang.job][0])
+        scene = self._table.scenes[self._table.possible[gang.job][0]]
+        reserving = self._table.reserving.get(scene.pool.id)
         if reserving and gang.row and reserving.first_after(gang):
-            return not self._table.scenes[self._table.possible[gang.job][0]].fits_now(gang.row)
-        after_s = gang.row.preempt_after_s if gang.row else None
-        return after_s is None or self._table.snapshot.now_s - gang.submitted_s >= after_s
+            return not scene.fits_now(gang.row)
+        return self._table.snapshot.now_s >= may_ask_s(gang, scene.policy)
 
     def _useless(self, rooms: RoomMaker, action: str) -> Callable[[Gang], bool]:
         """Tells whether asking for room for a gang is in vain; what holds for one holds for all alike."""

@@ -32,6 +32,7 @@ class Policy:
     change_budget_steps: int = int(KNOBS["change_budget_steps"].default)
     ahead_shown: int = int(KNOBS["ahead_shown"].default)
     reserve_after_s: float = KNOBS["reserve_after_s"].default
+    preempt_after_s: float = KNOBS["preempt_after_s"].default
     size_ageing_s_per_gpu: float = KNOBS["size_ageing_s_per_gpu"].default
     predicted_ageing: float = KNOBS["predicted_ageing"].default
     spare_ending_s: float = KNOBS["spare_ending_s"].default

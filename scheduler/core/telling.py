@@ -6,12 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from portal.words.reasons import VerdictCode
+from scheduler.core import words
 from scheduler.core.cluster import PendingRow, PoolId
 from scheduler.core.explain import Kept
 from scheduler.core.gang import Gang, State
 from scheduler.core.in_turn import in_turn
+from scheduler.core.making_room import may_ask_s
 from scheduler.core.plan import Eviction, Verdict
 from scheduler.core.table import Table
+
+_NO_PLACE = frozenset({VerdictCode.NO_FIT_NOW, VerdictCode.SHARE_USED_UP})
 
 
 class Telling:
@@ -61,9 +65,19 @@ class Telling:
                 verdict = self._table.explainer.waits(gang.row, gang.question, possible, place, before)
                 verdict = self._table.reserved.explained(gang.row, verdict, possible, self._table.scenes)
                 verdict = self._with_reservation(pool, gang, verdict)
-                if moments:
-                    verdict = self._with_protection(pool, gang, verdict, moments)
+                if verdict.code in _NO_PLACE:
+                    verdict = self._why_nobody_leaves(pool, gang, verdict, moments)
                 self._table.verdicts[gang.job] = verdict
+
+    def _why_nobody_leaves(
+        self, pool: PoolId, gang: Gang, verdict: Verdict, moments: Sequence[float]
+    ) -> Verdict:
+        """The verdict of a job that finds no place, with the time before which nobody is asked to leave for it."""
+        from_s = may_ask_s(gang, self._table.scenes[pool].policy)
+        if self._table.snapshot.now_s < from_s:
+            sentence = f"{verdict.sentence} Nobody is asked to leave for it before {words.moment(from_s)}."
+            return replace(verdict, sentence=sentence, numbers={**verdict.numbers, "asks_from_s": from_s})
+        return self._with_protection(pool, gang, verdict, moments) if moments else verdict
 
     def _with_reservation(self, pool: PoolId, gang: Gang, verdict: Verdict) -> Verdict:
         """The verdict of a job that waits, where reservations have a part in it."""
@@ -87,7 +101,7 @@ class Telling:
         self, pool: PoolId, gang: Gang, verdict: Verdict, moments: Sequence[float]
     ) -> Verdict:
         """The verdict of a job that might ask others to leave, were they not protected for a while."""
-        if verdict.code not in (VerdictCode.SHARE_USED_UP, VerdictCode.NO_FIT_NOW) or gang.row is None:
+        if gang.row is None:
             return verdict
         key = (pool, gang.question)
         if key not in self._openings:
