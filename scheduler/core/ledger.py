@@ -132,11 +132,16 @@ class PoolLedger:
         """True when ``project`` would hold more than a limit even once everybody leaving has left."""
         return not self.held[project].fits_in(self.limit[project])
 
-    def over_user_limit(self, project: ProjectId, user: UserId) -> bool:
-        """True when ``user`` would hold more than one person may even once everybody leaving has left."""
-        return any(
-            people.has(user, Gone.EVERYBODY) > people.most_milli for people in self._people_above(project)
-        )
+    def levels_over(self, project: ProjectId, user: UserId) -> list[ProjectId]:
+        """Where ``user`` would hold more than one person may even once everybody leaving has left."""
+        if not self.people:
+            return []
+        return [
+            level
+            for level in self.paths[project]
+            if level in self.people
+            and self.people[level].has(user, Gone.EVERYBODY) > self.people[level].most_milli
+        ]
 
     def counts_people(self, project: ProjectId) -> bool:
         """True when it matters in ``project`` who asks: its quota, or one above it, bounds what one person holds."""

@@ -132,7 +132,7 @@ class MakingRoom:
         if not Seats(trial, self._table.domains[scene.pool.id], later=True).place(winner, kept):
             return False
         levels = {*scene.tree.path[victim.leaf], *scene.tree.path[winner.leaf]}
-        if scene.ledger.over_user_limit(winner.leaf, winner.user):
+        if scene.person_passes(winner) or scene.person_passes(victim):
             return False
         return not any(scene.ledger.over_limit(level) for level in levels)
 

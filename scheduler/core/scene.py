@@ -342,6 +342,19 @@ class PoolScene:
             return False
         return int(self.floor.capacity(wanted[0].shape).sum()) >= len(wanted)
 
+    def person_passes(self, gang: Gang) -> bool:
+        """True when the gang's person would hold more than one may, and some of it only comes by this plan.
+
+        What somebody held already, before the number was lowered, is nobody's reason to leave.
+        """
+        over = self.ledger.levels_over(gang.leaf, gang.user)
+        return bool(over) and any(
+            each.user == gang.user
+            and not set(over).isdisjoint(self.tree.path[each.leaf])
+            and any(task.state is State.STARTS or (task.kept and not task.held) for task in each.tasks)
+            for each in (gang, *self.gangs.values())  # one that is only being seated stands in no list yet
+        )
+
     def sibling_key(self, project: ProjectId, asked: Amounts) -> SiblingKey[ProjectId]:
         """Where ``project`` stands among its siblings now, when its next job asks for so much."""
         if self._keyed_at != self.changes:

@@ -366,9 +366,9 @@ class Search:
             trial.start(task, self._origin[task])
 
     def _over_limit(self, gang: Gang, victim: Gang) -> bool:
-        """True when somebody on the paths of the two is over a limit, or whom they seat holds too much."""
+        """True when somebody on the paths of the two is over a limit, or one of their people."""
         ledger, path = self._scene.ledger, self._scene.tree.path
-        if ledger.over_user_limit(gang.leaf, gang.user):
+        if self._scene.person_passes(gang) or self._scene.person_passes(victim):
             return True
         return any(ledger.over_limit(level) for level in {*path[gang.leaf], *path[victim.leaf]})
 

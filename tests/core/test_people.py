@@ -130,6 +130,43 @@ def test_others_leave_for_nobody_who_may_not_hold_more() -> None:
     assert [each.job for each in decide(free, POLICY).evictions] == ["borrowed"]
 
 
+def test_who_is_called_back_does_not_make_a_person_hold_too_much() -> None:
+    """Two of ada's jobs are to leave, for two others; the one is called back only if hers still fits beside it."""
+    snapshot = cluster(
+        [node("n0"), node("n1"), node("n2")],
+        [project("p0"), project("p1"), project("p2")],
+        [quota("p1", weight=2, priority=1, person=2), quota("p2", 1, weight=0, person=2)],
+        running=[
+            runs("n0-r0", "p2", ("n0", [0, 1]), priority=25, started_s=NOW_S - 1164),
+            runs("n1-r0", "p1", ("n1", [0]), priority=25, started_s=NOW_S - 1764),
+            runs("n1-r1", "p1", ("n1", [1, 2, 3]), priority=25, user=BOB, started_s=NOW_S - 464),
+            runs("n2-r0", "p0", ("n2", [0, 1]), user=BOB, started_s=NOW_S - 7427),
+            runs("n2-r2", "p2", ("n2", [2, 3]), started_s=NOW_S - 381),
+        ],
+        pending=[
+            waits("j0", "p0", 2, tasks=2, priority=25, user=BOB),
+            waits("j2", "p2", 1, priority=100, preemptible=False),
+            waits("j3", "p0", 2, priority=25, user=BOB),
+            waits("j4", "p0", 4, tasks=2, priority=100, milli_per_gpu=500),
+        ],
+    )  # fmt: skip
+    plan = decide(snapshot, POLICY)
+    assert {"n0-r0", "n2-r2"} <= {eviction.job for eviction in plan.evictions}
+    again = decide(after_commit(snapshot, plan), POLICY)
+    assert (again.starts, again.evictions) == ((), ())
+
+
+def test_lowering_the_number_below_what_somebody_holds_makes_nobody_leave() -> None:
+    held = [
+        runs("mine", "lab", ("n0", range(4))),
+        runs("old", "lab", ("n1", range(4)), started_s=NOW_S - 9_000),
+    ]
+    urgent = waits("b", "lab", 2, user=BOB, priority=90)
+    snapshot = one_team(2, urgent, running=held)
+    (eviction,) = decide(snapshot, POLICY).evictions
+    assert eviction.for_job == "b"
+
+
 def test_a_share_asks_for_no_more_than_people_may_hold() -> None:
     """Otherwise a pile of one person's jobs would hold a share that nobody can use."""
     pile = [waits(f"a{i}", "lab", 4) for i in range(9)]
