@@ -50,7 +50,9 @@ def _intervals(photo: Photo, expectations: Expectations, deadline_s: float) -> d
         for pool in snapshot.pools
     }
     found: dict[JobId, StartInterval] = {}
-    for row in _in_turn(row for row in snapshot.pending if row.job in waiting and not row.held):
+    # when a job's turn comes that waits for others depends on how they end: nothing is promised before
+    asks = (r for r in snapshot.pending if r.job in waiting and not (r.held or r.after))
+    for row in _in_turn(asks):
         if time.monotonic() > deadline_s:
             break
         if not row.total_milli or not row.pools or row.pools[0] not in outlooks:

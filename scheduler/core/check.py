@@ -184,6 +184,8 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
         _at_least(f"{at}.min_gpu_memory_mib", row.min_gpu_memory_mib, 0)
     if row.not_before_s is not None:
         _finite(f"{at}.not_before_s", row.not_before_s)
+    if row.job in _unique(f"{at}.after", (each.job for each in row.after)):
+        raise SnapshotError(f"{at}.after", "it would wait for itself")
 
 
 def _unique(field: str, keys: Iterable[str]) -> frozenset[str]:
@@ -234,6 +236,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     for start in plan.starts:
         row = pending[start.job]
         asks = _asks(row)
+        if row.held or row.after:
+            raise PlanError(f"{row.job} starts though it is held or waits for others")
         if start.pool not in row.pools or not _is_whole(row, start, asks.keys()):
             raise PlanError(f"{row.job} starts whole in one of its pools")
         if not row.groups and not _stands_near(

@@ -232,6 +232,14 @@ class RunningRow:
     min_compute_capability: float | None = None
 
 
+class Awaited(NamedTuple):
+    """A job that has not ended yet, after which another is to start."""
+
+    job: JobId
+    name: str
+    project: ProjectId
+
+
 @dataclass(frozen=True, slots=True)
 class PendingRow:
     """A job that waits. All ``tasks`` start together or none does; the amounts are per task.
@@ -278,6 +286,8 @@ class PendingRow:
     predicted_s: float | None = None  # how long it is expected to run; None is unknown
     mig_profile: str | None = None  # it asks for slices of this profile, alone; None for whole GPUs
     min_compute_capability: float | None = None
+    after: tuple[Awaited, ...] = ()  # it starts once these have ended; those that have are left out
+    after_any: bool = False  # however they end; else they must complete
 
     @property
     def ask(self) -> Ask:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from portal.words.reasons import VerdictCode
 from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
 from scheduler.core.explain import Explainer
 from scheduler.core.gang import State
@@ -44,7 +45,10 @@ def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answ
     plan = decision.plan()
     start = next((start for start in plan.starts if start.job == request.job), None)
     verdict = next((verdict for verdict in plan.verdicts if verdict.job == request.job), None)
-    alternatives = () if start else decision.explainer.alternatives(decision.row(request.job))
+    waits_for_others = verdict is not None and verdict.code is VerdictCode.DEPENDENCY
+    alternatives = (
+        () if start or waits_for_others else decision.explainer.alternatives(decision.row(request.job))
+    )
     evictions = tuple(eviction for eviction in plan.evictions if eviction.for_job == request.job)
     return Answer(start is not None, start, verdict, alternatives, evictions)
 

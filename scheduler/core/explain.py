@@ -96,7 +96,7 @@ class Explainer:
 
     def possible_pools(self, job: PendingRow) -> list[PoolId]:
         """The pools where the job could run if they were empty; none for one that must not start now."""
-        if job.held or (job.not_before_s is not None and job.not_before_s > self._now_s):
+        if job.held or job.after or (job.not_before_s is not None and job.not_before_s > self._now_s):
             return []
         key = self._asked(job)
         if key not in self._possible:
@@ -111,6 +111,8 @@ class Explainer:
         """Why a job without a possible pool waits; the numbers are those after the plan."""
         if job.held:
             return self._verdict(job, Reason(VerdictCode.HELD, "Held: it waits until it is released.", {}))
+        if job.after and any(self._scenes[pool].could_ever_fit(job) for pool in job.pools):
+            return self._verdict(job, _waits_for_others(job))
         if job.not_before_s is not None and job.not_before_s > self._now_s:
             sentence = f"It was asked to start not before {words.moment(job.not_before_s)}."
             return self._verdict(
@@ -516,6 +518,14 @@ class Explainer:
 
     def _node_or_no_node(self, job: PendingRow) -> str:
         return f"not {self._nodes[job.node_affinity].name}, which" if job.node_affinity else "no node"
+
+
+def _waits_for_others(job: PendingRow) -> Reason:
+    """The jobs after which it starts; whoever reads this may see those of its own project, and perhaps no others."""
+    names = sorted(each.name for each in job.after if each.project == job.project)
+    whom = words.some_of(names, len(job.after))
+    done = f"{'has' if len(job.after) == 1 else 'have'} {'ended' if job.after_any else 'completed'}"
+    return Reason(VerdictCode.DEPENDENCY, f"It starts after {whom} {done}.", {"jobs_awaited": len(job.after)})
 
 
 def rounded(place: int) -> int:

@@ -267,7 +267,7 @@ class Outlook:
             if row.pool == pool
         ]
         rows = sorted(
-            (row for row in after.pending if row.pools[:1] == (pool,) and row.total_milli),
+            (row for row in after.pending if row.pools[:1] == (pool,) and row.total_milli and not row.after),
             key=lambda row: (ordered_s(row, policy), row.job),
         )
         self._waiting = {row.job: self._waits(row, number) for number, row in enumerate(rows)}

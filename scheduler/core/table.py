@@ -121,7 +121,7 @@ class Table:
 
     def _possible_pools(self, job: PendingRow) -> list[PoolId]:
         """The pools where a job could run if they were empty; none for one that must not start now."""
-        if job.held or job.not_before_s is not None or job.node_affinity is not None:
+        if job.held or job.after or job.not_before_s is not None or job.node_affinity is not None:
             return self.explainer.possible_pools(job)
         key = (self.gangs[job.job].question, job.pools, job.unfit_nodes)
         known = self.memory.possible.get(key)

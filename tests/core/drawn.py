@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from scheduler.core.cluster import (
+    Awaited,
     GpuRow,
     GpuShare,
     GpuUuid,
@@ -261,6 +262,11 @@ def _drawn_pending(
         draw(st.sampled_from([None, None, None, *names])), i, near=draw(st.sampled_from(NEARS)),
         mig_profile=draw(st.sampled_from([*[None] * 6, "1g.10gb"])),
         min_compute_capability=draw(st.sampled_from([None, None, None, 8.6])),
+        after=tuple(
+            Awaited(JobId(f"x{n}"), f"job x{n}", draw(st.sampled_from(projects)).id)
+            for n in range(draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2])))
+        ),
+        after_any=draw(st.booleans()),
     )  # fmt: skip
 
 

@@ -80,6 +80,24 @@ def a_person_who_holds_too_much_is_told_so(snapshot: Snapshot) -> None:
             assert rows[verdict.job].total_milli > 0
 
 
+def nobody_starts_or_takes_part_before_its_turn_can_come(snapshot: Snapshot) -> None:
+    """A job that waits for others changes nothing for anybody else."""
+    plan = decide(snapshot, POLICY)
+    waits = {row.job for row in snapshot.pending if row.after}
+    assert not waits & {start.job for start in (*plan.starts, *plan.keeps)}
+    assert not waits & {eviction.for_job for eviction in plan.evictions}
+    assert not waits & {job for verdict in plan.verdicts for job in verdict.ahead}
+    told = {verdict.job: verdict.code for verdict in plan.verdicts}
+    for row in snapshot.pending:
+        if row.after and not row.held and row.not_before_s is None and row.node_affinity is None:
+            assert told[row.job] in (VerdictCode.DEPENDENCY, VerdictCode.NEVER)
+    if all(pool.placement == "pack" for pool in snapshot.pools):  # what waits tells the others what is usual
+        without = decide(
+            replace(snapshot, pending=tuple(row for row in snapshot.pending if not row.after)), POLICY
+        )
+        assert (without.starts, without.receipts) == (plan.starts, plan.receipts)
+
+
 def a_second_decision_changes_nothing(snapshot: Snapshot) -> None:
     first = decide(snapshot, POLICY)
     second = decide(after_commit(snapshot, first), POLICY)
@@ -161,6 +179,7 @@ LAWS: list[Callable[[Snapshot], None]] = [
     nothing_that_fits_is_said_not_to_fit,
     no_start_passes_what_one_person_may_hold,
     a_person_who_holds_too_much_is_told_so,
+    nobody_starts_or_takes_part_before_its_turn_can_come,
     a_second_decision_changes_nothing,
     the_order_of_rows_does_not_matter,
     a_saved_snapshot_replays_to_the_same_plan,

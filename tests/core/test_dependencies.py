@@ -1,0 +1,106 @@
+"""Jobs that start after others: what they are told, and that they take no part meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from portal.words.reasons import VerdictCode
+from scheduler.core.check import PlanError, SnapshotError, check_plan, check_snapshot
+from scheduler.core.cluster import Awaited, JobId, PendingRow
+from scheduler.core.decide import decide, would_start
+from scheduler.core.forecast import Outlook
+from scheduler.core.plan import Verdict
+from scheduler.core.policy import Policy
+from scheduler.core.predict import Durations
+from scheduler.core.saved import snapshot_from_json, snapshot_to_json
+from tests.core.drawn import MAIN, cluster, node, project, started, waits
+
+POLICY = Policy()
+VISION, NLP = project("vision"), project("nlp", created_s=1.0)
+PREP, EVAL = Awaited(JobId("p"), "prep", VISION.id), Awaited(JobId("e"), "eval", VISION.id)
+SECRET = Awaited(JobId("s"), "secret", NLP.id)
+
+
+def told(row: PendingRow) -> Verdict:
+    (verdict,) = decide(cluster([node("n0")], [VISION, NLP], pending=[row]), POLICY).verdicts
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("after", "any_end", "sentence"),
+    [
+        ((PREP,), False, "It starts after prep has completed."),
+        ((PREP,), True, "It starts after prep has ended."),
+        ((PREP, EVAL), False, "It starts after eval, prep have completed."),
+        ((SECRET,), False, "It starts after a job of another project has completed."),
+        ((PREP, SECRET), True, "It starts after prep and 1 more have ended."),
+    ],
+)
+def test_it_says_for_whom_it_waits_and_names_only_its_own_project(after, any_end, sentence) -> None:
+    verdict = told(waits("j", "vision", after=after, after_any=any_end))
+    assert (verdict.code, verdict.sentence) == (VerdictCode.DEPENDENCY, sentence)
+    assert verdict.numbers == {"jobs_awaited": len(after)}
+    assert verdict.cheapest is None
+
+
+def test_it_starts_once_nobody_is_left() -> None:
+    assert started(decide(cluster([node("n0")], [VISION], pending=[waits("j", "vision")]), POLICY)) == {"j"}
+
+
+def test_it_asks_for_no_share_and_stands_in_nobodys_way() -> None:
+    first = waits("first", "vision", 4, age_s=99, priority=90, after=(PREP,))
+    plan = decide(cluster([node("n0")], [VISION], pending=[first, waits("second", "vision", 4)]), POLICY)
+    assert started(plan) == {"second"}
+    assert plan.receipts[0].requested_milli == 4000
+
+
+def test_what_the_cluster_can_never_run_is_said_at_once() -> None:
+    verdict = told(waits("j", "vision", 9, after=(PREP,)))
+    assert verdict.code is VerdictCode.NEVER
+
+
+def test_a_hold_is_said_first() -> None:
+    assert told(waits("j", "vision", after=(PREP,), held=True)).code is VerdictCode.HELD
+
+
+def test_a_preview_says_that_it_would_wait_and_names_no_change_that_would_not_help() -> None:
+    snapshot = cluster([node("n0")], [VISION])
+    answer = would_start(snapshot, POLICY, waits("asked", "vision", 2, after=(PREP,)))
+    assert not answer.starts_now and not answer.never
+    assert answer.verdict is not None and answer.verdict.code is VerdictCode.DEPENDENCY
+    assert answer.alternatives == ()
+    assert would_start(snapshot, POLICY, waits("asked", "vision", 9, after=(PREP,))).never
+
+
+def test_nobodys_forecast_counts_it() -> None:
+    rows = [waits("a", "vision", 4, age_s=9, after=(PREP,)), waits("b", "vision", 4), waits("c", "vision", 4)]
+    snapshot = cluster([node("n0")], [VISION], pending=rows)
+    outlook = Outlook(snapshot, decide(snapshot, POLICY), MAIN, Durations(), POLICY)
+    with pytest.raises(KeyError):
+        outlook.median_s(JobId("a"))
+    alone = replace(snapshot, pending=tuple(rows[1:]))
+    without = Outlook(alone, decide(alone, POLICY), MAIN, Durations(), POLICY)
+    assert outlook.median_s(JobId("c")) == without.median_s(JobId("c"))
+
+
+@pytest.mark.parametrize("after", [(PREP, PREP), (Awaited(JobId("j"), "j", VISION.id),)])
+def test_what_cannot_be_is_refused_by_field(after) -> None:
+    with pytest.raises(SnapshotError, match="after"):
+        check_snapshot(cluster([node("n0")], [VISION], pending=[waits("j", "vision", after=after)]))
+
+
+def test_a_plan_that_starts_it_is_refused() -> None:
+    snapshot = cluster([node("n0")], [VISION], pending=[waits("j", "vision")])
+    plan = decide(snapshot, POLICY)
+    early = replace(snapshot, pending=(waits("j", "vision", after=(PREP,)),))
+    with pytest.raises(PlanError, match="waits for others"):
+        check_plan(early, plan)
+
+
+def test_a_save_keeps_it() -> None:
+    snapshot = cluster(
+        [node("n0")], [VISION, NLP], pending=[waits("j", "vision", after=(PREP, SECRET), after_any=True)]
+    )
+    assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
