@@ -15,6 +15,7 @@ from portal.ask import ALIVE_FOR_S, ALIVE_KEY, ANSWER_KEPT_S, answer_key
 from portal.models import ClusterSettings, Environment, Job, Question
 from portal.valkey import valkey
 from portal.words.states import JobKind
+from scheduler.awaited import still_awaited
 from scheduler.core.cluster import (
     WHOLE_MILLI,
     NodeId,
@@ -121,6 +122,8 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         avoid_nodes=photo.unfit[environment.runtime],
         unfit_nodes=photo.unfit[environment.runtime],
         node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,
+        after=still_awaited(body.get("after") or ()),
+        after_any=bool(body.get("after_any")),
     )
 
 

@@ -23,6 +23,7 @@ from portal.services.workspaces import new_attempt_secret
 from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState, NodeState
 from scheduler import leases
+from scheduler.awaited import held_back
 from scheduler.core.plan import Eviction, Start
 from scheduler.leases import Held
 from scheduler.limits import Limits
@@ -109,11 +110,14 @@ def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
         for start in starts
         if start.job in jobs and start.pool in places.pools
     )
+    waits = held_back(job.pk for job in jobs.values())
     refused: list[Refusal] = []
     beginnings: list[Beginning] = []
     for start in starts:
         try:
             job = _waiting(jobs.get(start.job), start)
+            if job.pk in waits:
+                raise Conflict("It is to start after another job that has not ended yet.", code="dependency")
             pool, seats = places.seats(start)
             limits.take(job, pool)
         except Conflict as moved:

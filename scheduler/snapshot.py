@@ -34,6 +34,7 @@ from portal.selectors.past_use import past_use
 from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, GpuHealth, JobKind, JobState, NodeState, RuntimeKind
 from scheduler.album import Built, Known, marks_of
+from scheduler.awaited import waits_of
 from scheduler.core.cluster import (
     GpuRow,
     GpuShare,
@@ -489,6 +490,9 @@ def _pending(
         return pending_row(row, every_pool, unfit[runs[row["environment_id"]]], avoided.get(id_, []), home)
 
     pending = built.of(waiting, (every_pool, runs, unfit, homes, dict(avoided)), make)
+    if waits := waits_of(_WAITING):
+        told = zip(waiting, pending, strict=True)
+        pending = tuple(waits[id_].told(row) if id_ in waits else row for id_, row in told)
     return pending, {row["public_id"]: id_ for id_, row in waiting.items()}
 
 

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question
 from portal.services import lifecycle, nodes, restored
+from portal.services.dependencies import cancel_dependents
 from portal.services.idempotency import forget_old_keys
 from portal.wake import send_hints
 from portal.words.reasons import EndReason, end_sentence
@@ -38,6 +39,7 @@ def sweep() -> None:
     end_unsent_on_silent_nodes()
     mark_silent_nodes()
     restored.end_looking()
+    cancel_dependents()
     score_started()
 
 

@@ -15,6 +15,7 @@ from django.db import close_old_connections, connection
 
 from portal.config.celery import app
 from portal.services.demo import keep_demo_alive
+from portal.services.dependencies import cancel_dependents
 from scheduler import leases, sweep
 from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
@@ -98,6 +99,13 @@ FORESEEN = Expectations()
 def cycle(cause: str = "period") -> None:
     """A scheduling cycle."""
     GATE.run(cause, _sent_s())
+
+
+@_door("scheduler.dependents")
+def dependents() -> None:
+    """A job ended after which others were to start: some are cancelled now, some may start."""
+    cancel_dependents()
+    GATE.run("dependency", _sent_s())
 
 
 @_door("scheduler.node_hint")

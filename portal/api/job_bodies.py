@@ -8,10 +8,11 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from rest_framework import serializers
 
-from portal.access import visible_environments, visible_projects
+from portal.access import visible_environments, visible_jobs, visible_projects
 from portal.api.bodies import Closed, Number, Text, Whole, YesNo, read_body
 from portal.errors import Invalid
-from portal.models import NodePool, Template, User
+from portal.models import Job, NodePool, Template, User
+from portal.services.dependencies import MOST_DEPENDENCIES, unknown
 from portal.services.jobs import (
     MAX_GPUS_PER_TASK,
     MAX_TASKS,
@@ -24,7 +25,7 @@ from portal.services.jobs import (
 from portal.words.states import JobKind
 
 NAME = "Id or name."
-PLACES = ("project", "environment", "pool", "template")
+PLACES = ("project", "environment", "pool", "template", "after")
 
 
 class NearBody(Closed):
@@ -87,6 +88,13 @@ class Request(Closed):
     time_limit_s = Whole(required=False, allow_null=True, min_value=1, max_value=MAX_TIME_LIMIT_S)
     stop_grace_s = Whole(required=False, min_value=1, max_value=600)
     held = YesNo(required=False)
+    after = serializers.ListField(
+        child=Text(max_length=63),
+        required=False,
+        max_length=MOST_DEPENDENCIES,
+        help_text="Ids of jobs that must have completed before it starts. When one ends otherwise, it is cancelled.",
+    )
+    after_any = YesNo(required=False, help_text="true: it starts after them however they end.")
 
 
 class WorkspaceBody(Request):
@@ -131,7 +139,10 @@ def job_request(person: User, given: Mapping[str, Any], body: type[Request]) -> 
     environment = _one(visible_environments(person), values["environment"], "environment")
     pool = _one(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
     rest = {name: value for name, value in values.items() if name not in PLACES}
-    return JobRequest(**rest, project=project, environment=environment, pool=pool, template=template)
+    after = _jobs(person, values.get("after", []))
+    return JobRequest(
+        **rest, project=project, environment=environment, pool=pool, template=template, after=after
+    )
 
 
 def check_request(person: User, given: Mapping[str, Any], body: type[Request]) -> None:
@@ -149,6 +160,15 @@ def _template(key: str | None) -> Template | None:
     rows = Template.objects.filter(enabled=True).select_related("environment")
     found: Template = _one(rows, key, "template")
     return found
+
+
+def _jobs(person: User, keys: list[str]) -> list[Job]:
+    """The jobs of these ids, each once, in the order given. Raises Invalid for one that the person cannot see."""
+    seen = {job.public_id: job for job in visible_jobs(person).filter(public_id__in=keys)}
+    for key in keys:
+        if key not in seen:
+            raise Invalid(fields={"after": unknown(key)})
+    return [seen[key] for key in dict.fromkeys(keys)]
 
 
 def _one(rows: QuerySet[Any], key: str, field: str) -> Any:

@@ -20,6 +20,7 @@ from portal.selectors.forecasts import moves_of
 from portal.selectors.jobs import (
     JobFilter,
     attempts_of,
+    chain_of,
     events_of,
     job_for,
     jobs_for,
@@ -81,7 +82,7 @@ def whole(person: User, row: Job) -> dict[str, Any]:
     """One job with all that the person may know of it."""
     standing = shapes.standing_of(row)
     newest = list(events_of(row).order_by("-id")[:TIMELINE])
-    attempts, room_made = attempts_of(row), room_made_for(row)
+    attempts, room_made, chain = attempts_of(row), room_made_for(row), chain_of(row)
     moves = moves_of(row)
     named = {one for move in moves for one in (*move.came, *move.went)}
     ahead = seen_of(person, {*(standing.ahead if standing else []), *named})
@@ -89,8 +90,9 @@ def whole(person: User, row: Job) -> dict[str, Any]:
         row,
         attempts=attempts,
         room_made=room_made,
+        chain=chain,
         events=newest[::-1],
-        seen=ahead | seen_around(person, attempts, room_made),
+        seen=ahead | seen_around(person, attempts, room_made, chain),
         moves=moves,
         receipts=receipts_for(person, row) if standing else [],
         with_environ=can(person, Verb.CONTROL, row),

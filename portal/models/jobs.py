@@ -87,6 +87,9 @@ class Job(models.Model):
     stub = models.BooleanField(
         default=False, help_text="Known only by its container, found after a restore: it cannot start again."
     )
+    after_any = models.BooleanField(
+        default=False, help_text="It starts after others however these end; else they must complete."
+    )
     avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
         "Node", blank=True, related_name="+"
     )
@@ -125,6 +128,22 @@ class Job(models.Model):
     def total_milli(self) -> int:
         """GPU milli of the whole gang."""
         return self.tasks * self.gpus_per_task * self.milli_per_gpu
+
+
+class Dependency(models.Model):
+    """A job that starts after another one. ``after`` was there first, so that no circle can be."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="dependencies")
+    after = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="next_jobs")
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            models.UniqueConstraint(fields=["job", "after"], name="dependency_once"),
+            models.CheckConstraint(
+                condition=models.Q(after__lt=models.F("job")), name="dependency_on_an_older_job"
+            ),
+        ]
 
 
 class Attempt(models.Model):

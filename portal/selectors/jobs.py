@@ -14,6 +14,8 @@ from portal.words.states import JOB_LIVE, AttemptState, Desired, JobKind, JobSta
 
 ROOM_SHOWN = 20
 """At most so many of those who made room for a job are listed."""
+CHAIN_SHOWN = 20
+"""At most so many of the jobs that start after one are listed, the newest."""
 ROW_RELATIONS = ("project", "owner", "pool", "environment", "standing")
 """What a row of a list shows besides its own columns: joined, so that a list is one query."""
 
@@ -82,10 +84,28 @@ def room_made_for(job: Job) -> list[Attempt]:
     return list(rows.order_by("-id")[:ROOM_SHOWN])
 
 
-def seen_around(person: Person, attempts: Iterable[Attempt], made: Iterable[Attempt]) -> set[str]:
-    """Of the jobs for which these attempts left, and of those that left for them, the ones a person may see."""
+def seen_around(
+    person: Person, attempts: Iterable[Attempt], made: Iterable[Attempt], chain: Chain
+) -> set[str]:
+    """Of the jobs for which these attempts left, that left for them, or that stand in the chain: whom one may see."""
     left_for = {attempt.stop_for.public_id for attempt in attempts if attempt.stop_for}
-    return seen_of(person, left_for | {attempt.job.public_id for attempt in made})
+    left_for |= {attempt.job.public_id for attempt in made}
+    return seen_of(person, left_for | {job.public_id for job in (*chain.before, *chain.after)})
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The jobs after which one starts, and the newest that start after it."""
+
+    before: list[Job]
+    after: list[Job]
+
+
+def chain_of(job: Job) -> Chain:
+    """What stands before and after a job, with projects: two queries."""
+    rows = Job.objects.select_related("project")
+    before = list(rows.filter(next_jobs__job=job).order_by("id"))
+    return Chain(before, list(rows.filter(dependencies__after=job).order_by("-id")[:CHAIN_SHOWN]))
 
 
 def events_of(job: Job) -> QuerySet[JobEvent]:

@@ -13,9 +13,10 @@ from django.db import transaction
 from portal.access import Verb, can, require
 from portal.ask import ask_would_start
 from portal.errors import Conflict, Impossible, Invalid, NotAllowed
-from portal.models import Environment, Job, Node, NodePool, Project, Template, User
+from portal.models import Dependency, Environment, Job, Node, NodePool, Project, Template, User
 from portal.services import bounds, lifecycle
 from portal.services.audit import record_act
+from portal.services.dependencies import lock_dependencies, wrong_dependencies
 from portal.services.topologies import Near, fault_of_near
 from portal.words.amounts import memory
 from portal.words.reasons import EndReason
@@ -37,6 +38,9 @@ MAX_ENVIRON_BYTES = 128 * 1024
 MAX_TIME_LIMIT_S = 30 * 24 * 3600
 PRIORITIES = range(-100, 101)
 
+
+NOT_AGAIN = frozenset({"held", "after", "after_any"})
+"""What a job that is started again does not take over: whether and for whom the old one waited."""
 
 ASKED = (
     "name",
@@ -87,6 +91,8 @@ class JobRequest:
     stop_grace_s: int = 30
     max_attempts: int = 3
     held: bool = False
+    after: Sequence[Job] = ()
+    after_any: bool = False
 
 
 def check_job(user: User, request: JobRequest) -> None:
@@ -99,6 +105,7 @@ def check_job(user: User, request: JobRequest) -> None:
     wrong = dict(_wrong_words(request)) | dict(_wrong_numbers(request))
     if request.near and (fault := fault_of_near(request.near)):
         wrong["near"] = fault
+    wrong |= wrong_dependencies(user, request.after, any_end=request.after_any)
     if request.priority > 0 and not can(user, Verb.MANAGE, request.project):
         raise NotAllowed(
             "Only managers of the project may raise a priority above 0.", code="priority_not_allowed"
@@ -151,6 +158,8 @@ def question_body(user: User, request: JobRequest) -> dict[str, Any]:
     body["pool"] = request.pool.public_id if request.pool else None
     body["template"] = request.template.public_id if request.template else None
     body["user"] = user.public_id
+    body["after"] = [job.public_id for job in request.after]
+    body["after_any"] = request.after_any
     return body
 
 
@@ -159,7 +168,9 @@ def do_submit_job(user: User, request: JobRequest) -> Job:
     check_job(user, request)
     would_start(user, request)
     with transaction.atomic():
+        after = lock_dependencies(user, request.after, any_end=request.after_any)
         job = Job.objects.create(owner=user, **_columns(request))
+        Dependency.objects.bulk_create(Dependency(job=job, after=one) for one in after)
         lifecycle.note_submitted(job, actor=user.username)
         return job
 
@@ -184,7 +195,10 @@ def do_hold_job(user: User, job: Job, held: bool) -> Job:
 
 
 def do_start_again(user: User, job: Job) -> Job:
-    """A new job with the same request as one that ended; a workspace finds the same home again."""
+    """A new job with the same request as one that ended; a workspace finds the same home again.
+
+    It waits for no other job, and no job waits for it: what waited for the old one has started or was cancelled.
+    """
     require(user, Verb.CONTROL, job)  # its variables are copied along
     if job.state not in JOB_ENDS:
         raise Conflict("It has not ended yet.", code="job_not_ended")
@@ -198,7 +212,7 @@ def do_start_again(user: User, job: Job) -> Job:
 def request_of(job: Job) -> JobRequest:
     """The request a job was made from."""
     return JobRequest(
-        **{key: getattr(job, key) for key in JobRequest.__dataclass_fields__ if key != "held"}, held=False
+        **{key: getattr(job, key) for key in JobRequest.__dataclass_fields__ if key not in NOT_AGAIN}
     )
 
 
@@ -207,7 +221,7 @@ def request_of(job: Job) -> JobRequest:
 
 def _columns(request: JobRequest) -> dict[str, Any]:
     """The request as columns of the record: lists and dictionaries of its own."""
-    columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__}
+    columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key != "after"}
     near = dict(request.near) if request.near else None
     return columns | {"command": list(request.command), "environ": dict(request.environ), "near": near}
 

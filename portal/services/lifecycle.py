@@ -21,7 +21,7 @@ from portal.errors import Conflict
 from portal.events import announce, announce_all
 from portal.models import Allocation, Attempt, Gpu, Job, JobEvent, Node, NodePool, Standing, Task, UsageLedger
 from portal.services.moves import attempt_event, job_event, news_of_attempt, news_of_job
-from portal.wake import hint_nodes, wake
+from portal.wake import hint_nodes, leave_hint, wake
 from portal.words.amounts import memory
 from portal.words.ends import END_STATES, GIVEN_BACK, RETRIED
 from portal.words.reasons import EndReason, end_sentence
@@ -388,7 +388,7 @@ def task_ended(
 # -- job level -------------------------------------------------------------------------------------
 
 
-def cancel(job_id: int, reason: EndReason, *, actor: str) -> Job:
+def cancel(job_id: int, reason: EndReason, *, actor: str, sentence: str = "") -> Job:
     """Cancels a job: at once when it holds nothing, else once its nodes let go. Ended jobs stay."""
     with transaction.atomic():
         job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
@@ -397,7 +397,7 @@ def cancel(job_id: int, reason: EndReason, *, actor: str) -> Job:
         job.desired = Desired.CANCELLED.value
         job.version += 1
         job.save(update_fields=["desired", "version"])
-        sentence = end_sentence(reason, actor=actor)
+        sentence = sentence or end_sentence(reason, actor=actor)
         attempt = (
             Attempt.objects.select_for_update(no_key=True).filter(job=job, state__in=ATTEMPT_LIVE).first()
         )
@@ -657,6 +657,8 @@ def _move_job(
     _tell(job)
     if to in JOB_LIVE and to is not JobState.RUNNING:
         wake("requeue")
+    if to in JOB_ENDS and job.next_jobs.exists():
+        leave_hint("scheduler.dependents", [], "cycle")
 
 
 def _event(

@@ -16,12 +16,20 @@ from django.views.decorators.http import require_POST, require_safe
 from portal.access import Policy, Verb, can, policy, signed_in
 from portal.models import Attempt, Job, JobEvent, Task, User
 from portal.selectors.cluster import Square, square_of
-from portal.selectors.jobs import attempts_of, events_of, job_for, jobs_for, room_made_for, seen_around
+from portal.selectors.jobs import (
+    attempts_of,
+    chain_of,
+    events_of,
+    job_for,
+    jobs_for,
+    room_made_for,
+    seen_around,
+)
 from portal.selectors.receipts import receipts_for
 from portal.services import workspaces
 from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again
 from portal.web.failure import failure_of
-from portal.web.job_row import JobRow, numbers_of, rows_of, standing_of
+from portal.web.job_row import STATE_LOOKS, JobRow, numbers_of, rows_of, standing_of
 from portal.web.receipt import sums_of
 from portal.web.when import when_of
 from portal.web.words import duration
@@ -55,6 +63,21 @@ class OtherJob:
         return cls(job if job.public_id in seen else None)
 
 
+@dataclass(frozen=True)
+class ChainedJob:
+    """A job before or after this one: its name and where it stands, for those who may see it."""
+
+    job: Job | None
+    look: str
+    word: str
+
+    @classmethod
+    def of(cls, job: Job, seen: set[str]) -> ChainedJob:
+        """With the shape and the word of its state."""
+        look, word = STATE_LOOKS[JobState(job.state)]
+        return cls(job if job.public_id in seen else None, look, word)
+
+
 @policy(Policy.SIGNED_IN)
 @require_safe
 def job(request: HttpRequest, public_id: str) -> HttpResponse:
@@ -75,7 +98,8 @@ def overview(user: User, found: Job) -> dict[str, Any]:
     row: JobRow = context["row"]
     standing = standing_of(found)
     room_made = room_made_for(found)
-    seen = seen_around(user, attempts[:1], room_made)
+    chain = chain_of(found)
+    seen = seen_around(user, attempts[:1], room_made, chain)
     events = list(events_of(found).order_by("-id")[:NEWEST_EVENTS])
     waits_for = standing if found.state == JobState.PENDING and not found.held else None
     return context | {
@@ -87,6 +111,8 @@ def overview(user: User, found: Job) -> dict[str, Any]:
         "ahead": _ahead(user, found),
         "left_for": OtherJob.of(last.stop_for, seen) if last and last.stop_for else None,
         "room_made": [(one, OtherJob.of(one.job, seen)) for one in room_made],
+        "before": [ChainedJob.of(one, seen) for one in chain.before],
+        "after": [ChainedJob.of(one, seen) for one in chain.after],
         "failure": failure_of(found, last),
         "places": places_of(last),
         "events": without_echoes(events),

@@ -20,6 +20,8 @@ WAIT_WORDS = {
     VerdictCode.RELEASING: "Making room",
     VerdictCode.DELAYED_UNTIL: "Scheduled",
     VerdictCode.HELD_FOR_RESERVATION: "Reserved",
+    VerdictCode.DEPENDENCY: "After others",
+    VerdictCode.QUOTA_OF_USER: "At a person's limit",
     VerdictCode.NEVER: "Cannot start",
 }
 END_LOOKS = {
@@ -28,6 +30,14 @@ END_LOOKS = {
     JobState.CANCELLED: ("stopped", "Stopped"),
     JobState.TIMEOUT: ("warning", "Time is up"),
 }
+
+
+STATE_LOOKS = END_LOOKS | {
+    JobState.PENDING: ("waiting", "Waiting"),
+    JobState.RUNNING: ("running", "Running"),
+    JobState.SUSPENDED: ("stopped", "Suspended"),
+}
+"""The shape and the word of a state by itself, where nothing else of the job is known."""
 
 
 @dataclass

@@ -251,11 +251,12 @@ def body_of(request: JobRequest) -> dict[str, Any]:
     if request.pool is not None:
         body["pool"] = request.pool.name
     for name in JobRequest.__dataclass_fields__:
-        if name in body or name in ("pool", "template", "held"):
+        if name in body or name in ("pool", "template", "held", "after"):
             continue
         value = getattr(request, name)
         if value != getattr(blank, name) or name in ("gpus_per_task", "tasks"):
             body[name] = list(value) if name == "command" else dict(value) if name == "environ" else value
+    body["after"] = [job.public_id for job in request.after]
     return {name: value for name, value in body.items() if value not in ([], {})}
 
 

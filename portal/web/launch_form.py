@@ -7,13 +7,15 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
+from django.http import QueryDict
 
-from portal.access import project_ids, visible_environments
+from portal.access import project_ids, visible_environments, visible_jobs
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
+from portal.services.dependencies import unknown
 from portal.services.jobs import JobRequest
 from portal.web.words import MAX_DIGITS, duration, whole_number
-from portal.words.states import JobKind, Role
+from portal.words.states import JOB_LIVE, JobKind, Role
 
 SHELL = ["/bin/sh", "-c"]
 _NEEDS_SHELL = re.compile(r"[|&;<>()$`\n*?~#]")
@@ -24,6 +26,7 @@ KINDS = [
     (JobKind.TRAINING.value, "Job"),
     (JobKind.SERVICE.value, "Service"),
 ]
+RECENT = 8
 SHARES = [(1000, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
 
 
@@ -66,8 +69,10 @@ def _select() -> forms.Select:
 
 if TYPE_CHECKING:
     _RowChoice = forms.ModelChoiceField[Any]
+    _RowChoices = forms.ModelMultipleChoiceField[Any]
 else:
     _RowChoice = forms.ModelChoiceField
+    _RowChoices = forms.ModelMultipleChoiceField
 
 
 class ByPublicId(_RowChoice):
@@ -79,6 +84,17 @@ class ByPublicId(_RowChoice):
     def label_from_instance(self, thing: Any) -> str:
         """Its title where it has one."""
         return str(getattr(thing, "title", "") or thing.name)
+
+
+class ManyByPublicId(_RowChoices):
+    """Any number of choices whose values are public ids."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, to_field_name="public_id", **kwargs)
+
+    def label_from_instance(self, thing: Any) -> str:
+        """Its name, and how it can be told from another of that name."""
+        return f"{thing.name} ({thing.public_id})"
 
 
 class LaunchForm(forms.Form):
@@ -159,6 +175,19 @@ class LaunchForm(forms.Form):
         help_text="After failures of the cluster's making.",
     )  # fmt: skip
 
+    after = ManyByPublicId(
+        label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
+        widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
+    )  # fmt: skip
+    after_ids = forms.CharField(
+        label="Other jobs, by id", max_length=2000, required=False, widget=_text(),
+        help_text="Several with spaces between. The id stands in a job's address.",
+    )  # fmt: skip
+    after_any = forms.BooleanField(
+        required=False, label="Start however they end",
+        widget=forms.CheckboxInput({"class": "form-check-input"}),
+    )  # fmt: skip
+
     def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial, label_suffix="")
         for field in self.fields.values():
@@ -174,10 +203,12 @@ class LaunchForm(forms.Form):
         slices = list(profiles.values_list("mig_profile", flat=True).distinct())
         self.has_slices = bool(slices)
         self._offer("mig_profile", [("", "Whole GPUs"), *((name, name) for name in slices)])
+        chosen = data.getlist("after") if isinstance(data, QueryDict) else []
+        self._choices("after", jobs_offered(user, chosen))
 
     def _choices(self, name: str, rows: QuerySet[Any]) -> None:
         field = self.fields[name]
-        assert isinstance(field, ByPublicId)  # noqa: S101
+        assert isinstance(field, ByPublicId | ManyByPublicId)  # noqa: S101
         field.queryset = rows
 
     def _levels(self) -> bool:
@@ -222,6 +253,21 @@ class LaunchForm(forms.Form):
             found[name.strip()] = value.strip()
         return found
 
+    def clean_after_ids(self) -> list[Job]:
+        """The jobs of these ids."""
+        keys = re.split(r"[\s,;]+", self.cleaned_data["after_ids"].strip())
+        keys = list(dict.fromkeys(key for key in keys if key))
+        seen = {job.public_id: job for job in visible_jobs(self.user).filter(public_id__in=keys)}
+        for key in keys:
+            if key not in seen:
+                raise forms.ValidationError(unknown(key))
+        return [seen[key] for key in keys]
+
+    def after_all(self) -> list[Job]:
+        """Those that were chosen and those that were named, each once."""
+        data = self.cleaned_data
+        return list(dict.fromkeys([*data["after"], *data["after_ids"]]))
+
     def clean_command(self) -> list[str]:
         """The command as an argument list."""
         text = self.cleaned_data["command"].replace("\r\n", "\n").strip()
@@ -262,7 +308,16 @@ class LaunchForm(forms.Form):
             preemptible=data["preemptible"],
             time_limit_s=data["time_limit_s"],
             max_attempts=data["max_attempts"] or 3,
+            after=self.after_all(),
+            after_any=data["after_any"],
         )
+
+
+def jobs_offered(user: User, chosen: list[str]) -> QuerySet[Job]:
+    """A person's newest jobs that have not ended, and those of theirs that were ``chosen`` while they had not."""
+    mine = Job.objects.filter(owner=user).exclude(kind=JobKind.WORKSPACE.value)
+    newest = mine.filter(state__in=[state.value for state in JOB_LIVE]).order_by("-id").values("pk")[:RECENT]
+    return mine.filter(Q(pk__in=newest) | Q(public_id__in=chosen)).order_by("-id")
 
 
 def submit_projects(user: User) -> QuerySet[Project]:

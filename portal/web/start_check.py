@@ -11,7 +11,7 @@ from portal.errors import FairwayError, Impossible, Invalid
 from portal.models import NodePool, User
 from portal.selectors.cluster import ModelStrip
 from portal.selectors.leaving import Leaving, leaving_of, lost_gpu_s
-from portal.services.jobs import JobRequest, check_job, question_body
+from portal.services.jobs import JobRequest, check_job, is_live, question_body
 from portal.web.launch_form import initial_of_fields
 from portal.web.words import gpus as gpu_words
 from portal.web.words import short_gpu
@@ -137,6 +137,8 @@ _UNITS = {
 def _by_counting(request: JobRequest, strips: list[ModelStrip]) -> StartCheck:
     """From the free GPUs alone, without queue and quota: says "fits", not "starts"."""
     total = request.tasks * request.gpus_per_task * request.milli_per_gpu
+    if any(is_live(job) for job in request.after):
+        return StartCheck("waits", "It would wait", "It starts after the jobs that it names.")
     if request.gpus_per_task == 0:
         return StartCheck("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
     fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]

@@ -38,6 +38,7 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.SUSPENDED: AttemptState.SUSPENDED,
     EndReason.NEVER_READY: AttemptState.FAILED,
     EndReason.STALE_GANG: AttemptState.FAILED,
+    EndReason.DEPENDENCY_FAILED: AttemptState.CANCELLED,
 }
 
 GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED, EndReason.CONSOLIDATED})

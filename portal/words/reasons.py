@@ -49,6 +49,7 @@ class EndReason(StrEnum):
     NEVER_READY = "never_ready"
     STALE_GANG = "stale_gang"
     CONSOLIDATED = "consolidated"
+    DEPENDENCY_FAILED = "dependency_failed"
 
 
 END_SENTENCES: dict[EndReason, str] = {
@@ -70,6 +71,7 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.SUSPENDED: "Suspended; it keeps its files and holds no GPU.",
     EndReason.NEVER_READY: "Its server did not answer within {seconds} s.",
     EndReason.CONSOLIDATED: "It moves to another place, so that a job that needs more room together can start.",
+    EndReason.DEPENDENCY_FAILED: "It was to start after {job}, which {how}, so it can never start.",
     EndReason.STALE_GANG: "Another task of the job ended, so the whole attempt ended.",
 }
 

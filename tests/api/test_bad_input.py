@@ -137,6 +137,35 @@ def test_what_one_person_may_hold_stays_unless_it_is_named(world):
     assert [row["after"]["user_limit_milli"] for row in changes][:2] == [None, 0]
 
 
+def test_a_job_may_start_after_others_that_one_may_see(world):
+    client = world.client("member")
+    first = post(client, json.dumps(JOB)).json()["id"]
+    answer = post(client, json.dumps(JOB | {"after": [first, first], "after_any": True}))
+    assert answer.status_code == 201
+    chained = answer.json()
+    assert [(one["job"]["id"], one["state"]) for one in chained["after"]] == [(first, "PENDING")]
+    assert chained["after_any"] is True
+    (following,) = client.get(f"{JOBS}{first}/").json()["next"]
+    assert following["job"]["id"] == chained["id"]
+    for nonsense in (
+        "x",
+        [1],
+        [None],
+        [[]],
+        [""],
+        ["x" * 64],
+        ["\u0000"],
+        {"a": 1},
+        None,
+        ["y"] * 21,
+        ["nobody"],
+    ):
+        refused = post(client, json.dumps(JOB | {"after": nonsense}))
+        assert (refused.status_code, refused["Content-Type"]) == (400, "application/problem+json"), nonsense
+    for nonsense in ("true", 1, None):
+        assert post(client, json.dumps(JOB | {"after_any": nonsense})).status_code == 400
+
+
 def test_too_large_is_413(client):
     is_problem(post(client, b'{"name": "' + b"x" * MAX_BODY_BYTES + b'"}'), 413, "too_large")
 

@@ -222,6 +222,16 @@ def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) 
         lifecycle.cancel(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
 
 
+def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(scene, leader) -> None:
+    prep = submit(scene)
+    job = submit(scene, after=[prep])
+    refusal = commit_start(leader, plan(scene, job, 0))
+    assert refusal is not None and refusal.code == "dependency"
+    lifecycle.cancel(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
+    late = submit(scene, after=[prep], after_any=True)
+    assert commit_start(leader, plan(scene, late, 0)) is None
+
+
 def test_a_replaced_leader_writes_nothing(scene, leader) -> None:
     job = submit(scene)
     leases.let_go([leases.LEADER], "test")

@@ -165,6 +165,28 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
     assert (quota.guaranteed_milli, quota.limit_milli, quota.user_limit_milli) == (1000, 5000, 3000)
 
 
+def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> None:
+    prep, other, done = (submit(scene, name=name) for name in ("prep", "other", "done"))
+    strict = submit(scene, name="strict", after=[prep, other, done])
+    loose = submit(scene, name="loose", after=[prep, other], after_any=True)
+    free = submit(scene, name="free", after=[done])
+    lifecycle.cancel(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
+    Job.objects.filter(pk=done.pk).update(state="RUNNING")  # as its start would
+    Job.objects.filter(pk=done.pk).update(state="COMPLETED", ended_at=timezone.now())
+
+    rows = {row.name: row for row in take_photo(record.cluster()).snapshot.pending}
+
+    # what ended otherwise than it must still holds it back: it is cancelled soon, and never starts
+    assert [each.name for each in rows["strict"].after] == ["prep", "other"]
+    assert [(each.job, each.name) for each in rows["loose"].after] == [(prep.public_id, "prep")]
+    assert rows["loose"].after_any and not rows["strict"].after_any
+    assert rows["free"].after == ()
+    done.refresh_from_db()
+    assert rows["free"].submitted_s == done.ended_at.timestamp() > free.submitted_at.timestamp()
+    assert rows["prep"].submitted_s == prep.submitted_at.timestamp()
+    assert {strict.public_id, loose.public_id} <= {row.job for row in rows.values()}
+
+
 def test_nodes_of_another_runtime_are_avoided(scene) -> None:
     process = record.node(scene["pool"], runtime="process")
     docker = record.node(scene["pool"], runtime="docker")

@@ -7,8 +7,9 @@ import re
 import pytest
 from django.urls import reverse
 
-from portal.models import Job
+from portal.models import Job, Standing
 from portal.web.launch_form import LaunchForm, initial_of, initial_of_fields
+from tests import record
 
 
 @pytest.fixture
@@ -215,3 +216,67 @@ def test_slices_are_offered_where_there_are_some_and_asked_for_whole(client_of, 
     assert "1g.12gb" in page and "8.6 or more" in page
     for wrong in ({"mig_profile": "9g.99gb"}, {"min_compute_capability": "nan"}):
         assert member.post("/launch/", form | wrong).status_code == 400
+
+
+def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, typed):
+    client = client_of("member")
+    me = scene.people["m-okafor"]
+    mine = Job.objects.filter(owner=me, kind="training", state__in=["PENDING", "RUNNING"]).first()
+    manager = scene.projects["vision"].memberships.filter(role="manager").first().user
+    colleagues = record.job(manager, scene.projects["vision"], scene.environments["batch"])
+    page = client.get(reverse("launch")).content.decode()
+    assert f'name="after" value="{mine.public_id}"' in page
+    wanted = {
+        "after": [mine.public_id],
+        "after_ids": f" {colleagues.public_id}, {mine.public_id}",
+        "after_any": "on",
+    }
+    client.post(reverse("launch"), typed | wanted)
+    job = Job.objects.get(name="my run")
+    assert {row.after for row in job.dependencies.all()} == {mine, colleagues}
+    assert job.after_any
+    page = client.get(reverse("job", args=[job.public_id])).content.decode()
+    Standing.objects.create(
+        job=job, code="dependency", sentence="It starts after both have ended.", numbers={"jobs_awaited": 2},
+        ahead=[], decided_at=job.submitted_at, since=job.submitted_at,
+    )  # fmt: skip
+    page = client.get(reverse("job", args=[job.public_id])).content.decode()
+    assert "After others" in page and "once they have ended" in page and "No estimate yet" not in page
+    assert ">After</h2>" in page and "however these end" in page and mine.name in page
+    assert ">Next</h2>" in client.get(reverse("job", args=[mine.public_id])).content.decode()
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"after_ids": "no-such-job"},
+        {"after_ids": "<b>x</b>"},
+        {"after_ids": "' OR 1=1"},
+        {"after_ids": "\u202e😀"},
+        {"after": ["nothing"]},
+        {"after": ["0" * 500]},
+    ],
+)
+def test_what_is_no_job_is_said_at_its_field(scene, client_of, typed, nonsense):
+    answer = client_of("member").post(reverse("launch"), typed | nonsense)
+    page = answer.content.decode()
+    assert answer.status_code == 400 and not Job.objects.filter(name="my run").exists()
+    (field,) = nonsense
+    assert answer.context["form"].errors[field]
+    assert "<b>x</b>" not in page
+    assert re.search(r'<details class="fw-more" open><summary>Start after other jobs', page)
+
+
+def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(scene, client_of, typed):
+    hidden = Job.objects.filter(project=scene.projects["nlp"]).first()
+    answer = client_of("member").post(reverse("launch"), typed | {"after_ids": hidden.public_id})
+    assert answer.status_code == 400
+    assert hidden.name not in answer.content.decode()
+
+
+def test_a_chosen_job_that_ended_meanwhile_is_taken_for_what_it_is(scene, client_of, typed):
+    me = scene.people["m-okafor"]
+    ended = Job.objects.filter(owner=me, kind="training", state="FAILED").first()
+    answer = client_of("member").post(reverse("launch"), typed | {"after": [ended.public_id]})
+    assert answer.status_code == 400
+    assert f"{ended.name} failed, so nothing can start" in answer.content.decode()

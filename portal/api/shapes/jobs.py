@@ -13,6 +13,7 @@ from portal.models import Job as JobRow
 from portal.models import JobEvent, Standing
 from portal.models import Task as TaskRow
 from portal.selectors.forecasts import Move
+from portal.selectors.jobs import Chain
 from portal.selectors.receipts import Receipt
 from portal.words.states import AttemptState, Desired, JobKind, JobState
 
@@ -150,6 +151,12 @@ class OtherJob(serializers.Serializer[Any]):
     project = Named(allow_null=True)
 
 
+class ChainedJob(OtherJob):
+    """A job before or after this one."""
+
+    state = serializers.ChoiceField(STATES)
+
+
 class RoomMade(OtherJob):
     """An attempt of another job that was asked to leave for this one."""
 
@@ -232,6 +239,9 @@ class JobWhole(Job):
     )
     attempts = Attempt(many=True)
     room_made = RoomMade(many=True, help_text="Who was asked to leave for it, newest first, at most 20.")
+    after = ChainedJob(many=True, help_text="The jobs after which it starts.")
+    after_any = serializers.BooleanField(help_text="It starts after them however they end.")
+    next = ChainedJob(many=True, help_text="The jobs that start after it, newest first, at most 20.")
     timeline = Event(many=True, help_text="The newest 100 events, oldest first; all of them under events/.")
 
 
@@ -344,6 +354,7 @@ def job_whole(
     *,
     attempts: list[AttemptRow],
     room_made: list[AttemptRow],
+    chain: Chain,
     events: list[JobEvent],
     seen: Collection[str],
     moves: list[Move],
@@ -383,6 +394,9 @@ def job_whole(
             }
             for one in room_made
         ],
+        "after": [chained_job(one, seen) for one in chain.before],
+        "after_any": row.after_any,
+        "next": [chained_job(one, seen) for one in chain.after],
         "timeline": [event(one) for one in events],
     }
 
@@ -437,6 +451,11 @@ def other_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
     if row.public_id not in seen:
         return {"job": None, "project": None}
     return {"job": named(row), "project": named(row.project)}
+
+
+def chained_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
+    """A job before or after another, by name only for those who may see it."""
+    return {**other_job(row, seen), "state": row.state}
 
 
 def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:

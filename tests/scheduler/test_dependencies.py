@@ -1,0 +1,102 @@
+"""A chain of jobs through whole cycles: who waits is told so, starts after the others, or is cancelled with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from portal.models import Job, Question
+from portal.services import lifecycle
+from portal.services.jobs import JobRequest, question_body
+from portal.words.reasons import EndReason
+from portal.words.states import ATTEMPT_LIVE, JobState
+from scheduler import answers, sweep
+from scheduler.answers import answer_question
+from scheduler.cycle import run_cycle
+from scheduler.foresee import foresee
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    record.cluster()
+    monkeypatch.setattr(answers, "_photo", None)
+    return record.scene()
+
+
+def submit(scene, name: str, **fields) -> Job:
+    return record.job(scene["owner"], scene["project"], scene["environment"], name=name, **fields)
+
+
+def cycle() -> None:
+    assert run_cycle("test", "me") is not None
+
+
+def end(job: Job, exit_code: int) -> None:
+    task = job.attempts.get(state__in=ATTEMPT_LIVE).task_rows.get()
+    lifecycle.task_sent(task)
+    lifecycle.task_running(task.pk, container="c", ports={})
+    reason = EndReason.EXIT_CODE if exit_code else EndReason.FINISHED
+    lifecycle.task_ended(task.pk, exit_code=exit_code, reason=reason)
+
+
+def state(job: Job) -> str:
+    job.refresh_from_db()
+    return job.state
+
+
+def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(scene) -> None:
+    first, second = submit(scene, "first"), submit(scene, "second")
+    job = submit(scene, "last", gpus_per_task=2, after=[first, second])
+    cycle()
+    assert job.standing.code == "dependency"
+    assert job.standing.sentence == "It starts after first, second have completed."
+    end(first, 0)
+    cycle()
+    job.standing.refresh_from_db()
+    assert job.standing.sentence == "It starts after second has completed."
+    end(second, 0)
+    cycle()
+    assert state(job) == JobState.RUNNING
+
+
+def test_the_sweep_finds_those_whose_hint_was_lost(scene) -> None:
+    first = submit(scene, "first")
+    strict, loose = (
+        submit(scene, "strict", after=[first]),
+        submit(scene, "loose", after=[first], after_any=True),
+    )
+    cycle()
+    assert loose.standing.sentence == "It starts after first has ended."
+    end(first, 1)
+    cycle()  # before anybody was cancelled
+    assert (state(strict), state(loose)) == (JobState.PENDING, JobState.RUNNING)
+    sweep.sweep()
+    assert state(strict) == JobState.CANCELLED
+    cycle()
+    assert state(strict) == JobState.CANCELLED
+
+
+def test_nobody_foresees_when_a_job_starts_that_waits_for_others(scene) -> None:
+    busy = submit(scene, "busy", gpus_per_task=4)
+    cycle()
+    waits, chained = submit(scene, "waits"), submit(scene, "chained", after=[busy])
+    cycle()
+    foresee()
+    assert waits.forecasts.exists() and not chained.forecasts.exists()
+
+
+def test_a_preview_says_that_it_would_wait(scene) -> None:
+    first = submit(scene, "first")
+    asked = JobRequest(
+        name="asked", project=scene["project"], environment=scene["environment"], command=["true"],
+        after=[first], after_any=True,
+    )  # fmt: skip
+    question = Question.objects.create(kind="would_start", body=question_body(scene["owner"], asked))
+    answer_question(question.public_id)
+    question.refresh_from_db()
+    assert not question.answer["starts_now"] and not question.answer["never"]
+    assert question.answer["verdict"]["code"] == "dependency"
+    assert question.answer["verdict"]["sentence"] == "It starts after first has ended."
+    assert question.answer["alternatives"] == []
