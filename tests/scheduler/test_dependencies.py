@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import threading
 
+import pytest
+from django.db import connection
+
+from portal.errors import Invalid
 from portal.models import Job, Question
 from portal.services import lifecycle
+from portal.services.dependencies import cancel_dependents
 from portal.services.jobs import JobRequest, question_body
 from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, JobState
@@ -76,6 +81,42 @@ def test_the_sweep_finds_those_whose_hint_was_lost(scene) -> None:
     assert state(strict) == JobState.CANCELLED
     cycle()
     assert state(strict) == JobState.CANCELLED
+
+
+def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
+    """Whoever locks the first job decides; no job is left that waits for ever."""
+    for number in range(6):
+        first = submit(scene, f"first-{number}")
+        gate = threading.Barrier(2)
+        refused: list[Invalid] = []
+
+        def join(first=first, gate=gate, refused=refused, number=number) -> None:
+            gate.wait()
+            try:
+                submit(scene, f"late-{number}", after=[first])
+            except Invalid as wrong:
+                refused.append(wrong)
+            finally:
+                connection.close()
+
+        def stop(first=first, gate=gate) -> None:
+            gate.wait()
+            try:
+                lifecycle.cancel(first.pk, EndReason.CANCELLED_BY_USER, actor="x")
+            finally:
+                connection.close()
+
+        threads = [threading.Thread(target=act) for act in (join, stop)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(30)
+        cancel_dependents()
+        late = Job.objects.filter(name=f"late-{number}").first()
+        if late is None:
+            assert "after" in refused[0].fields
+        else:
+            assert late.state == JobState.CANCELLED
 
 
 def test_nobody_foresees_when_a_job_starts_that_waits_for_others(scene) -> None:
