@@ -13,786 +13,1875 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         BtreeGistExtension(),
         migrations.CreateModel(
-            name='Lease',
+            name="Lease",
             fields=[
-                ('name', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('holder', models.CharField(max_length=100)),
-                ('epoch', models.BigIntegerField(default=0)),
-                ('expires_at', models.DateTimeField()),
+                ("name", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("holder", models.CharField(max_length=100)),
+                ("epoch", models.BigIntegerField(default=0)),
+                ("expires_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Node',
+            name="Node",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('name', models.CharField(max_length=63, unique=True, validators=[django.core.validators.RegexValidator('^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$', 'Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.')])),
-                ('state', models.CharField(default='enrolling', max_length=12)),
-                ('state_reason', models.CharField(blank=True, max_length=500)),
-                ('link', models.CharField(default='ssh', max_length=8)),
-                ('host', models.CharField(blank=True, max_length=255)),
-                ('port', models.PositiveIntegerField(default=22)),
-                ('account', models.CharField(default='fairway', max_length=32)),
-                ('host_key', models.CharField(blank=True, help_text="Pinned: 'type base64'.", max_length=2000)),
-                ('runtime', models.CharField(default='podman', max_length=8)),
-                ('settings', models.JSONField(default=dict, help_text='Settings of a local agent; empty for SSH nodes.')),
-                ('simulated', models.BooleanField(default=False)),
-                ('reachable', models.BooleanField(default=False)),
-                ('unreachable_since', models.DateTimeField(blank=True, null=True)),
-                ('problem', models.CharField(blank=True, help_text='What is wrong, as a sentence.', max_length=1000)),
-                ('last_seen_at', models.DateTimeField(blank=True, null=True)),
-                ('reconciled_at', models.DateTimeField(blank=True, null=True)),
-                ('boot_id', models.CharField(blank=True, max_length=64)),
-                ('agent_version', models.CharField(blank=True, max_length=32)),
-                ('hello', models.JSONField(default=dict, help_text="The agent's last hello: versions, runtimes, disk, clock.")),
-                ('cpu_milli', models.PositiveIntegerField(default=0)),
-                ('memory_mib', models.PositiveIntegerField(default=0)),
-                ('clock_skew_s', models.FloatField(blank=True, null=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        max_length=63,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+                                "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
+                            )
+                        ],
+                    ),
+                ),
+                ("state", models.CharField(default="enrolling", max_length=12)),
+                ("state_reason", models.CharField(blank=True, max_length=500)),
+                ("link", models.CharField(default="ssh", max_length=8)),
+                ("host", models.CharField(blank=True, max_length=255)),
+                ("port", models.PositiveIntegerField(default=22)),
+                ("account", models.CharField(default="fairway", max_length=32)),
+                (
+                    "host_key",
+                    models.CharField(blank=True, help_text="Pinned: 'type base64'.", max_length=2000),
+                ),
+                ("runtime", models.CharField(default="podman", max_length=8)),
+                (
+                    "settings",
+                    models.JSONField(
+                        default=dict, help_text="Settings of a local agent; empty for SSH nodes."
+                    ),
+                ),
+                ("simulated", models.BooleanField(default=False)),
+                ("reachable", models.BooleanField(default=False)),
+                ("unreachable_since", models.DateTimeField(blank=True, null=True)),
+                (
+                    "problem",
+                    models.CharField(blank=True, help_text="What is wrong, as a sentence.", max_length=1000),
+                ),
+                ("last_seen_at", models.DateTimeField(blank=True, null=True)),
+                ("reconciled_at", models.DateTimeField(blank=True, null=True)),
+                ("boot_id", models.CharField(blank=True, max_length=64)),
+                ("agent_version", models.CharField(blank=True, max_length=32)),
+                (
+                    "hello",
+                    models.JSONField(
+                        default=dict, help_text="The agent's last hello: versions, runtimes, disk, clock."
+                    ),
+                ),
+                ("cpu_milli", models.PositiveIntegerField(default=0)),
+                ("memory_mib", models.PositiveIntegerField(default=0)),
+                ("clock_skew_s", models.FloatField(blank=True, null=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
         ),
         migrations.CreateModel(
-            name='NodePool',
+            name="NodePool",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('name', models.CharField(max_length=63, unique=True, validators=[django.core.validators.RegexValidator('^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$', 'Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.')])),
-                ('engine', models.CharField(default='ssh', help_text='What drives the nodes; ours is ssh.', max_length=16)),
-                ('spread', models.BooleanField(default=False, help_text='Spread jobs over nodes instead of packing them.')),
-                ('allow_node_network', models.BooleanField(default=False, help_text="Tasks of multi-node gangs may use the node's network.")),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        max_length=63,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+                                "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
+                            )
+                        ],
+                    ),
+                ),
+                (
+                    "engine",
+                    models.CharField(
+                        default="ssh", help_text="What drives the nodes; ours is ssh.", max_length=16
+                    ),
+                ),
+                (
+                    "spread",
+                    models.BooleanField(
+                        default=False, help_text="Spread jobs over nodes instead of packing them."
+                    ),
+                ),
+                (
+                    "allow_node_network",
+                    models.BooleanField(
+                        default=False, help_text="Tasks of multi-node gangs may use the node's network."
+                    ),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
         ),
         migrations.CreateModel(
-            name='Question',
+            name="Question",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('kind', models.CharField(max_length=32)),
-                ('body', models.JSONField()),
-                ('asked_at', models.DateTimeField(auto_now_add=True)),
-                ('answer', models.JSONField(null=True)),
-                ('answered_at', models.DateTimeField(blank=True, null=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                ("kind", models.CharField(max_length=32)),
+                ("body", models.JSONField()),
+                ("asked_at", models.DateTimeField(auto_now_add=True)),
+                ("answer", models.JSONField(null=True)),
+                ("answered_at", models.DateTimeField(blank=True, null=True)),
             ],
         ),
         migrations.CreateModel(
-            name='User',
+            name="User",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('password', models.CharField(max_length=128, verbose_name='password')),
-                ('last_login', models.DateTimeField(blank=True, null=True, verbose_name='last login')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('username', models.CharField(max_length=63, unique=True, validators=[django.core.validators.RegexValidator('^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$', 'Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.')])),
-                ('full_name', models.CharField(blank=True, max_length=200)),
-                ('email', models.EmailField(blank=True, max_length=254)),
-                ('is_active', models.BooleanField(default=True)),
-                ('is_admin', models.BooleanField(default=False, help_text='May change the cluster, and see all of it.')),
-                ('uid', models.PositiveIntegerField(unique=True)),
-                ('gid', models.PositiveIntegerField()),
-                ('timezone', models.CharField(default='UTC', max_length=64)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('rights_version', models.PositiveIntegerField(default=1, help_text='Moves whenever rights are taken away; open sockets compare it.')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("password", models.CharField(max_length=128, verbose_name="password")),
+                ("last_login", models.DateTimeField(blank=True, null=True, verbose_name="last login")),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                (
+                    "username",
+                    models.CharField(
+                        max_length=63,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+                                "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
+                            )
+                        ],
+                    ),
+                ),
+                ("full_name", models.CharField(blank=True, max_length=200)),
+                ("email", models.EmailField(blank=True, max_length=254)),
+                ("is_active", models.BooleanField(default=True)),
+                (
+                    "is_admin",
+                    models.BooleanField(
+                        default=False, help_text="May change the cluster, and see all of it."
+                    ),
+                ),
+                ("uid", models.PositiveIntegerField(unique=True)),
+                ("gid", models.PositiveIntegerField()),
+                ("timezone", models.CharField(default="UTC", max_length=64)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "rights_version",
+                    models.PositiveIntegerField(
+                        default=1, help_text="Moves whenever rights are taken away; open sockets compare it."
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(django.db.models.functions.text.Lower('email'), condition=models.Q(('email', ''), _negated=True), name='user_email_once'), models.CheckConstraint(condition=models.Q(('uid__gte', 1000)), name='user_uid_not_system'), models.CheckConstraint(condition=models.Q(('gid__gte', 1000)), name='user_gid_not_system')],
+                "constraints": [
+                    models.UniqueConstraint(
+                        django.db.models.functions.text.Lower("email"),
+                        condition=models.Q(("email", ""), _negated=True),
+                        name="user_email_once",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("uid__gte", 1000)), name="user_uid_not_system"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("gid__gte", 1000)), name="user_gid_not_system"
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
-            name='ApiToken',
+            name="ApiToken",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('name', models.CharField(max_length=100)),
-                ('secret_sha256', models.CharField(max_length=64)),
-                ('scopes', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=32), size=None)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('expires_at', models.DateTimeField()),
-                ('last_used_at', models.DateTimeField(blank=True, null=True)),
-                ('revoked_at', models.DateTimeField(blank=True, null=True)),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='tokens', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                ("name", models.CharField(max_length=100)),
+                ("secret_sha256", models.CharField(max_length=64)),
+                (
+                    "scopes",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=32), size=None
+                    ),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField()),
+                ("last_used_at", models.DateTimeField(blank=True, null=True)),
+                ("revoked_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="tokens",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='ClusterSettings',
+            name="ClusterSettings",
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('cluster_id', models.CharField(default=portal.models.public_id.new_public_id, max_length=16)),
-                ('name', models.CharField(default='Fairway', max_length=100)),
-                ('adopt_only', models.BooleanField(default=False, help_text='After a restore: start nothing until every node was reconciled once or fenced.')),
-                ('policy', models.JSONField(default=dict, help_text='Scheduler knobs that differ from the defaults.')),
-                ('alarm', models.CharField(blank=True, help_text='Why the scheduler stopped, if it did.', max_length=1000)),
-                ('alarm_at', models.DateTimeField(blank=True, null=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ("id", models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                (
+                    "cluster_id",
+                    models.CharField(default=portal.models.public_id.new_public_id, max_length=16),
+                ),
+                ("name", models.CharField(default="Fairway", max_length=100)),
+                (
+                    "adopt_only",
+                    models.BooleanField(
+                        default=False,
+                        help_text="After a restore: start nothing until every node was reconciled once or fenced.",
+                    ),
+                ),
+                (
+                    "policy",
+                    models.JSONField(
+                        default=dict, help_text="Scheduler knobs that differ from the defaults."
+                    ),
+                ),
+                (
+                    "alarm",
+                    models.CharField(
+                        blank=True, help_text="Why the scheduler stopped, if it did.", max_length=1000
+                    ),
+                ),
+                ("alarm_at", models.DateTimeField(blank=True, null=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='cluster_settings_one_row')],
+                "constraints": [
+                    models.CheckConstraint(condition=models.Q(("id", 1)), name="cluster_settings_one_row")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Cycle',
+            name="Cycle",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('started_at', models.DateTimeField()),
-                ('epoch', models.BigIntegerField()),
-                ('woken_by', models.CharField(max_length=40)),
-                ('snapshot_ms', models.FloatField()),
-                ('decide_ms', models.FloatField()),
-                ('commit_ms', models.FloatField()),
-                ('pending', models.PositiveIntegerField()),
-                ('started_jobs', models.PositiveIntegerField()),
-                ('evicted_jobs', models.PositiveIntegerField(default=0)),
-                ('refused_commits', models.PositiveIntegerField()),
-                ('steps', models.PositiveIntegerField()),
-                ('truncated', models.BooleanField(default=False)),
-                ('receipts', models.JSONField(default=list)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("started_at", models.DateTimeField()),
+                ("epoch", models.BigIntegerField()),
+                ("woken_by", models.CharField(max_length=40)),
+                ("snapshot_ms", models.FloatField()),
+                ("decide_ms", models.FloatField()),
+                ("commit_ms", models.FloatField()),
+                ("pending", models.PositiveIntegerField()),
+                ("started_jobs", models.PositiveIntegerField()),
+                ("evicted_jobs", models.PositiveIntegerField(default=0)),
+                ("refused_commits", models.PositiveIntegerField()),
+                ("steps", models.PositiveIntegerField()),
+                ("truncated", models.BooleanField(default=False)),
+                ("receipts", models.JSONField(default=list)),
             ],
             options={
-                'indexes': [models.Index(fields=['-id'], name='cycle_newest')],
+                "indexes": [models.Index(fields=["-id"], name="cycle_newest")],
             },
         ),
         migrations.CreateModel(
-            name='Environment',
+            name="Environment",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('name', models.CharField(max_length=63, unique=True, validators=[django.core.validators.RegexValidator('^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$', 'Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.')])),
-                ('title', models.CharField(max_length=200)),
-                ('description', models.TextField(blank=True)),
-                ('runtime', models.CharField(default='podman', max_length=8)),
-                ('image', models.CharField(blank=True, help_text='Reference, such as name:tag or name@sha256:...', max_length=500)),
-                ('image_digest', models.CharField(blank=True, help_text='Config digest of the approved image.', max_length=100)),
-                ('archive', models.CharField(blank=True, help_text='A tar file of the portal that nodes load.', max_length=500)),
-                ('prefix', models.CharField(blank=True, help_text='Folder of the virtual environment (process).', max_length=500)),
-                ('tool', models.CharField(blank=True, help_text='jupyterlab, or blank for batch only.', max_length=32)),
-                ('tool_command', models.JSONField(default=list, help_text='Argument list; {port}, {base_url}, {secret_file}.')),
-                ('tool_port', models.PositiveIntegerField(blank=True, null=True)),
-                ('enabled', models.BooleanField(default=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        max_length=63,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+                                "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
+                            )
+                        ],
+                    ),
+                ),
+                ("title", models.CharField(max_length=200)),
+                ("description", models.TextField(blank=True)),
+                ("runtime", models.CharField(default="podman", max_length=8)),
+                (
+                    "image",
+                    models.CharField(
+                        blank=True, help_text="Reference, such as name:tag or name@sha256:...", max_length=500
+                    ),
+                ),
+                (
+                    "image_digest",
+                    models.CharField(
+                        blank=True, help_text="Config digest of the approved image.", max_length=100
+                    ),
+                ),
+                (
+                    "archive",
+                    models.CharField(
+                        blank=True, help_text="A tar file of the portal that nodes load.", max_length=500
+                    ),
+                ),
+                (
+                    "prefix",
+                    models.CharField(
+                        blank=True, help_text="Folder of the virtual environment (process).", max_length=500
+                    ),
+                ),
+                (
+                    "tool",
+                    models.CharField(
+                        blank=True, help_text="jupyterlab, or blank for batch only.", max_length=32
+                    ),
+                ),
+                (
+                    "tool_command",
+                    models.JSONField(
+                        default=list, help_text="Argument list; {port}, {base_url}, {secret_file}."
+                    ),
+                ),
+                ("tool_port", models.PositiveIntegerField(blank=True, null=True)),
+                ("enabled", models.BooleanField(default=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('runtime__in', ['podman', 'docker', 'process'])), name='environment_runtime')],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("runtime__in", ["podman", "docker", "process"])),
+                        name="environment_runtime",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Job',
+            name="Job",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('name', models.CharField(max_length=100)),
-                ('kind', models.CharField(default='training', max_length=12)),
-                ('state', models.CharField(default='PENDING', max_length=10)),
-                ('desired', models.CharField(default='run', max_length=10)),
-                ('held', models.BooleanField(default=False)),
-                ('reason', models.CharField(blank=True, help_text='Code of the last move.', max_length=40)),
-                ('sentence', models.CharField(blank=True, help_text='The reason, for people.', max_length=1000)),
-                ('version', models.PositiveIntegerField(default=1, help_text='Moves with each write; a plan compares it.')),
-                ('tasks', models.PositiveIntegerField(default=1)),
-                ('gpus_per_task', models.PositiveIntegerField(default=1)),
-                ('milli_per_gpu', models.PositiveIntegerField(default=1000)),
-                ('gpu_model', models.CharField(blank=True, max_length=100)),
-                ('min_gpu_memory_mib', models.PositiveIntegerField(blank=True, null=True)),
-                ('cpu_milli', models.PositiveIntegerField(default=1000, help_text='For each task.')),
-                ('memory_mib', models.PositiveIntegerField(default=2048, help_text='For each task.')),
-                ('shm_mib', models.PositiveIntegerField(default=64)),
-                ('command', models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")),
-                ('environ', models.JSONField(default=dict)),
-                ('priority', models.IntegerField(default=0)),
-                ('preemptible', models.BooleanField(default=True)),
-                ('time_limit_s', models.PositiveIntegerField(blank=True, null=True)),
-                ('stop_grace_s', models.PositiveIntegerField(default=30)),
-                ('max_attempts', models.PositiveIntegerField(default=3, help_text="Tries after failures of the cluster's making.")),
-                ('submitted_at', models.DateTimeField(auto_now_add=True)),
-                ('queued_at', models.DateTimeField(auto_now_add=True, help_text='When it last became PENDING.')),
-                ('started_at', models.DateTimeField(blank=True, null=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('attempts_made', models.PositiveIntegerField(default=0)),
-                ('exit_code', models.IntegerField(blank=True, null=True)),
-                ('environment', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='portal.environment')),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to=settings.AUTH_USER_MODEL)),
-                ('avoid_nodes', models.ManyToManyField(blank=True, related_name='+', to='portal.node')),
-                ('pool', models.ForeignKey(blank=True, help_text='None: any pool.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='portal.nodepool')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                ("name", models.CharField(max_length=100)),
+                ("kind", models.CharField(default="training", max_length=12)),
+                ("state", models.CharField(default="PENDING", max_length=10)),
+                ("desired", models.CharField(default="run", max_length=10)),
+                ("held", models.BooleanField(default=False)),
+                ("reason", models.CharField(blank=True, help_text="Code of the last move.", max_length=40)),
+                (
+                    "sentence",
+                    models.CharField(blank=True, help_text="The reason, for people.", max_length=1000),
+                ),
+                (
+                    "version",
+                    models.PositiveIntegerField(
+                        default=1, help_text="Moves with each write; a plan compares it."
+                    ),
+                ),
+                ("tasks", models.PositiveIntegerField(default=1)),
+                ("gpus_per_task", models.PositiveIntegerField(default=1)),
+                ("milli_per_gpu", models.PositiveIntegerField(default=1000)),
+                ("gpu_model", models.CharField(blank=True, max_length=100)),
+                ("min_gpu_memory_mib", models.PositiveIntegerField(blank=True, null=True)),
+                ("cpu_milli", models.PositiveIntegerField(default=1000, help_text="For each task.")),
+                ("memory_mib", models.PositiveIntegerField(default=2048, help_text="For each task.")),
+                ("shm_mib", models.PositiveIntegerField(default=64)),
+                (
+                    "command",
+                    models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool."),
+                ),
+                ("environ", models.JSONField(default=dict)),
+                ("priority", models.IntegerField(default=0)),
+                ("preemptible", models.BooleanField(default=True)),
+                ("time_limit_s", models.PositiveIntegerField(blank=True, null=True)),
+                ("stop_grace_s", models.PositiveIntegerField(default=30)),
+                (
+                    "max_attempts",
+                    models.PositiveIntegerField(
+                        default=3, help_text="Tries after failures of the cluster's making."
+                    ),
+                ),
+                ("submitted_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "queued_at",
+                    models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING."),
+                ),
+                ("started_at", models.DateTimeField(blank=True, null=True)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                ("attempts_made", models.PositiveIntegerField(default=0)),
+                ("exit_code", models.IntegerField(blank=True, null=True)),
+                (
+                    "environment",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="jobs",
+                        to="portal.environment",
+                    ),
+                ),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="jobs",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                ("avoid_nodes", models.ManyToManyField(blank=True, related_name="+", to="portal.node")),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        blank=True,
+                        help_text="None: any pool.",
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="jobs",
+                        to="portal.nodepool",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-id'],
+                "ordering": ["-id"],
             },
         ),
         migrations.CreateModel(
-            name='Attempt',
+            name="Attempt",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('number', models.PositiveIntegerField()),
-                ('state', models.CharField(default='CONFIGURING', max_length=14)),
-                ('reason', models.CharField(blank=True, max_length=40)),
-                ('sentence', models.CharField(blank=True, max_length=1000)),
-                ('leader_epoch', models.BigIntegerField()),
-                ('secret', models.CharField(blank=True, help_text='Encrypted; the gateway adds it upstream.', max_length=200)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('sent_at', models.DateTimeField(blank=True, help_text='First start command that went out.', null=True)),
-                ('running_at', models.DateTimeField(blank=True, null=True)),
-                ('ready_at', models.DateTimeField(blank=True, help_text="The workspace's server answered.", null=True)),
-                ('stop_wanted_at', models.DateTimeField(blank=True, null=True)),
-                ('stop_reason', models.CharField(blank=True, max_length=40)),
-                ('stop_actor', models.CharField(blank=True, max_length=200)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('exit_code', models.IntegerField(blank=True, null=True)),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='attempts', to='portal.job')),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.nodepool')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("number", models.PositiveIntegerField()),
+                ("state", models.CharField(default="CONFIGURING", max_length=14)),
+                ("reason", models.CharField(blank=True, max_length=40)),
+                ("sentence", models.CharField(blank=True, max_length=1000)),
+                ("leader_epoch", models.BigIntegerField()),
+                (
+                    "secret",
+                    models.CharField(
+                        blank=True, help_text="Encrypted; the gateway adds it upstream.", max_length=200
+                    ),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "sent_at",
+                    models.DateTimeField(
+                        blank=True, help_text="First start command that went out.", null=True
+                    ),
+                ),
+                ("running_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "ready_at",
+                    models.DateTimeField(blank=True, help_text="The workspace's server answered.", null=True),
+                ),
+                ("stop_wanted_at", models.DateTimeField(blank=True, null=True)),
+                ("stop_reason", models.CharField(blank=True, max_length=40)),
+                ("stop_actor", models.CharField(blank=True, max_length=200)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                ("exit_code", models.IntegerField(blank=True, null=True)),
+                (
+                    "job",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="attempts", to="portal.job"
+                    ),
+                ),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to="portal.nodepool"
+                    ),
+                ),
             ],
             options={
-                'ordering': ['job_id', 'number'],
+                "ordering": ["job_id", "number"],
             },
         ),
         migrations.CreateModel(
-            name='Membership',
+            name="Membership",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('role', models.CharField(choices=[('viewer', 'viewer'), ('member', 'member'), ('manager', 'manager')], max_length=10)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "role",
+                    models.CharField(
+                        choices=[("viewer", "viewer"), ("member", "member"), ("manager", "manager")],
+                        max_length=10,
+                    ),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Gpu',
+            name="Gpu",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('uuid', models.CharField(max_length=96, unique=True)),
-                ('index', models.PositiveIntegerField()),
-                ('model', models.CharField(max_length=100)),
-                ('memory_mib', models.PositiveIntegerField()),
-                ('simulated', models.BooleanField(default=False)),
-                ('health', models.CharField(default='ok', max_length=12)),
-                ('health_reason', models.CharField(blank=True, max_length=500)),
-                ('present', models.BooleanField(default=True, help_text="The node's last hello named it.")),
-                ('used_milli', models.PositiveIntegerField(default=0)),
-                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='gpus', to='portal.node')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("uuid", models.CharField(max_length=96, unique=True)),
+                ("index", models.PositiveIntegerField()),
+                ("model", models.CharField(max_length=100)),
+                ("memory_mib", models.PositiveIntegerField()),
+                ("simulated", models.BooleanField(default=False)),
+                ("health", models.CharField(default="ok", max_length=12)),
+                ("health_reason", models.CharField(blank=True, max_length=500)),
+                ("present", models.BooleanField(default=True, help_text="The node's last hello named it.")),
+                ("used_milli", models.PositiveIntegerField(default=0)),
+                (
+                    "node",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="gpus", to="portal.node"
+                    ),
+                ),
             ],
             options={
-                'ordering': ['node_id', 'index'],
+                "ordering": ["node_id", "index"],
             },
         ),
         migrations.CreateModel(
-            name='EnvironmentOnNode',
+            name="EnvironmentOnNode",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('state', models.CharField(max_length=10)),
-                ('detail', models.CharField(blank=True, max_length=500)),
-                ('progress_percent', models.PositiveSmallIntegerField(blank=True, null=True)),
-                ('checked_at', models.DateTimeField(auto_now=True)),
-                ('environment', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='on_nodes', to='portal.environment')),
-                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='environments', to='portal.node')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("state", models.CharField(max_length=10)),
+                ("detail", models.CharField(blank=True, max_length=500)),
+                ("progress_percent", models.PositiveSmallIntegerField(blank=True, null=True)),
+                ("checked_at", models.DateTimeField(auto_now=True)),
+                (
+                    "environment",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="on_nodes",
+                        to="portal.environment",
+                    ),
+                ),
+                (
+                    "node",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="environments",
+                        to="portal.node",
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='node',
-            name='pool',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='nodes', to='portal.nodepool'),
+            model_name="node",
+            name="pool",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT, related_name="nodes", to="portal.nodepool"
+            ),
         ),
         migrations.CreateModel(
-            name='Outbox',
+            name="Outbox",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(help_text='Task name.', max_length=60)),
-                ('arguments', models.JSONField(default=list)),
-                ('queue', models.CharField(max_length=20)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('sent_at', models.DateTimeField(blank=True, null=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(help_text="Task name.", max_length=60)),
+                ("arguments", models.JSONField(default=list)),
+                ("queue", models.CharField(max_length=20)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("sent_at", models.DateTimeField(blank=True, null=True)),
             ],
             options={
-                'indexes': [models.Index(condition=models.Q(('sent_at__isnull', True)), fields=['id'], name='outbox_unsent')],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("sent_at__isnull", True)), fields=["id"], name="outbox_unsent"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Project',
+            name="Project",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('name', models.CharField(max_length=63, unique=True, validators=[django.core.validators.RegexValidator('^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$', 'Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.')])),
-                ('title', models.CharField(blank=True, max_length=200)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('archived_at', models.DateTimeField(blank=True, null=True)),
-                ('members', models.ManyToManyField(related_name='projects', through='portal.Membership', through_fields=('project', 'user'), to=settings.AUTH_USER_MODEL)),
-                ('parent', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='children', to='portal.project')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        max_length=63,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+                                "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
+                            )
+                        ],
+                    ),
+                ),
+                ("title", models.CharField(blank=True, max_length=200)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("archived_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "members",
+                    models.ManyToManyField(
+                        related_name="projects",
+                        through="portal.Membership",
+                        through_fields=("project", "user"),
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "parent",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="children",
+                        to="portal.project",
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='membership',
-            name='project',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to='portal.project'),
+            model_name="membership",
+            name="project",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="memberships", to="portal.project"
+            ),
         ),
         migrations.AddField(
-            model_name='job',
-            name='project',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='portal.project'),
+            model_name="job",
+            name="project",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT, related_name="jobs", to="portal.project"
+            ),
         ),
         migrations.CreateModel(
-            name='Invitation',
+            name="Invitation",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('code_sha256', models.CharField(max_length=64, unique=True)),
-                ('full_name', models.CharField(blank=True, max_length=200)),
-                ('email', models.EmailField(blank=True, max_length=254)),
-                ('role', models.CharField(blank=True, choices=[('viewer', 'viewer'), ('member', 'member'), ('manager', 'manager')], max_length=10)),
-                ('makes_admin', models.BooleanField(default=False)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('expires_at', models.DateTimeField()),
-                ('used_at', models.DateTimeField(blank=True, null=True)),
-                ('revoked_at', models.DateTimeField(blank=True, null=True)),
-                ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='invitations', to=settings.AUTH_USER_MODEL)),
-                ('used_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('project', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.project')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                ("code_sha256", models.CharField(max_length=64, unique=True)),
+                ("full_name", models.CharField(blank=True, max_length=200)),
+                ("email", models.EmailField(blank=True, max_length=254)),
+                (
+                    "role",
+                    models.CharField(
+                        blank=True,
+                        choices=[("viewer", "viewer"), ("member", "member"), ("manager", "manager")],
+                        max_length=10,
+                    ),
+                ),
+                ("makes_admin", models.BooleanField(default=False)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField()),
+                ("used_at", models.DateTimeField(blank=True, null=True)),
+                ("revoked_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="invitations",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "used_by",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="portal.project",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Quota',
+            name="Quota",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('guaranteed_milli', models.PositiveIntegerField(default=0, help_text='Never taken away by another project.')),
-                ('limit_milli', models.PositiveIntegerField(blank=True, help_text='None means no limit.', null=True)),
-                ('weight', models.FloatField(default=1.0, help_text='Share of what others leave; 0 takes only leftovers.')),
-                ('priority', models.IntegerField(default=0, help_text='Over-quota is filled from high to low.')),
-                ('version', models.PositiveIntegerField(default=1, help_text='Moves with each change; the ETag.')),
-                ('updated_at', models.DateTimeField(auto_now=True)),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='quotas', to='portal.nodepool')),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='quotas', to='portal.project')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                (
+                    "guaranteed_milli",
+                    models.PositiveIntegerField(default=0, help_text="Never taken away by another project."),
+                ),
+                (
+                    "limit_milli",
+                    models.PositiveIntegerField(blank=True, help_text="None means no limit.", null=True),
+                ),
+                (
+                    "weight",
+                    models.FloatField(
+                        default=1.0, help_text="Share of what others leave; 0 takes only leftovers."
+                    ),
+                ),
+                (
+                    "priority",
+                    models.IntegerField(default=0, help_text="Over-quota is filled from high to low."),
+                ),
+                (
+                    "version",
+                    models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag."),
+                ),
+                ("updated_at", models.DateTimeField(auto_now=True)),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="quotas",
+                        to="portal.nodepool",
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="quotas",
+                        to="portal.project",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='QuotaChange',
+            name="QuotaChange",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(auto_now_add=True)),
-                ('before', models.JSONField()),
-                ('after', models.JSONField()),
-                ('reason', models.CharField(blank=True, max_length=500)),
-                ('actor', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('quota', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='changes', to='portal.quota')),
-                ('undoes', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='undone_by', to='portal.quotachange')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField(auto_now_add=True)),
+                ("before", models.JSONField()),
+                ("after", models.JSONField()),
+                ("reason", models.CharField(blank=True, max_length=500)),
+                (
+                    "actor",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "quota",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="changes", to="portal.quota"
+                    ),
+                ),
+                (
+                    "undoes",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="undone_by",
+                        to="portal.quotachange",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-id'],
+                "ordering": ["-id"],
             },
         ),
         migrations.CreateModel(
-            name='Reservation',
+            name="Reservation",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('during', django.contrib.postgres.fields.ranges.DateTimeRangeField()),
-                ('reason', models.CharField(blank=True, max_length=500)),
-                ('cancelled_at', models.DateTimeField(blank=True, null=True)),
-                ('created_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('gpu', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='reservations', to='portal.gpu')),
-                ('project', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='reservations', to='portal.project')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                ("during", django.contrib.postgres.fields.ranges.DateTimeRangeField()),
+                ("reason", models.CharField(blank=True, max_length=500)),
+                ("cancelled_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "gpu",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="reservations",
+                        to="portal.gpu",
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="reservations",
+                        to="portal.project",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='SignInLink',
+            name="SignInLink",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code_sha256', models.CharField(max_length=64, unique=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('expires_at', models.DateTimeField()),
-                ('used_at', models.DateTimeField(blank=True, null=True)),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='sign_in_links', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("code_sha256", models.CharField(max_length=64, unique=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField()),
+                ("used_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="sign_in_links",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Standing',
+            name="Standing",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code', models.CharField(max_length=32)),
-                ('sentence', models.CharField(max_length=1000)),
-                ('numbers', models.JSONField(default=dict)),
-                ('ahead', models.JSONField(default=list)),
-                ('cheapest', models.JSONField(null=True)),
-                ('place', models.PositiveIntegerField(help_text='1 is next, among pending jobs.', null=True)),
-                ('decided_at', models.DateTimeField()),
-                ('since', models.DateTimeField(help_text='When this code became the verdict.')),
-                ('job', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='standing', to='portal.job')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("code", models.CharField(max_length=32)),
+                ("sentence", models.CharField(max_length=1000)),
+                ("numbers", models.JSONField(default=dict)),
+                ("ahead", models.JSONField(default=list)),
+                ("cheapest", models.JSONField(null=True)),
+                ("place", models.PositiveIntegerField(help_text="1 is next, among pending jobs.", null=True)),
+                ("decided_at", models.DateTimeField()),
+                ("since", models.DateTimeField(help_text="When this code became the verdict.")),
+                (
+                    "job",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="standing", to="portal.job"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Task',
+            name="Task",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('rank', models.PositiveIntegerField()),
-                ('state', models.CharField(default='CONFIGURING', max_length=14)),
-                ('container', models.CharField(blank=True, max_length=120)),
-                ('ports', models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")),
-                ('running_at', models.DateTimeField(blank=True, null=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('exit_code', models.IntegerField(blank=True, null=True)),
-                ('oom', models.BooleanField(default=False)),
-                ('peak_memory_mib', models.PositiveIntegerField(blank=True, null=True)),
-                ('problem', models.CharField(blank=True, help_text='What holds it up, as a sentence.', max_length=1000)),
-                ('gone', models.BooleanField(default=False, help_text='Proof that no container of it lives on the node.')),
-                ('log_bytes', models.BigIntegerField(default=0, help_text='Bytes of its log mirrored so far.')),
-                ('log_complete', models.BooleanField(default=False)),
-                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='task_rows', to='portal.attempt')),
-                ('node', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='task_rows', to='portal.node')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("rank", models.PositiveIntegerField()),
+                ("state", models.CharField(default="CONFIGURING", max_length=14)),
+                ("container", models.CharField(blank=True, max_length=120)),
+                (
+                    "ports",
+                    models.JSONField(
+                        default=dict, help_text="Container port -> port on the node's loopback."
+                    ),
+                ),
+                ("running_at", models.DateTimeField(blank=True, null=True)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                ("exit_code", models.IntegerField(blank=True, null=True)),
+                ("oom", models.BooleanField(default=False)),
+                ("peak_memory_mib", models.PositiveIntegerField(blank=True, null=True)),
+                (
+                    "problem",
+                    models.CharField(
+                        blank=True, help_text="What holds it up, as a sentence.", max_length=1000
+                    ),
+                ),
+                (
+                    "gone",
+                    models.BooleanField(
+                        default=False, help_text="Proof that no container of it lives on the node."
+                    ),
+                ),
+                (
+                    "log_bytes",
+                    models.BigIntegerField(default=0, help_text="Bytes of its log mirrored so far."),
+                ),
+                ("log_complete", models.BooleanField(default=False)),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="task_rows",
+                        to="portal.attempt",
+                    ),
+                ),
+                (
+                    "node",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="task_rows",
+                        to="portal.node",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['attempt_id', 'rank'],
+                "ordering": ["attempt_id", "rank"],
             },
         ),
         migrations.CreateModel(
-            name='Allocation',
+            name="Allocation",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('milli', models.PositiveIntegerField()),
-                ('whole', models.BooleanField()),
-                ('started_at', models.DateTimeField()),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('proof', models.CharField(blank=True, help_text='gone, rebooted, fenced or never_started.', max_length=20)),
-                ('gpu', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='portal.gpu')),
-                ('task', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='allocations', to='portal.task')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("milli", models.PositiveIntegerField()),
+                ("whole", models.BooleanField()),
+                ("started_at", models.DateTimeField()),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "proof",
+                    models.CharField(
+                        blank=True, help_text="gone, rebooted, fenced or never_started.", max_length=20
+                    ),
+                ),
+                (
+                    "gpu",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="allocations",
+                        to="portal.gpu",
+                    ),
+                ),
+                (
+                    "task",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="allocations",
+                        to="portal.task",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Template',
+            name="Template",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('name', models.CharField(max_length=63, unique=True, validators=[django.core.validators.RegexValidator('^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$', 'Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.')])),
-                ('title', models.CharField(max_length=200)),
-                ('description', models.TextField(blank=True)),
-                ('kind', models.CharField(max_length=12)),
-                ('fields', models.JSONField(default=dict)),
-                ('enabled', models.BooleanField(default=True)),
-                ('environment', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='templates', to='portal.environment')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        max_length=63,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+                                "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
+                            )
+                        ],
+                    ),
+                ),
+                ("title", models.CharField(max_length=200)),
+                ("description", models.TextField(blank=True)),
+                ("kind", models.CharField(max_length=12)),
+                ("fields", models.JSONField(default=dict)),
+                ("enabled", models.BooleanField(default=True)),
+                (
+                    "environment",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="templates",
+                        to="portal.environment",
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='job',
-            name='template',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='jobs', to='portal.template'),
+            model_name="job",
+            name="template",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.SET_NULL,
+                related_name="jobs",
+                to="portal.template",
+            ),
         ),
         migrations.CreateModel(
-            name='UsageLedger',
+            name="UsageLedger",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('milli', models.PositiveIntegerField()),
-                ('started_at', models.DateTimeField()),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('allocation', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='usage', to='portal.allocation')),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage', to='portal.job')),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage', to='portal.nodepool')),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage', to='portal.project')),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("milli", models.PositiveIntegerField()),
+                ("started_at", models.DateTimeField()),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "allocation",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="usage",
+                        to="portal.allocation",
+                    ),
+                ),
+                (
+                    "job",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="usage", to="portal.job"
+                    ),
+                ),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="usage",
+                        to="portal.nodepool",
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="usage", to="portal.project"
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="usage",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='UsageMinute',
+            name="UsageMinute",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('minute', models.DateTimeField()),
-                ('gpu_uuids', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=96), size=None)),
-                ('samples', models.PositiveIntegerField()),
-                ('utilisation_percent', django.contrib.postgres.fields.ArrayField(base_field=models.FloatField(null=True), size=None)),
-                ('memory_used_mib', django.contrib.postgres.fields.ArrayField(base_field=models.FloatField(null=True), size=None)),
-                ('power_watts', django.contrib.postgres.fields.ArrayField(base_field=models.FloatField(null=True), size=None)),
-                ('temperature_c', django.contrib.postgres.fields.ArrayField(base_field=models.FloatField(null=True), size=None)),
-                ('energy_joules', django.contrib.postgres.fields.ArrayField(base_field=models.FloatField(null=True), size=None)),
-                ('cpu_percent', models.FloatField(null=True)),
-                ('node_memory_used_mib', models.FloatField(null=True)),
-                ('holders', models.JSONField(default=list, help_text="Per GPU: job public ids and 'foreign' seen in it.")),
-                ('tasks', models.JSONField(default=list, help_text='Per task: job, rank, mean cpu percent, memory MiB.')),
-                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='minutes', to='portal.node')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("minute", models.DateTimeField()),
+                (
+                    "gpu_uuids",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=96), size=None
+                    ),
+                ),
+                ("samples", models.PositiveIntegerField()),
+                (
+                    "utilisation_percent",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.FloatField(null=True), size=None
+                    ),
+                ),
+                (
+                    "memory_used_mib",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.FloatField(null=True), size=None
+                    ),
+                ),
+                (
+                    "power_watts",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.FloatField(null=True), size=None
+                    ),
+                ),
+                (
+                    "temperature_c",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.FloatField(null=True), size=None
+                    ),
+                ),
+                (
+                    "energy_joules",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.FloatField(null=True), size=None
+                    ),
+                ),
+                ("cpu_percent", models.FloatField(null=True)),
+                ("node_memory_used_mib", models.FloatField(null=True)),
+                (
+                    "holders",
+                    models.JSONField(
+                        default=list, help_text="Per GPU: job public ids and 'foreign' seen in it."
+                    ),
+                ),
+                (
+                    "tasks",
+                    models.JSONField(
+                        default=list, help_text="Per task: job, rank, mean cpu percent, memory MiB."
+                    ),
+                ),
+                (
+                    "node",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="minutes", to="portal.node"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Volume',
+            name="Volume",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('name', models.CharField(max_length=63)),
-                ('kind', models.CharField(max_length=8)),
-                ('reach', models.CharField(default='node', max_length=8)),
-                ('path', models.CharField(blank=True, max_length=500)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('node', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='volumes', to='portal.node')),
-                ('owner', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='volumes', to=settings.AUTH_USER_MODEL)),
-                ('project', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='volumes', to='portal.project')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                ("name", models.CharField(max_length=63)),
+                ("kind", models.CharField(max_length=8)),
+                ("reach", models.CharField(default="node", max_length=8)),
+                ("path", models.CharField(blank=True, max_length=500)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "node",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="volumes",
+                        to="portal.node",
+                    ),
+                ),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="volumes",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="volumes",
+                        to="portal.project",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='WorkspaceSession',
+            name="WorkspaceSession",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('cookie_sha256', models.CharField(max_length=64, unique=True)),
-                ('session_key', models.CharField(max_length=64)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('expires_at', models.DateTimeField()),
-                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.attempt')),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("cookie_sha256", models.CharField(max_length=64, unique=True)),
+                ("session_key", models.CharField(max_length=64)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField()),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="+", to="portal.attempt"
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='WorkspaceTicket',
+            name="WorkspaceTicket",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code_sha256', models.CharField(max_length=64, unique=True)),
-                ('session_key', models.CharField(max_length=64)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('expires_at', models.DateTimeField()),
-                ('used_at', models.DateTimeField(blank=True, null=True)),
-                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.attempt')),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("code_sha256", models.CharField(max_length=64, unique=True)),
+                ("session_key", models.CharField(max_length=64)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField()),
+                ("used_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="+", to="portal.attempt"
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='AuditEntry',
+            name="AuditEntry",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(auto_now_add=True)),
-                ('actor_name', models.CharField(max_length=100)),
-                ('act', models.CharField(max_length=60)),
-                ('object_kind', models.CharField(max_length=40)),
-                ('object_id', models.CharField(max_length=64)),
-                ('object_name', models.CharField(blank=True, max_length=200)),
-                ('before', models.JSONField(null=True)),
-                ('after', models.JSONField(null=True)),
-                ('reason', models.CharField(blank=True, max_length=500)),
-                ('address', models.GenericIPAddressField(null=True)),
-                ('actor', models.ForeignKey(db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField(auto_now_add=True)),
+                ("actor_name", models.CharField(max_length=100)),
+                ("act", models.CharField(max_length=60)),
+                ("object_kind", models.CharField(max_length=40)),
+                ("object_id", models.CharField(max_length=64)),
+                ("object_name", models.CharField(blank=True, max_length=200)),
+                ("before", models.JSONField(null=True)),
+                ("after", models.JSONField(null=True)),
+                ("reason", models.CharField(blank=True, max_length=500)),
+                ("address", models.GenericIPAddressField(null=True)),
+                (
+                    "actor",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-id'],
-                'indexes': [models.Index(fields=['object_kind', 'object_id'], name='audit_by_object')],
+                "ordering": ["-id"],
+                "indexes": [models.Index(fields=["object_kind", "object_id"], name="audit_by_object")],
             },
         ),
         migrations.CreateModel(
-            name='IdempotencyKey',
+            name="IdempotencyKey",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('key', models.CharField(max_length=255)),
-                ('route', models.CharField(max_length=200)),
-                ('body_sha256', models.CharField(max_length=64)),
-                ('status', models.PositiveSmallIntegerField(null=True)),
-                ('body', models.JSONField(null=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("key", models.CharField(max_length=255)),
+                ("route", models.CharField(max_length=200)),
+                ("body_sha256", models.CharField(max_length=64)),
+                ("status", models.PositiveSmallIntegerField(null=True)),
+                ("body", models.JSONField(null=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('user', 'key'), name='idempotency_once')],
+                "constraints": [models.UniqueConstraint(fields=("user", "key"), name="idempotency_once")],
             },
         ),
         migrations.CreateModel(
-            name='JobEvent',
+            name="JobEvent",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(auto_now_add=True)),
-                ('kind', models.CharField(max_length=40)),
-                ('before', models.CharField(blank=True, max_length=14)),
-                ('after', models.CharField(blank=True, max_length=14)),
-                ('reason', models.CharField(blank=True, max_length=40)),
-                ('sentence', models.CharField(blank=True, max_length=1000)),
-                ('actor', models.CharField(blank=True, max_length=200)),
-                ('facts', models.JSONField(default=dict)),
-                ('attempt', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='events', to='portal.attempt')),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='events', to='portal.job')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField(auto_now_add=True)),
+                ("kind", models.CharField(max_length=40)),
+                ("before", models.CharField(blank=True, max_length=14)),
+                ("after", models.CharField(blank=True, max_length=14)),
+                ("reason", models.CharField(blank=True, max_length=40)),
+                ("sentence", models.CharField(blank=True, max_length=1000)),
+                ("actor", models.CharField(blank=True, max_length=200)),
+                ("facts", models.JSONField(default=dict)),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="events",
+                        to="portal.attempt",
+                    ),
+                ),
+                (
+                    "job",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="events", to="portal.job"
+                    ),
+                ),
             ],
             options={
-                'ordering': ['id'],
-                'indexes': [models.Index(fields=['job', 'id'], name='event_by_job')],
+                "ordering": ["id"],
+                "indexes": [models.Index(fields=["job", "id"], name="event_by_job")],
             },
         ),
         migrations.CreateModel(
-            name='Link',
+            name="Link",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(max_length=8)),
-                ('bandwidth_mib_s', models.PositiveIntegerField(null=True)),
-                ('gpu_a', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.gpu')),
-                ('gpu_b', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.gpu')),
-                ('node_a', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.node')),
-                ('node_b', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.node')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("kind", models.CharField(max_length=8)),
+                ("bandwidth_mib_s", models.PositiveIntegerField(null=True)),
+                (
+                    "gpu_a",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="portal.gpu",
+                    ),
+                ),
+                (
+                    "gpu_b",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="portal.gpu",
+                    ),
+                ),
+                (
+                    "node_a",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="portal.node",
+                    ),
+                ),
+                (
+                    "node_b",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="portal.node",
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['nvlink', 'pcie', 'rack', 'fabric'])), name='link_kind')],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("kind__in", ["nvlink", "pcie", "rack", "fabric"])),
+                        name="link_kind",
+                    )
+                ],
             },
         ),
         migrations.AddConstraint(
-            model_name='gpu',
-            constraint=models.CheckConstraint(condition=models.Q(('used_milli__gte', 0), ('used_milli__lte', 1000)), name='gpu_used_milli'),
+            model_name="gpu",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("used_milli__gte", 0), ("used_milli__lte", 1000)), name="gpu_used_milli"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='gpu',
-            constraint=models.CheckConstraint(condition=models.Q(('health__in', ['ok', 'lost', 'quarantined'])), name='gpu_health'),
+            model_name="gpu",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("health__in", ["ok", "lost", "quarantined"])), name="gpu_health"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='environmentonnode',
-            constraint=models.UniqueConstraint(fields=('environment', 'node'), name='environment_on_node_once'),
+            model_name="environmentonnode",
+            constraint=models.UniqueConstraint(
+                fields=("environment", "node"), name="environment_on_node_once"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='environmentonnode',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['present', 'missing', 'loading', 'failed'])), name='environment_on_node_state'),
+            model_name="environmentonnode",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("state__in", ["present", "missing", "loading", "failed"])),
+                name="environment_on_node_state",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['enrolling', 'ready', 'cordoned', 'drained', 'retired'])), name='node_state'),
+            model_name="node",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("state__in", ["enrolling", "ready", "cordoned", "drained", "retired"])),
+                name="node_state",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(('link__in', ['ssh', 'local'])), name='node_link'),
+            model_name="node",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("link__in", ["ssh", "local"])), name="node_link"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(('runtime__in', ['podman', 'docker', 'process'])), name='node_runtime'),
+            model_name="node",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("runtime__in", ["podman", "docker", "process"])), name="node_runtime"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='node',
-            constraint=models.UniqueConstraint(condition=models.Q(models.Q(('host', ''), _negated=True), models.Q(('state', 'retired'), _negated=True)), fields=('host', 'port'), name='node_address_once'),
+            model_name="node",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(
+                    models.Q(("host", ""), _negated=True), models.Q(("state", "retired"), _negated=True)
+                ),
+                fields=("host", "port"),
+                name="node_address_once",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='attempt',
-            constraint=models.UniqueConstraint(fields=('job', 'number'), name='attempt_number_once'),
+            model_name="attempt",
+            constraint=models.UniqueConstraint(fields=("job", "number"), name="attempt_number_once"),
         ),
         migrations.AddConstraint(
-            model_name='attempt',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['CONFIGURING', 'RUNNING', 'COMPLETING', 'COMPLETED', 'FAILED', 'CANCELLED', 'TIMEOUT', 'NODE_FAIL', 'PREEMPTED', 'OUT_OF_MEMORY', 'SUSPENDED'])), name='attempt_state'),
+            model_name="attempt",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    (
+                        "state__in",
+                        [
+                            "CONFIGURING",
+                            "RUNNING",
+                            "COMPLETING",
+                            "COMPLETED",
+                            "FAILED",
+                            "CANCELLED",
+                            "TIMEOUT",
+                            "NODE_FAIL",
+                            "PREEMPTED",
+                            "OUT_OF_MEMORY",
+                            "SUSPENDED",
+                        ],
+                    )
+                ),
+                name="attempt_state",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='attempt',
-            constraint=models.UniqueConstraint(condition=models.Q(('state__in', ['CONFIGURING', 'RUNNING', 'COMPLETING'])), fields=('job',), name='attempt_one_live'),
+            model_name="attempt",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("state__in", ["CONFIGURING", "RUNNING", "COMPLETING"])),
+                fields=("job",),
+                name="attempt_one_live",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='project',
-            constraint=models.CheckConstraint(condition=models.Q(('parent__isnull', True), models.Q(('parent', models.F('id')), _negated=True), _connector='OR'), name='project_not_its_own_parent'),
+            model_name="project",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("parent__isnull", True),
+                    models.Q(("parent", models.F("id")), _negated=True),
+                    _connector="OR",
+                ),
+                name="project_not_its_own_parent",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.UniqueConstraint(fields=('user', 'project'), name='membership_once'),
+            model_name="membership",
+            constraint=models.UniqueConstraint(fields=("user", "project"), name="membership_once"),
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.CheckConstraint(condition=models.Q(('role__in', ['viewer', 'member', 'manager'])), name='membership_role'),
+            model_name="membership",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("role__in", ["viewer", "member", "manager"])), name="membership_role"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='quota',
-            constraint=models.UniqueConstraint(fields=('project', 'pool'), name='quota_once'),
+            model_name="quota",
+            constraint=models.UniqueConstraint(fields=("project", "pool"), name="quota_once"),
         ),
         migrations.AddConstraint(
-            model_name='quota',
-            constraint=models.CheckConstraint(condition=models.Q(('weight__gte', 0)), name='quota_weight_not_negative'),
+            model_name="quota",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("weight__gte", 0)), name="quota_weight_not_negative"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='quota',
-            constraint=models.CheckConstraint(condition=models.Q(('limit_milli__isnull', True), ('limit_milli__gte', models.F('guaranteed_milli')), _connector='OR'), name='quota_limit_holds_guaranteed'),
+            model_name="quota",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("limit_milli__isnull", True),
+                    ("limit_milli__gte", models.F("guaranteed_milli")),
+                    _connector="OR",
+                ),
+                name="quota_limit_holds_guaranteed",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='reservation',
-            constraint=django.contrib.postgres.constraints.ExclusionConstraint(condition=models.Q(('cancelled_at__isnull', True)), expressions=[('gpu', '='), ('during', '&&')], name='reservation_gpu_once_at_a_time'),
+            model_name="reservation",
+            constraint=django.contrib.postgres.constraints.ExclusionConstraint(
+                condition=models.Q(("cancelled_at__isnull", True)),
+                expressions=[("gpu", "="), ("during", "&&")],
+                name="reservation_gpu_once_at_a_time",
+            ),
         ),
         migrations.AddIndex(
-            model_name='task',
-            index=models.Index(condition=models.Q(('gone', False)), fields=['node'], name='task_held_on_node'),
+            model_name="task",
+            index=models.Index(
+                condition=models.Q(("gone", False)), fields=["node"], name="task_held_on_node"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='task',
-            constraint=models.UniqueConstraint(fields=('attempt', 'rank'), name='task_rank_once'),
+            model_name="task",
+            constraint=models.UniqueConstraint(fields=("attempt", "rank"), name="task_rank_once"),
         ),
         migrations.AddConstraint(
-            model_name='task',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['CONFIGURING', 'RUNNING', 'COMPLETING', 'COMPLETED', 'FAILED', 'CANCELLED', 'TIMEOUT', 'NODE_FAIL', 'PREEMPTED', 'OUT_OF_MEMORY', 'SUSPENDED'])), name='task_state'),
+            model_name="task",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    (
+                        "state__in",
+                        [
+                            "CONFIGURING",
+                            "RUNNING",
+                            "COMPLETING",
+                            "COMPLETED",
+                            "FAILED",
+                            "CANCELLED",
+                            "TIMEOUT",
+                            "NODE_FAIL",
+                            "PREEMPTED",
+                            "OUT_OF_MEMORY",
+                            "SUSPENDED",
+                        ],
+                    )
+                ),
+                name="task_state",
+            ),
         ),
         migrations.AddIndex(
-            model_name='allocation',
-            index=models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['gpu'], name='allocation_live'),
+            model_name="allocation",
+            index=models.Index(
+                condition=models.Q(("ended_at__isnull", True)), fields=["gpu"], name="allocation_live"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='allocation',
-            constraint=models.CheckConstraint(condition=models.Q(('milli__gte', 1), ('milli__lte', 1000)), name='allocation_milli'),
+            model_name="allocation",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("milli__gte", 1), ("milli__lte", 1000)), name="allocation_milli"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='allocation',
-            constraint=models.CheckConstraint(condition=models.Q(('whole', False), ('milli', 1000), _connector='OR'), name='allocation_whole_is_1000'),
+            model_name="allocation",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("whole", False), ("milli", 1000), _connector="OR"),
+                name="allocation_whole_is_1000",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='allocation',
-            constraint=models.UniqueConstraint(condition=models.Q(('ended_at__isnull', True), ('whole', True)), fields=('gpu',), name='allocation_whole_alone'),
+            model_name="allocation",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("ended_at__isnull", True), ("whole", True)),
+                fields=("gpu",),
+                name="allocation_whole_alone",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='allocation',
-            constraint=models.UniqueConstraint(fields=('task', 'gpu'), name='allocation_once'),
+            model_name="allocation",
+            constraint=models.UniqueConstraint(fields=("task", "gpu"), name="allocation_once"),
         ),
         migrations.AddConstraint(
-            model_name='allocation',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('ended_at__isnull', True), ('proof', '')), models.Q(('ended_at__isnull', False), models.Q(('proof', ''), _negated=True)), _connector='OR'), name='allocation_ends_with_proof'),
+            model_name="allocation",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("ended_at__isnull", True), ("proof", "")),
+                    models.Q(("ended_at__isnull", False), models.Q(("proof", ""), _negated=True)),
+                    _connector="OR",
+                ),
+                name="allocation_ends_with_proof",
+            ),
         ),
         migrations.AddIndex(
-            model_name='job',
-            index=models.Index(fields=['state', 'id'], name='job_by_state'),
+            model_name="job",
+            index=models.Index(fields=["state", "id"], name="job_by_state"),
         ),
         migrations.AddIndex(
-            model_name='job',
-            index=models.Index(fields=['owner', '-id'], name='job_by_owner'),
+            model_name="job",
+            index=models.Index(fields=["owner", "-id"], name="job_by_owner"),
         ),
         migrations.AddIndex(
-            model_name='job',
-            index=models.Index(fields=['project', '-id'], name='job_by_project'),
+            model_name="job",
+            index=models.Index(fields=["project", "-id"], name="job_by_project"),
         ),
         migrations.AddIndex(
-            model_name='job',
-            index=models.Index(condition=models.Q(('state__in', ['PENDING', 'RUNNING', 'SUSPENDED'])), fields=['id'], name='job_live'),
+            model_name="job",
+            index=models.Index(
+                condition=models.Q(("state__in", ["PENDING", "RUNNING", "SUSPENDED"])),
+                fields=["id"],
+                name="job_live",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['PENDING', 'RUNNING', 'SUSPENDED', 'COMPLETED', 'FAILED', 'CANCELLED', 'TIMEOUT'])), name='job_state'),
+            model_name="job",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    (
+                        "state__in",
+                        ["PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"],
+                    )
+                ),
+                name="job_state",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('kind__in', ['workspace', 'training', 'service'])), name='job_kind'),
+            model_name="job",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("kind__in", ["workspace", "training", "service"])), name="job_kind"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('desired__in', ['run', 'cancelled', 'suspended'])), name='job_desired'),
+            model_name="job",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("desired__in", ["run", "cancelled", "suspended"])), name="job_desired"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('tasks__gte', 1)), name='job_tasks'),
+            model_name="job",
+            constraint=models.CheckConstraint(condition=models.Q(("tasks__gte", 1)), name="job_tasks"),
         ),
         migrations.AddConstraint(
-            model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('milli_per_gpu__gte', 1), ('milli_per_gpu__lte', 1000)), name='job_milli_per_gpu'),
+            model_name="job",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("milli_per_gpu__gte", 1), ("milli_per_gpu__lte", 1000)),
+                name="job_milli_per_gpu",
+            ),
         ),
         migrations.AddIndex(
-            model_name='usageledger',
-            index=models.Index(fields=['project', 'started_at'], name='usage_by_project'),
+            model_name="usageledger",
+            index=models.Index(fields=["project", "started_at"], name="usage_by_project"),
         ),
         migrations.AddIndex(
-            model_name='usageledger',
-            index=models.Index(fields=['ended_at'], name='usage_by_end'),
+            model_name="usageledger",
+            index=models.Index(fields=["ended_at"], name="usage_by_end"),
         ),
         migrations.AddIndex(
-            model_name='usageminute',
-            index=models.Index(fields=['minute'], name='usage_minute_by_time'),
+            model_name="usageminute",
+            index=models.Index(fields=["minute"], name="usage_minute_by_time"),
         ),
         migrations.AddConstraint(
-            model_name='usageminute',
-            constraint=models.UniqueConstraint(fields=('node', 'minute'), name='usage_minute_once'),
+            model_name="usageminute",
+            constraint=models.UniqueConstraint(fields=("node", "minute"), name="usage_minute_once"),
         ),
         migrations.AddConstraint(
-            model_name='volume',
-            constraint=models.CheckConstraint(condition=models.Q(('kind__in', ['home', 'path'])), name='volume_kind'),
+            model_name="volume",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("kind__in", ["home", "path"])), name="volume_kind"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='volume',
-            constraint=models.CheckConstraint(condition=models.Q(('reach__in', ['node', 'shared'])), name='volume_reach'),
+            model_name="volume",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("reach__in", ["node", "shared"])), name="volume_reach"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='volume',
-            constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home')), fields=('owner',), name='volume_one_home'),
+            model_name="volume",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("kind", "home")), fields=("owner",), name="volume_one_home"
+            ),
         ),
     ]

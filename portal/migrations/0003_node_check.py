@@ -7,27 +7,61 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0002_rules'),
+        ("portal", "0002_rules"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='NodeCheck',
+            name="NodeCheck",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('kind', models.CharField(default='test', max_length=8)),
-                ('started_at', models.DateTimeField(auto_now_add=True)),
-                ('finished_at', models.DateTimeField(blank=True, null=True)),
-                ('ok', models.BooleanField(null=True)),
-                ('steps', models.JSONField(default=list, help_text='[{name, ok, sentence, seconds}] in the order they finished.')),
-                ('actor', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='checks', to='portal.node')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                ("kind", models.CharField(default="test", max_length=8)),
+                ("started_at", models.DateTimeField(auto_now_add=True)),
+                ("finished_at", models.DateTimeField(blank=True, null=True)),
+                ("ok", models.BooleanField(null=True)),
+                (
+                    "steps",
+                    models.JSONField(
+                        default=list, help_text="[{name, ok, sentence, seconds}] in the order they finished."
+                    ),
+                ),
+                (
+                    "actor",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "node",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="checks", to="portal.node"
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['test', 'enrol'])), name='node_check_kind')],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("kind__in", ["test", "enrol"])), name="node_check_kind"
+                    )
+                ],
             },
         ),
     ]

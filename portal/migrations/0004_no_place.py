@@ -4,19 +4,20 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0003_node_check'),
+        ("portal", "0003_node_check"),
     ]
 
     operations = [
         migrations.RemoveField(
-            model_name='standing',
-            name='place',
+            model_name="standing",
+            name="place",
         ),
         migrations.AlterField(
-            model_name='quota',
-            name='weight',
-            field=models.FloatField(default=1.0, help_text='Share of what others leave, beside other weights.'),
+            model_name="quota",
+            name="weight",
+            field=models.FloatField(
+                default=1.0, help_text="Share of what others leave, beside other weights."
+            ),
         ),
     ]

@@ -5,29 +5,61 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0007_policy'),
+        ("portal", "0007_policy"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='FailedCycle',
+            name="FailedCycle",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
-                ('first_at', models.DateTimeField()),
-                ('last_at', models.DateTimeField()),
-                ('times', models.PositiveIntegerField(default=1, help_text='Cycles that failed alike, one after the other.')),
-                ('kind', models.CharField(help_text='snapshot, policy or fault.', max_length=12)),
-                ('field', models.CharField(blank=True, help_text='What of the snapshot or policy is wrong.', max_length=300)),
-                ('sentence', models.CharField(max_length=1000)),
-                ('woken_by', models.CharField(max_length=40)),
-                ('content', models.BinaryField(help_text='Snapshot and policy as gzip JSON; empty if it could not be saved.')),
-                ('size_bytes', models.PositiveIntegerField(default=0)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "public_id",
+                    portal.models.public_id.PublicIdField(
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
+                    ),
+                ),
+                ("first_at", models.DateTimeField()),
+                ("last_at", models.DateTimeField()),
+                (
+                    "times",
+                    models.PositiveIntegerField(
+                        default=1, help_text="Cycles that failed alike, one after the other."
+                    ),
+                ),
+                ("kind", models.CharField(help_text="snapshot, policy or fault.", max_length=12)),
+                (
+                    "field",
+                    models.CharField(
+                        blank=True, help_text="What of the snapshot or policy is wrong.", max_length=300
+                    ),
+                ),
+                ("sentence", models.CharField(max_length=1000)),
+                ("woken_by", models.CharField(max_length=40)),
+                (
+                    "content",
+                    models.BinaryField(
+                        help_text="Snapshot and policy as gzip JSON; empty if it could not be saved."
+                    ),
+                ),
+                ("size_bytes", models.PositiveIntegerField(default=0)),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['snapshot', 'policy', 'fault'])), name='failed_cycle_kind')],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("kind__in", ["snapshot", "policy", "fault"])),
+                        name="failed_cycle_kind",
+                    )
+                ],
             },
         ),
     ]

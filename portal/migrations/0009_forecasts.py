@@ -5,51 +5,104 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0008_failed_cycles'),
+        ("portal", "0008_failed_cycles"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='standing',
-            name='foreseen_at',
-            field=models.DateTimeField(blank=True, help_text='When the interval was made.', null=True),
+            model_name="standing",
+            name="foreseen_at",
+            field=models.DateTimeField(blank=True, help_text="When the interval was made.", null=True),
         ),
         migrations.AddField(
-            model_name='standing',
-            name='p10_at',
-            field=models.DateTimeField(blank=True, help_text='Start interval; None: no estimate yet.', null=True),
+            model_name="standing",
+            name="p10_at",
+            field=models.DateTimeField(
+                blank=True, help_text="Start interval; None: no estimate yet.", null=True
+            ),
         ),
         migrations.AddField(
-            model_name='standing',
-            name='p50_at',
+            model_name="standing",
+            name="p50_at",
             field=models.DateTimeField(blank=True, null=True),
         ),
         migrations.AddField(
-            model_name='standing',
-            name='p90_at',
+            model_name="standing",
+            name="p90_at",
             field=models.DateTimeField(blank=True, null=True),
         ),
         migrations.CreateModel(
-            name='Forecast',
+            name="Forecast",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('made_at', models.DateTimeField()),
-                ('at_submit', models.BooleanField(default=False)),
-                ('p10_at', models.DateTimeField()),
-                ('p50_at', models.DateTimeField()),
-                ('p90_at', models.DateTimeField()),
-                ('code', models.CharField(blank=True, help_text='Its verdict then.', max_length=32)),
-                ('ahead', models.JSONField(default=list, help_text='The jobs ahead that the verdict named then.')),
-                ('started_at', models.DateTimeField(blank=True, help_text='When the job started, on the first one.', null=True)),
-                ('inside', models.BooleanField(help_text='None: not scored; the job waited less than a minute.', null=True)),
-                ('score_s', models.FloatField(help_text="Winkler's interval score, alpha 0.2, seconds; less is better.", null=True)),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='forecasts', to='portal.job')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("made_at", models.DateTimeField()),
+                ("at_submit", models.BooleanField(default=False)),
+                ("p10_at", models.DateTimeField()),
+                ("p50_at", models.DateTimeField()),
+                ("p90_at", models.DateTimeField()),
+                ("code", models.CharField(blank=True, help_text="Its verdict then.", max_length=32)),
+                (
+                    "ahead",
+                    models.JSONField(default=list, help_text="The jobs ahead that the verdict named then."),
+                ),
+                (
+                    "started_at",
+                    models.DateTimeField(
+                        blank=True, help_text="When the job started, on the first one.", null=True
+                    ),
+                ),
+                (
+                    "inside",
+                    models.BooleanField(
+                        help_text="None: not scored; the job waited less than a minute.", null=True
+                    ),
+                ),
+                (
+                    "score_s",
+                    models.FloatField(
+                        help_text="Winkler's interval score, alpha 0.2, seconds; less is better.", null=True
+                    ),
+                ),
+                (
+                    "job",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="forecasts", to="portal.job"
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['job', '-id'], name='forecast_of_job'), models.Index(condition=models.Q(('at_submit', True), ('started_at__isnull', True)), fields=['job'], name='forecast_unscored'), models.Index(condition=models.Q(('inside__isnull', False)), fields=['started_at'], name='forecast_scored')],
-                'constraints': [models.UniqueConstraint(condition=models.Q(('at_submit', True)), fields=('job',), name='forecast_one_at_submit'), models.CheckConstraint(condition=models.Q(('p10_at__lte', models.F('p50_at')), ('p50_at__lte', models.F('p90_at'))), name='forecast_in_order')],
+                "indexes": [
+                    models.Index(fields=["job", "-id"], name="forecast_of_job"),
+                    models.Index(
+                        condition=models.Q(("at_submit", True), ("started_at__isnull", True)),
+                        fields=["job"],
+                        name="forecast_unscored",
+                    ),
+                    models.Index(
+                        condition=models.Q(("inside__isnull", False)),
+                        fields=["started_at"],
+                        name="forecast_scored",
+                    ),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("at_submit", True)),
+                        fields=("job",),
+                        name="forecast_one_at_submit",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("p10_at__lte", models.F("p50_at")), ("p50_at__lte", models.F("p90_at"))
+                        ),
+                        name="forecast_in_order",
+                    ),
+                ],
             },
         ),
     ]

@@ -4,20 +4,19 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0009_forecasts'),
+        ("portal", "0009_forecasts"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Totals',
+            name="Totals",
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('counts', models.JSONField(default=dict)),
+                ("id", models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ("counts", models.JSONField(default=dict)),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='totals_one_row')],
+                "constraints": [models.CheckConstraint(condition=models.Q(("id", 1)), name="totals_one_row")],
             },
         ),
     ]

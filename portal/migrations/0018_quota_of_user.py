@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0022_reservations")]
+    dependencies = [("portal", "0017_gpu_kinds")]
 
     operations = [
         migrations.AddField(

@@ -10,18 +10,26 @@ import portal.models.public_id
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0021_gpu_facts")]
+    dependencies = [("portal", "0015_gpu_facts")]
 
     operations = [
         migrations.DeleteModel(name="Reservation"),
         migrations.CreateModel(
             name="Reservation",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "public_id",
                     portal.models.public_id.PublicIdField(
-                        default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True
+                        default=portal.models.public_id.new_public_id,
+                        editable=False,
+                        max_length=16,
+                        unique=True,
                     ),
                 ),
                 ("name", models.CharField(max_length=100)),
@@ -64,10 +72,17 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ReservedNode",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "during",
-                    django.contrib.postgres.fields.ranges.DateTimeRangeField(help_text="That of its reservation."),
+                    django.contrib.postgres.fields.ranges.DateTimeRangeField(
+                        help_text="That of its reservation."
+                    ),
                 ),
                 ("live", models.BooleanField(default=True, help_text="False: the reservation is cancelled.")),
                 (

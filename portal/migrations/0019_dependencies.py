@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0030_quota_of_user")]
+    dependencies = [("portal", "0018_quota_of_user")]
 
     operations = [
         migrations.AddField(
