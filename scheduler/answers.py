@@ -28,7 +28,8 @@ from scheduler.core.cluster import (
 from scheduler.core.decide import would_start
 from scheduler.core.plan import Answer, Eviction, Verdict
 from scheduler.expectations import Expectations
-from scheduler.snapshot import ASKED, Photo, near_of, take_photo
+from scheduler.read_running import near_of
+from scheduler.snapshot import ASKED, Photo, take_photo
 from scheduler.standings import change_fields, verdict_fields
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,207 @@
+"""Reads pools, nodes, projects and what they were promised out of the record, as rows of a photograph."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.db.models import Exists, OuterRef, Q
+
+from portal.models import (
+    Allocation,
+    Gpu,
+    Node,
+    NodePool,
+    Project,
+    Quota,
+    Reservation,
+    Topology,
+)
+from portal.selectors.past_use import past_use
+from portal.words.states import GpuHealth, NodeState
+from scheduler.album import Built, Known, marks_of
+from scheduler.core.cluster import (
+    GpuRow,
+    GpuUuid,
+    NodeId,
+    NodeRow,
+    PoolId,
+    PoolRow,
+    ProjectId,
+    ProjectRow,
+    QuotaRow,
+    ReservationRow,
+    TopologyRow,
+    UsageRow,
+    UserId,
+)
+from scheduler.core.policy import Policy, PolicyError
+from scheduler.read_running import Holding
+
+
+def read_pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
+    """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``."""
+    found = []
+    for id_, name, own in NodePool.objects.order_by("name").values_list("public_id", "name", "policy"):
+        try:
+            Policy.of({**knobs, **own})
+        except PolicyError as wrong:
+            raise PolicyError(wrong.field, f"in pool {name}: {wrong.message}") from wrong
+        placement = own.get("placement")
+        found.append(PoolRow(PoolId(id_), name, placement, tuple(sorted(own.items()))))
+    return tuple(found)
+
+
+def read_gpus(known: Known[tuple[GpuRow, ...]]) -> dict[int, tuple[GpuRow, ...]]:
+    """GPUs by their node's row number; one that its node no longer names stays while it is held.
+
+    Who holds a GPU alone is known with its row, which moves with each allocation (law 4).
+    """
+    return known.read(
+        marks_of(
+            "SELECT node_id, string_agg(id::text || ':' || xmin::text, ' ' ORDER BY index, id)"
+            "  FROM portal_gpu WHERE present OR used_milli > 0 GROUP BY node_id"
+        ),
+        _gpus_of,
+    )
+
+
+def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, ...]]]:
+    rows = Gpu.objects.filter(Q(present=True) | Q(used_milli__gt=0)).order_by("node_id", "index", "id")
+    alone = Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True))
+    chosen = rows if nodes is None else rows.filter(node__in=nodes)
+    for node, gpus in groupby(chosen.annotate(alone=alone), key=lambda gpu: gpu.node_id):
+        yield (
+            node,
+            tuple(
+                GpuRow(
+                    uuid=GpuUuid(gpu.uuid),
+                    index=gpu.index,
+                    model=gpu.model,
+                    memory_mib=gpu.memory_mib,
+                    used_milli=gpu.used_milli,
+                    whole=gpu.alone,
+                    healthy=gpu.present and gpu.health == GpuHealth.OK.value,
+                    island=gpu.island,
+                    mig_profile=gpu.mig_profile or None,
+                    compute_capability=gpu.compute_capability,
+                )
+                for gpu in gpus
+            ),
+        )
+
+
+def read_nodes(
+    gpus: dict[int, tuple[GpuRow, ...]],
+    held: Iterable[Holding],
+    built: Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow],
+) -> tuple[tuple[NodeRow, ...], dict[str, str]]:
+    """Node rows, and the runtime of each node by its id."""
+    cpu: dict[int, int] = defaultdict(int)
+    memory: dict[int, int] = defaultdict(int)
+    for attempt in held:
+        for node_id in attempt.nodes:
+            cpu[node_id] += attempt.row["job__cpu_milli"]
+            memory[node_id] += attempt.row["job__memory_mib"]
+    away = {NodeState.RETIRED.value, NodeState.ENROLLING.value}
+    rows = {
+        node.id: (node, gpus.get(node.id, ()), cpu[node.id], memory[node.id])
+        for node in Node.objects.order_by("name").values_list(
+            "id",
+            "public_id",
+            "name",
+            "pool__public_id",
+            "state",
+            "reachable",
+            "cpu_milli",
+            "memory_mib",
+            "runtime",
+            "labels",
+            named=True,
+        )
+        if node.state not in away or node.id in cpu
+    }
+    runtimes = {node.public_id: node.runtime for node, *_ in rows.values()}
+    return built.of(rows, None, lambda _, row: node_row(*row)), runtimes
+
+
+def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
+    """One node as the decision sees it."""
+    return NodeRow(
+        id=NodeId(node.public_id),
+        name=node.name,
+        pool=PoolId(node.pool__public_id),
+        schedulable=node.state == NodeState.READY.value,
+        reachable=node.reachable,
+        cpu_milli=node.cpu_milli,
+        cpu_used_milli=cpu_used_milli,
+        memory_mib=node.memory_mib,
+        memory_used_mib=memory_used_mib,
+        gpus=gpus,
+        labels=tuple(sorted(node.labels.items())),
+    )
+
+
+def read_topologies() -> tuple[TopologyRow, ...]:
+    rows = Topology.objects.order_by("name").values_list("name", "levels")
+    return tuple(TopologyRow(name, tuple(levels)) for name, levels in rows)
+
+
+def read_reservations(now_s: float, nodes: tuple[NodeRow, ...]) -> tuple[ReservationRow, ...]:
+    """What is reserved now or later, of the nodes that the photograph shows."""
+    shown = {node.id for node in nodes}
+    rows = (
+        Reservation.objects.filter(
+            cancelled_at__isnull=True, during__endswith__gt=dt.datetime.fromtimestamp(now_s, dt.UTC)
+        )
+        .annotate(
+            node_ids=ArrayAgg("reserved__node__public_id", distinct=True),
+            project_ids=ArrayAgg(
+                "projects__public_id", distinct=True, filter=Q(projects__isnull=False), default=[]
+            ),
+        )
+        .order_by("id")
+        .values_list("public_id", "name", "during", "node_ids", "project_ids")
+    )
+    found = []
+    for id_, name, during, node_ids, project_ids in rows:
+        if inside := tuple(NodeId(node) for node in node_ids if node in shown):
+            projects = tuple(map(ProjectId, project_ids))
+            begin_s, end_s = during.lower.timestamp(), during.upper.timestamp()
+            found.append(ReservationRow(id_, name, inside, projects, begin_s, end_s))
+    return tuple(found)
+
+
+def read_projects() -> tuple[ProjectRow, ...]:
+    rows = Project.objects.order_by("id").values_list("public_id", "name", "parent__public_id", "created_at")
+    return tuple(
+        ProjectRow(ProjectId(id_), name, ProjectId(parent) if parent else None, created.timestamp())
+        for id_, name, parent, created in rows
+    )
+
+
+def read_quotas() -> tuple[QuotaRow, ...]:
+    rows = Quota.objects.order_by("id").values_list(
+        "project__public_id",
+        "pool__public_id",
+        "guaranteed_milli",
+        "limit_milli",
+        "weight",
+        "priority",
+        "user_limit_milli",
+    )
+    return tuple(
+        QuotaRow(ProjectId(row[0]), PoolId(row[1]), *row[2:6], user_limit_milli=row[6]) for row in rows
+    )
+
+
+def read_usage(now_s: float, half_life_s: float) -> tuple[UsageRow, ...]:
+    """GPU-seconds by project, pool and person, each second halved once for every half-life since it passed."""
+    return tuple(
+        UsageRow(ProjectId(row.project), PoolId(row.pool), UserId(row.user), row.gpu_seconds)
+        for row in past_use(now_s, half_life_s)
+    )

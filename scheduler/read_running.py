@@ -1,0 +1,193 @@
+"""Reads the jobs that hold places out of the record, as rows of a photograph."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Case, F, Q, When
+
+from portal.models import (
+    Allocation,
+    Attempt,
+    Job,
+    Task,
+    Volume,
+)
+from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState, RuntimeKind
+from scheduler.album import Built, Known, marks_of
+from scheduler.core.cluster import (
+    GpuShare,
+    GpuUuid,
+    JobId,
+    Near,
+    NodeId,
+    PoolId,
+    ProjectId,
+    RunningRow,
+    RunningTask,
+    UserId,
+)
+from scheduler.keeps import Kept, kept_tasks
+
+_PROMISE_STANDS = Q(
+    stop_for__state=JobState.PENDING.value,
+    stop_for__desired=Desired.RUN.value,
+    stop_for__attempts_made=F("stop_for_after"),
+)
+_LIVE = tuple(state.value for state in ATTEMPT_LIVE)
+_MAY_KEEP = (JobState.PENDING.value, JobState.RUNNING.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """An attempt that may hold places: its columns with its job's, and its tasks whose container may live."""
+
+    row: dict[str, Any]
+    tasks: tuple[RunningTask, ...]
+    nodes: tuple[int, ...]
+    """Row numbers of the nodes of ``tasks``."""
+
+
+def read_holdings(known: Known[Holding]) -> dict[int, Holding]:
+    """Attempts that may hold places, by row number.
+
+    What a task holds begins with it and ends when it is gone, so it is known with the tasks that are not.
+    """
+    return known.read(
+        marks_of(
+            "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin, winner.xmin, (SELECT"
+            "       string_agg(id::text || ':' || node_id::text, ' ' ORDER BY rank)"
+            "       FROM portal_task WHERE attempt_id = attempt.id AND NOT gone))"
+            "  FROM portal_attempt attempt JOIN portal_job job ON job.id = attempt.job_id"
+            "  LEFT JOIN portal_job winner ON winner.id = attempt.stop_for_id"
+            " WHERE attempt.state = ANY(%s) ORDER BY attempt.id",
+            [list(_LIVE)],
+        ),
+        _read,
+    )
+
+
+def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
+    live = Attempt.objects.filter(state__in=_LIVE)
+    chosen = live if attempts is None else live.filter(pk__in=attempts)
+    shares: dict[int, list[GpuShare]] = defaultdict(list)
+    for task, uuid, milli in (
+        Allocation.objects.filter(ended_at__isnull=True, task__attempt__in=chosen)
+        .order_by("gpu__index")
+        .values_list("task_id", "gpu__uuid", "milli")
+    ):
+        shares[task].append(GpuShare(GpuUuid(uuid), milli))
+    tasks: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+    for id_, attempt, node, node_id in (
+        Task.objects.filter(gone=False, attempt__in=chosen)
+        .order_by("attempt_id", "rank")
+        .values_list("id", "attempt_id", "node_id", "node__public_id")
+    ):
+        tasks[attempt].append((id_, node, node_id))
+    promised_to = Case(When(_PROMISE_STANDS, then=F("stop_for__public_id")), default=None)
+    for row in chosen.annotate(promised_to=promised_to).values(
+        "id",
+        "created_at",
+        "stop_wanted_at",
+        "promised_to",
+        "pool__public_id",
+        "job__public_id",
+        "job__name",
+        "job__project__public_id",
+        "job__owner__public_id",
+        "job__priority",
+        "job__preemptible",
+        "job__time_limit_s",
+        "job__gpu_model",
+        "job__min_gpu_memory_mib",
+        "job__near",
+        "job__mig_profile",
+        "job__min_compute_capability",
+        "job__submitted_at",
+        "job__kind",
+        "job__environment_id",
+        "job__kept",
+        "job__cpu_milli",
+        "job__memory_mib",
+    ):
+        mine = tasks[row["id"]]
+        each = row["job__cpu_milli"], row["job__memory_mib"]
+        places = (RunningTask(NodeId(node), tuple(shares.get(id_, ())), *each) for id_, _, node in mine)
+        yield row["id"], Holding(dict(row), tuple(places), tuple(node for _, node, _ in mine))
+
+
+def read_running(
+    held: dict[int, Holding],
+    runs: dict[int, str],
+    unfit: dict[str, tuple[NodeId, ...]],
+    homes: dict[str, NodeId],
+    built: Built[Holding, RunningRow],
+) -> tuple[RunningRow, ...]:
+    """Jobs that hold places, with what a new place must offer if one is moved."""
+
+    def make(_: int, attempt: Holding) -> RunningRow:
+        row = attempt.row
+        home = home_of(row["job__kind"], row["job__owner__public_id"], homes)
+        return running_row(attempt, unfit[runs[row["job__environment_id"]]], home)
+
+    return built.of(held, (runs, unfit, homes), make)
+
+
+def running_row(attempt: Holding, avoid: tuple[NodeId, ...], home: NodeId | None) -> RunningRow:
+    """One job that holds places as the decision sees it."""
+    row = attempt.row
+    return RunningRow(
+        job=JobId(row["job__public_id"]),
+        project=ProjectId(row["job__project__public_id"]),
+        user=UserId(row["job__owner__public_id"]),
+        pool=PoolId(row["pool__public_id"]),
+        priority=row["job__priority"],
+        preemptible=row["job__preemptible"],
+        started_s=row["created_at"].timestamp(),
+        time_limit_s=row["job__time_limit_s"],
+        tasks=attempt.tasks,
+        stopping=row["stop_wanted_at"] is not None,
+        stopping_for=JobId(row["promised_to"]) if row["promised_to"] else None,
+        name=row["job__name"],
+        gpu_model=row["job__gpu_model"] or None,
+        min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
+        near=near_of(row["job__near"]),
+        mig_profile=row["job__mig_profile"] or None,
+        min_compute_capability=row["job__min_compute_capability"],
+        submitted_s=row["job__submitted_at"].timestamp(),
+        avoid_nodes=avoid,
+        node_affinity=home,
+        kept=kept_tasks(row["job__kept"], row["job__cpu_milli"], row["job__memory_mib"]),
+    )
+
+
+def read_kept() -> dict[str, Kept]:
+    rows = Job.objects.filter(kept__isnull=False, state__in=_MAY_KEEP)
+    return {job: kept for job, kept in rows.values_list("public_id", "kept") if kept}
+
+
+def read_homes() -> dict[str, NodeId]:
+    rows = Volume.objects.filter(kind="home", reach="node", node__isnull=False, owner__isnull=False)
+    return {
+        str(owner): NodeId(node) for owner, node in rows.values_list("owner__public_id", "node__public_id")
+    }
+
+
+def home_of(kind: str, owner: str, homes: dict[str, NodeId]) -> NodeId | None:
+    """A workspace goes where its owner's home is."""
+    return homes.get(owner) if kind == JobKind.WORKSPACE.value else None
+
+
+def near_of(asked: dict[str, Any] | None) -> Near | None:
+    """How near to each other tasks stand, as the decision reads it."""
+    return Near(asked["topology"], asked.get("required"), asked.get("preferred")) if asked else None
+
+
+def unfit_nodes(kind: RuntimeKind, runtimes: dict[str, str]) -> tuple[NodeId, ...]:
+    """Nodes that cannot run environments of a kind; podman and docker run each other's images."""
+    containers = {RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value}
+    fit = containers if kind.value in containers else {kind.value}
+    return tuple(NodeId(node) for node, runtime in sorted(runtimes.items()) if runtime not in fit)

@@ -1,0 +1,145 @@
+"""Reads the jobs that wait out of the record, as rows of a photograph."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from portal.models import (
+    Job,
+)
+from portal.words.reasons import EndReason
+from portal.words.states import Desired, JobState
+from scheduler.album import Built, Known, marks_of
+from scheduler.awaited import waits_of
+from scheduler.core.cluster import (
+    JobId,
+    NodeId,
+    PendingRow,
+    PoolId,
+    PoolRow,
+    ProjectId,
+    UserId,
+)
+from scheduler.keeps import kept_tasks
+from scheduler.read_running import home_of, near_of
+
+_WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
+FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
+_PAUSED_AFTER = frozenset({EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL})
+
+
+def read_waiting(
+    pools: tuple[PoolRow, ...],
+    runs: dict[int, str],
+    unfit: dict[str, tuple[NodeId, ...]],
+    homes: dict[str, NodeId],
+    known: Known[dict[str, Any]],
+    built: Built[dict[str, Any], PendingRow],
+) -> tuple[tuple[PendingRow, ...], dict[str, int]]:
+    """Waiting jobs. Nodes that run another kind of environment are among those a job avoids."""
+    every_pool = tuple(pool.id for pool in pools)
+    avoided: dict[int, list[str]] = defaultdict(list)
+    for job, node in Job.avoid_nodes.through.objects.filter(job__in=_WAITING).values_list(
+        "job_id", "node__public_id"
+    ):
+        avoided[job].append(node)
+    waiting = known.read(
+        marks_of(
+            "SELECT id, xmin::text FROM portal_job WHERE state = %s AND desired = %s ORDER BY id",
+            [JobState.PENDING.value, Desired.RUN.value],
+        ),
+        _read,
+    )
+
+    def make(id_: int, row: dict[str, Any]) -> PendingRow:
+        home = home_of(row["kind"], row["owner__public_id"], homes)
+        return pending_row(row, every_pool, unfit[runs[row["environment_id"]]], avoided.get(id_, []), home)
+
+    pending = built.of(waiting, (every_pool, runs, unfit, homes, dict(avoided)), make)
+    if waits := waits_of(_WAITING):
+        told = zip(waiting, pending, strict=True)
+        pending = tuple(waits[id_].told(row) if id_ in waits else row for id_, row in told)
+    return pending, {row["public_id"]: id_ for id_, row in waiting.items()}
+
+
+def _read(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    chosen = _WAITING if jobs is None else Job.objects.filter(pk__in=jobs)
+    for row in chosen.values(
+        "id",
+        "public_id",
+        "name",
+        "kind",
+        "held",
+        "version",
+        "submitted_at",
+        "queued_at",
+        "reason",
+        "attempts_made",
+        "kept",
+        "priority",
+        "preemptible",
+        "tasks",
+        "gpus_per_task",
+        "milli_per_gpu",
+        "gpu_model",
+        "min_gpu_memory_mib",
+        "near",
+        "mig_profile",
+        "min_compute_capability",
+        "cpu_milli",
+        "memory_mib",
+        "time_limit_s",
+        "project__public_id",
+        "owner__public_id",
+        "pool__public_id",
+        "environment_id",
+    ):
+        yield row["id"], dict(row)
+
+
+def pending_row(
+    row: dict[str, Any],
+    every_pool: tuple[PoolId, ...],
+    avoid: tuple[NodeId, ...],
+    avoided: list[str],
+    home: NodeId | None,
+) -> PendingRow:
+    """One waiting job as the decision sees it; ``avoid`` are the nodes that cannot run its environment."""
+    return PendingRow(
+        job=JobId(row["public_id"]),
+        name=row["name"],
+        project=ProjectId(row["project__public_id"]),
+        user=UserId(row["owner__public_id"]),
+        pools=(PoolId(row["pool__public_id"]),) if row["pool__public_id"] else every_pool,
+        submitted_s=row["submitted_at"].timestamp(),
+        priority=row["priority"],
+        preemptible=row["preemptible"],
+        tasks=row["tasks"],
+        gpus_per_task=row["gpus_per_task"],
+        milli_per_gpu=row["milli_per_gpu"],
+        gpu_model=row["gpu_model"] or None,
+        min_gpu_memory_mib=row["min_gpu_memory_mib"],
+        cpu_milli=row["cpu_milli"],
+        memory_mib=row["memory_mib"],
+        time_limit_s=row["time_limit_s"],
+        held=row["held"],
+        not_before_s=_not_before_s(row),
+        avoid_nodes=(*avoid, *map(NodeId, avoided)) if avoided else avoid,
+        unfit_nodes=avoid,
+        node_affinity=home,
+        version=row["version"],
+        kept=kept_tasks(row["kept"], row["cpu_milli"], row["memory_mib"]),
+        near=near_of(row["near"]),
+        mig_profile=row["mig_profile"] or None,
+        min_compute_capability=row["min_compute_capability"],
+    )
+
+
+def _not_before_s(row: dict[str, Any]) -> float | None:
+    """When a job whose last start failed may be tried again: after 10, 20, 40 ... s, at most 5 minutes."""
+    if row["reason"] not in _PAUSED_AFTER:
+        return None
+    pause_s = min(FIRST_PAUSE_S * 2 ** max(0, row["attempts_made"] - 1), LAST_PAUSE_S)
+    return float(row["queued_at"].timestamp() + pause_s)
