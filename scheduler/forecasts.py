@@ -17,6 +17,7 @@ from django.utils import timezone
 from portal.events import announce
 from portal.models import Forecast, Job, Standing
 from scheduler import leases
+from scheduler.core.calibration import SCORED_FROM_S, interval_score
 from scheduler.core.cluster import JobId
 from scheduler.core.plan import StartInterval
 from scheduler.leases import Held
@@ -27,9 +28,6 @@ MOVED_BY = 0.2
 LEAST_MOVE_S = 60.0
 TOLD_AT_ONCE = 200
 """Open pages are told of at most this many new intervals at once; the others poll."""
-ALPHA = 0.2
-"""1 - ALPHA is the nominal coverage of an interval."""
-SCORED_FROM_S = 60.0
 FORECASTS_KEPT = dt.timedelta(days=90)
 SCORED_AT_ONCE = 2000
 _INTERVAL = ("foreseen_at", "p10_at", "p50_at", "p90_at")
@@ -122,12 +120,6 @@ def score_started() -> int:
                 )
         Forecast.objects.bulk_update(scored, ["started_at", "inside", "score_s"], batch_size=1000)
     return len(scored)
-
-
-def interval_score(low: float, high: float, came: float) -> float:
-    """Winkler's score: the width, and 2 / alpha times the distance by which it was missed; seconds."""
-    missed = max(0.0, low - came) + max(0.0, came - high)
-    return high - low + 2 / ALPHA * missed
 
 
 def _never_foreseen(jobs: list[int]) -> set[int]:

@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from django.db.models import F
 
 from portal.models import ClusterSettings, Forecast, Standing
+from scheduler.core.calibration import REMEMBERED, Calibration, Interval
 from scheduler.core.cluster import JobId, PendingRow
 from scheduler.core.decide import decide
-from scheduler.core.forecast import Calibration, Interval, Outlook
+from scheduler.core.forecast import Outlook
 from scheduler.core.plan import StartInterval
 from scheduler.expectations import Expectations
 from scheduler.forecasts import write_intervals
 from scheduler.snapshot import Photo, take_photo
 
-CALIBRATED_FROM = 20_000
 WITHIN_S = 20.0
 """One pass ends after this; who had no turn comes first in the next."""
 
@@ -86,11 +86,12 @@ def learned_calibration() -> Calibration:
         .order_by("-started_at")
         .values_list(
             F("job__tasks") * F("job__gpus_per_task") * F("job__milli_per_gpu"),
+            "made_at",
             "played_s",
             F("started_at") - F("made_at"),
-        )[:CALIBRATED_FROM]
+        )[:REMEMBERED]
     )
     calibration = Calibration()
-    for milli, played_s, waited in reversed(rows):
-        calibration.learn(milli, played_s, waited.total_seconds())
+    for milli, made_at, played_s, waited in reversed(rows):
+        calibration.learn(milli, made_at.timestamp(), played_s, waited.total_seconds())
     return calibration

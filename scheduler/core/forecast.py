@@ -1,11 +1,10 @@
-"""When a waiting job will start: the queue played forward with drawn durations, corrected by past forecasts.
+"""When a waiting job will start: the queue played forward with drawn durations.
 
 One play: running jobs end after drawn times; whoever ends gives its node GPUs back, and free GPUs go to the
 project that holds least of its share with its next job counted, in each project by turn, passing over what
 does not fit; a task stands on the node that it fills best. Jobs still to come are not known and not drawn.
-The plays give a median; how waits came out against such medians, for jobs of the same size that have started
-since, gives the interval around it (split conformal prediction on the ratio of wait to median; Papadopoulos
-et al. 2002): it is as wide as it has to be.
+The plays give a median; how past waits came out against such medians gives the interval around it
+(``calibration.py``).
 
 Everything is deterministic: draws are the fractions of ``job * golden ratio + play``, not random numbers.
 """
@@ -40,20 +39,11 @@ MOST_STEPS = 3_000
 """Ends looked at in one play; a job that has not started by then starts at the last of them."""
 
 GOLDEN = 0.618_033_988_749_895
-LOW, HIGH = 0.1, 0.9
-REMEMBERED = 1_000
-LEAST_REMEMBERED = 20
-SHORTEST_S = 30.0
-"""Medians below this are taken for this: ratios to almost nothing tell nothing."""
-
 UNKNOWN_S = 600.0
 """A job of which nothing is known runs so long, or as long again as it has."""
 
 LEAVING_S = 1.0
 """A job that is asked to leave is gone after this."""
-
-UNTAUGHT = (0.2, 5.0)
-"""The interval around a median of which nothing was learned yet."""
 
 
 class Holds(NamedTuple):
@@ -76,14 +66,6 @@ class Waits(NamedTuple):
     def milli(self) -> int:
         """Of the whole gang."""
         return sum(self.tasks)
-
-
-class Interval(NamedTuple):
-    """Seconds from now: nominal 80 % between ``p10_s`` and ``p90_s``."""
-
-    p10_s: float
-    p50_s: float
-    p90_s: float
 
 
 def parts(number: int, plays: int = PLAYS) -> list[float]:
@@ -211,30 +193,6 @@ class _Nodes:
         self._having[self._free[node]].remove(node)
         self._free[node] += milli
         self._having.setdefault(self._free[node], []).append(node)
-
-
-class Calibration:
-    """How waits came out against the medians forecast for them, for each size of job."""
-
-    def __init__(self) -> None:
-        self._ratios: dict[int, deque[float]] = {}
-
-    def learn(self, milli: int, median_s: float, waited_s: float) -> None:
-        """Remembers one forecast and what came of it."""
-        ratios = self._ratios.setdefault(milli, deque(maxlen=REMEMBERED))
-        ratios.append(waited_s / max(SHORTEST_S, median_s))
-
-    def interval(self, milli: int, median_s: float) -> Interval:
-        """The interval around a forecast median."""
-        median_s = max(SHORTEST_S, median_s)
-        known = self._ratios.get(milli, ())
-        if len(known) < LEAST_REMEMBERED:
-            return Interval(median_s * UNTAUGHT[0], median_s, median_s * UNTAUGHT[1])
-        ordered = sorted(known)
-        low, mid, high = (
-            ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (LOW, 0.5, HIGH)
-        )
-        return Interval(median_s * low, median_s * mid, median_s * high)
 
 
 class Outlook:

@@ -1,9 +1,8 @@
 """Forecasts while a trace is replayed: given at submit, scored when the job starts, against a plain baseline.
 
-Only jobs that waited at least a minute are scored, once, on the forecast given at submit. The score of an
-interval from l to u for a wait w is Winkler's: ``u - l``, and ``2/alpha`` times the distance when w lies
-outside; alpha is 0.2. The baseline always answers p10 to p90 of the last 500 waits of the same size that
-would have been scored too, which is the stricter of its readings.
+Only jobs that waited at least a minute are scored, once, on the forecast given at submit, by Winkler's score. The
+baseline always answers p10 to p90 of the last 500 waits of the same size that would have been scored too, which is
+the stricter of its readings.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import math
 from collections import deque
 from typing import Any
 
-from scheduler.core.cluster import JobId, PendingRow, RunningRow, Snapshot
-from scheduler.core.forecast import HIGH, LOW, Calibration, Interval, Outlook
+from scheduler.core.calibration import HIGH, LOW, SCORED_FROM_S, Calibration, Interval, interval_score
+from scheduler.core.cluster import WHOLE_MILLI, JobId, PendingRow, RunningRow, Snapshot
+from scheduler.core.forecast import Outlook
 from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
 from scheduler.core.predict import Durations
@@ -21,15 +21,7 @@ from scheduler.replay.clock import POOL, Watcher
 from scheduler.replay.predicting import kind_of
 from scheduler.replay.trace import TracedJob
 
-ALPHA = 0.2
-SCORED_FROM_S = 60.0
 BASELINE_WAITS = 500
-
-
-def winkler(low_s: float, high_s: float, waited_s: float) -> float:
-    """The interval score: smaller is better."""
-    outside_s = max(0.0, low_s - waited_s) + max(0.0, waited_s - high_s)
-    return high_s - low_s + 2.0 / ALPHA * outside_s
 
 
 class Forecasting(Watcher):
@@ -43,7 +35,7 @@ class Forecasting(Watcher):
         self._jobs: dict[JobId, TracedJob] = {}
         self._new: list[JobId] = []
         self._had_s: dict[JobId, float] = {}
-        self._forecasts: dict[JobId, tuple[float, Interval, tuple[float, float]]] = {}
+        self._forecasts: dict[JobId, tuple[float, float, Interval, tuple[float, float]]] = {}
         self._waits: dict[int, deque[float]] = {}
         self._scores: list[tuple[float, float, bool, float]] = []  # ours, baseline's, covered, width
 
@@ -64,18 +56,18 @@ class Forecasting(Watcher):
             for job in waiting:
                 median_s = outlook.median_s(job)
                 gpus = self._jobs[job].gpus
-                interval = self._calibration.interval(gpus, median_s)
-                self._forecasts[job] = (median_s, interval, self._baseline(gpus))
+                interval = self._calibration.interval(gpus * WHOLE_MILLI, median_s)
+                self._forecasts[job] = (snapshot.now_s, median_s, interval, self._baseline(gpus))
 
     def started(self, job: TracedJob, row: RunningRow, had_s: float) -> RunningRow:
         """Scores its forecast when this is its first start."""
         waited_s = row.started_s - job.submitted_s
         if had_s == 0.0 and waited_s >= SCORED_FROM_S and (forecast := self._forecasts.pop(row.job, None)):
-            median_s, (low_s, _, high_s), baseline = forecast
+            made_s, median_s, (low_s, _, high_s), baseline = forecast
             covered = low_s <= waited_s <= high_s
-            ours = winkler(low_s, high_s, waited_s)
-            self._scores.append((ours, winkler(*baseline, waited_s), covered, high_s - low_s))
-            self._calibration.learn(job.gpus, median_s, waited_s)
+            ours, theirs = interval_score(low_s, high_s, waited_s), interval_score(*baseline, waited_s)
+            self._scores.append((ours, theirs, covered, high_s - low_s))
+            self._calibration.learn(job.gpus * WHOLE_MILLI, made_s, median_s, waited_s)
             self._waits.setdefault(job.gpus, deque(maxlen=BASELINE_WAITS)).append(waited_s)
         self._had_s[row.job] = had_s
         return self._inner.started(job, row, had_s)

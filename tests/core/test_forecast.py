@@ -9,9 +9,7 @@ import pytest
 from scheduler.core.cluster import JobId, ProjectId, Snapshot
 from scheduler.core.decide import decide
 from scheduler.core.forecast import (
-    LEAST_REMEMBERED,
     PLAYS,
-    Calibration,
     Holds,
     Outlook,
     Waits,
@@ -73,24 +71,6 @@ def test_draws_are_spread_evenly_over_plays_and_jobs() -> None:
     for number in (0, 7):
         assert sorted(int(part * PLAYS) for part in parts(number)) == list(range(PLAYS))
     assert parts(3) == parts(3)
-
-
-def test_an_interval_is_as_wide_as_past_forecasts_were_wrong() -> None:
-    calibration = Calibration()
-    for n in range(100):
-        calibration.learn(1_000, 100.0, 50.0 + n)  # ratios 0.5 to 1.49
-    found = calibration.interval(1_000, 1_000.0)
-    assert found == pytest.approx((600.0, 1_000.0, 1_400.0))
-    assert calibration.interval(8_000, 1_000.0) == (200.0, 1_000.0, 5_000.0)  # another size: nothing learned
-
-
-def test_a_few_scores_do_not_make_an_interval() -> None:
-    calibration = Calibration()
-    for _ in range(LEAST_REMEMBERED - 1):
-        calibration.learn(1_000, 100.0, 100.0)
-    assert calibration.interval(1_000, 100.0).p90_s == 500.0
-    calibration.learn(1_000, 100.0, 100.0)
-    assert calibration.interval(1_000, 100.0) == (100.0, 100.0, 100.0)
 
 
 def crowd() -> Snapshot:

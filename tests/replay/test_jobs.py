@@ -17,7 +17,6 @@ from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
 from scheduler.replay.__main__ import main
 from scheduler.replay.clock import Clock, Replay, Watcher
-from scheduler.replay.forecasting import winkler
 from scheduler.replay.outcome import Outcome
 from scheduler.replay.peers import PREEMPTING_POLICIES, WAITING_POLICIES, replay_peer
 from scheduler.replay.predicting import Predicting
@@ -277,14 +276,6 @@ def test_a_prediction_that_has_passed_is_made_anew() -> None:
     watcher = Looks()
     fairway(read_trace(MORNING)[:120], Size(3, 8), watcher=watcher)
     assert max(watcher.past) < 0.0  # every running job is expected to end in the future
-
-
-@pytest.mark.parametrize(("low", "high", "waited", "score"), [
-    (10.0, 30.0, 20.0, 20.0), (10.0, 30.0, 5.0, 70.0), (10.0, 30.0, 31.0, 30.0)])  # fmt: skip
-def test_the_interval_score_is_width_and_ten_times_the_miss(
-    low: float, high: float, waited: float, score: float
-) -> None:
-    assert winkler(low, high, waited) == pytest.approx(score)
 
 
 def test_forecasts_are_scored_and_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:

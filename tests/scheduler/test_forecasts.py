@@ -15,7 +15,7 @@ from scheduler import forecasts, sweep
 from scheduler.core.decide import decide
 from scheduler.core.plan import StartInterval
 from scheduler.cycle import run_cycle
-from scheduler.forecasts import interval_score, score_started, write_intervals
+from scheduler.forecasts import score_started, write_intervals
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -76,12 +76,6 @@ def test_it_is_written_again_when_the_median_moves_by_a_fifth(waiting, moved_s, 
 def test_nobody_foresees_for_a_job_without_a_verdict(waiting) -> None:
     Standing.objects.all().delete()
     assert write_intervals({waiting.public_id: interval(1, 2, 3), "nobody": interval(1, 2, 3)}) == 0
-
-
-def test_the_score_follows_its_equation() -> None:
-    assert interval_score(10, 30, 20) == 20
-    assert interval_score(10, 30, 35) == 20 + 10 * 5
-    assert interval_score(10, 30, 4) == 20 + 10 * 6
 
 
 def started(job: Job, *, waited_s: float) -> None:

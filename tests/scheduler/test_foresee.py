@@ -59,18 +59,18 @@ def test_nothing_waits(scene) -> None:
 def test_what_came_of_forecasts_widens_the_next_ones(scene) -> None:
     now = timezone.now()
     for late in range(25):
-        job = submit(scene)
+        job, made_at = submit(scene), now - dt.timedelta(hours=late, seconds=1000)
         Forecast.objects.create(
             job=job,
-            made_at=now - dt.timedelta(seconds=1000),
+            made_at=made_at,
             at_submit=True,
-            p10_at=now - dt.timedelta(seconds=900),
-            p50_at=now - dt.timedelta(seconds=800),
-            p90_at=now - dt.timedelta(seconds=700),
-            played_s=100.0,
-            started_at=now - dt.timedelta(seconds=900 - 20 * late),
+            p10_at=made_at + dt.timedelta(seconds=100),
+            p50_at=made_at + dt.timedelta(seconds=200),
+            p90_at=made_at + dt.timedelta(seconds=300),
+            played_s=1000.0,
+            started_at=made_at + dt.timedelta(seconds=1000 + 200 * late),
             inside=True,
         )
-    interval = learned_calibration().interval(1000, 100.0)
-    assert interval.p10_s == pytest.approx(140)  # a tenth of them started after 1.4 times what was played
-    assert interval.p90_s == pytest.approx(540, abs=21)
+    interval = learned_calibration().interval(1000, 1000.0)
+    assert interval.p10_s == pytest.approx(1400)  # a tenth of them waited at most so long
+    assert interval.p90_s == pytest.approx(5400, abs=201)

@@ -1,0 +1,156 @@
+"""Intervals around what was played, from how waits came out before."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.core.calibration import (
+    HOUR_S,
+    LEAST_HOURS,
+    SOFT_S,
+    Calibration,
+    Interval,
+    interval_score,
+)
+
+DAY_S = 24 * HOUR_S
+NOW_S = 1_700_000_000.0
+WHOLE = 1_000
+
+
+def untaught(median_s: float) -> Interval:
+    return Calibration().interval(WHOLE, median_s)
+
+
+def taught(*waits_s: float, milli: int = WHOLE, median_s: float = 1_000.0) -> Calibration:
+    """One forecast in each hour."""
+    calibration = Calibration()
+    for hour, waited_s in enumerate(waits_s):
+        calibration.learn(milli, NOW_S + hour * HOUR_S, median_s, waited_s)
+    return calibration
+
+
+def test_an_interval_is_as_wide_as_past_forecasts_were_wrong() -> None:
+    calibration = taught(*(10.0 * n for n in range(1, 101)))
+    found = calibration.interval(WHOLE, 1_000.0)
+    assert found == pytest.approx((130.0, 560.0, 920.0))  # the later ones count more, by half in a week
+
+
+def test_above_the_soft_bound_ratios_count_and_below_it_differences() -> None:
+    calibration = taught(*[2_000.0 + 3 * SOFT_S] * LEAST_HOURS, median_s=2_000.0)  # twice as long, softened
+    assert calibration.interval(WHOLE, 1e6).p90_s == pytest.approx(2e6, rel=0.01)
+    assert calibration.interval(WHOLE, 0.0).p90_s == pytest.approx(SOFT_S)
+
+
+def test_one_crowd_makes_no_interval() -> None:
+    calibration = Calibration()
+    for second in range(500):
+        calibration.learn(WHOLE, NOW_S + second, 1_000.0, 60.0)
+    assert calibration.interval(WHOLE, 1_000.0) == untaught(1_000.0)
+    for hour in range(LEAST_HOURS):
+        calibration.learn(WHOLE, NOW_S + hour * HOUR_S, 1_000.0, 60.0)
+    assert calibration.interval(WHOLE, 1_000.0) == pytest.approx((60.0, 60.0, 60.0))
+
+
+def test_until_a_size_speaks_for_itself_larger_ones_do_and_then_all() -> None:
+    calibration = Calibration()
+    for hour in range(20):
+        calibration.learn(WHOLE, NOW_S + hour * HOUR_S, 1_000.0, 100.0)
+        calibration.learn(16 * WHOLE, NOW_S + hour * HOUR_S, 1_000.0, 9_000.0)
+    assert calibration.interval(12 * WHOLE, 1_000.0).p10_s == pytest.approx(9_000.0)
+    assert calibration.interval(8 * WHOLE, 1_000.0).p10_s == pytest.approx(9_000.0)
+    assert calibration.interval(64 * WHOLE, 1_000.0).p10_s == pytest.approx(9_000.0)
+    assert calibration.interval(300, 1_000.0).p10_s == pytest.approx(100.0)  # a part of a GPU: all, mixed
+    assert calibration.interval(300, 1_000.0).p90_s == pytest.approx(9_000.0)
+
+
+def test_what_is_weeks_old_counts_little() -> None:
+    calibration = taught(*[100.0] * 200)
+    for hour in range(200):
+        calibration.learn(WHOLE, NOW_S + 30 * DAY_S + hour * HOUR_S, 1_000.0, 5_000.0)
+    assert calibration.interval(WHOLE, 1_000.0).p10_s == pytest.approx(5_000.0)
+
+
+def test_an_hour_counts_by_the_root_of_how_many_it_has() -> None:
+    calibration = taught(*[100.0] * 10)  # each hour counts 1, or little less
+    for came, middle_s in ((64, 100.0), (80, 5_000.0)):  # together 144, in one hour: 12 against 10
+        for _ in range(came):
+            calibration.learn(WHOLE, NOW_S + 10 * HOUR_S, 1_000.0, 5_000.0)
+        assert calibration.interval(WHOLE, 1_000.0).p50_s == pytest.approx(middle_s)
+
+
+def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.core.calibration.REMEMBERED", 50)
+    draw = random.Random(1)
+    waits_s = [draw.uniform(60.0, 9_000.0) for _ in range(200)]
+    calibration, anew = taught(*waits_s), Calibration()
+    for hour in range(150, 200):
+        anew.learn(WHOLE, NOW_S + hour * HOUR_S, 1_000.0, waits_s[hour])
+    assert calibration.interval(WHOLE, 70.0) == anew.interval(WHOLE, 70.0)
+
+
+LEARNED = st.lists(
+    st.tuples(st.sampled_from((300, 1_000, 8_000)), st.floats(0, 9e6), st.floats(0, 1e6), st.floats(0, 1e7)),
+    max_size=60,
+)
+
+
+@given(LEARNED, st.integers(1, 10**6), st.floats(0, 1e7))
+def test_an_interval_is_in_order_and_never_in_the_past(
+    learned: list[tuple[int, float, float, float]], milli: int, median_s: float
+) -> None:
+    calibration = Calibration()
+    for size, made_s, played_s, waited_s in learned:
+        calibration.learn(size, NOW_S + made_s, played_s, waited_s)
+    found = calibration.interval(milli, median_s)
+    assert 0.0 <= found.p10_s <= found.p50_s <= found.p90_s < 1e13
+
+
+@given(st.randoms(use_true_random=False))
+def test_what_counts_equally_may_come_in_any_order(draw: random.Random) -> None:
+    waits = [(NOW_S + hour * HOUR_S, 60.0 * hour) for hour in range(40)]
+    found = []
+    for _ in range(2):
+        draw.shuffle(waits)
+        calibration = Calibration()
+        for made_s, waited_s in waits:
+            calibration.learn(WHOLE, made_s, 500.0, waited_s)
+        found.append(calibration.interval(WHOLE, 500.0))
+    assert found[0] == pytest.approx(found[1])
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.floats(0.05, 20.0), st.floats(0.05, 20.0))
+def test_in_the_long_run_it_holds_as_often_as_it_says_though_the_load_shifts(
+    seed: int, before: float, after: float
+) -> None:
+    """Jobs come in crowds that wait alike, tell only once they started, and from one day on wait otherwise."""
+    draw = random.Random(seed)
+    calibration = Calibration()
+    started: list[tuple[float, float, float, float]] = []
+    inside: list[bool] = []
+    for crowd in range(40 * 24):
+        made_s = NOW_S + crowd * HOUR_S
+        while started and started[0][0] <= made_s:
+            _, *learned = started.pop(0)
+            calibration.learn(WHOLE, *learned)
+        shift = before if crowd < 20 * 24 else after
+        spread = draw.gauss(0.0, 0.8)
+        median_s = 600.0 * 20.0 ** draw.random()
+        interval = calibration.interval(WHOLE, median_s)
+        for _ in range(1 + int(draw.expovariate(0.5))):
+            waited_s = 60.0 + (median_s + SOFT_S) * shift * 2.718 ** (spread + draw.gauss(0.0, 0.1))
+            inside.append(interval.p10_s <= waited_s <= interval.p90_s)
+            started.append((made_s + waited_s, made_s, median_s, waited_s))
+        started.sort()
+    assert 0.70 < sum(inside) / len(inside) < 0.90
+
+
+def test_the_score_is_the_width_and_ten_times_how_far_it_was_missed() -> None:
+    assert interval_score(10.0, 30.0, 20.0) == 20.0
+    assert interval_score(10.0, 30.0, 35.0) == 20.0 + 10 * 5.0
+    assert interval_score(10.0, 30.0, 4.0) == 20.0 + 10 * 6.0
