@@ -9,6 +9,7 @@ worker does: once with a fresh photograph of the record, and once with the one t
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import random
 import statistics
 import time
@@ -19,6 +20,8 @@ from bench.own_database import own_database
 
 TARGET_MS = 300.0
 GPUS_PER_NODE = 8
+ENDED = 5_000
+"""Jobs that have ended: what decisions count on is learned from so many."""
 
 
 def main(arguments: list[str]) -> int:
@@ -67,8 +70,10 @@ def measure(bodies: list[dict[str, Any]], fresh: bool, wanted: argparse.Namespac
 def fill(nodes: int, pending: int) -> list[dict[str, Any]]:
     """A full cluster of four projects with a queue; gives questions of several kinds."""
     from django.db import connection, transaction
+    from django.utils import timezone
 
     from portal.models import Environment, Gpu, Job, Membership, Node, NodePool, Project, Quota, User
+    from portal.models.public_id import new_public_id
     from portal.services import lifecycle
     from portal.services.jobs import JobRequest, do_submit_job
     from portal.services.lifecycle import Seat
@@ -106,6 +111,18 @@ def fill(nodes: int, pending: int) -> list[dict[str, Any]]:
         )
         return do_submit_job(people[number], asked)
 
+    ends = timezone.now()
+    ended = []
+    for _ in range(ENDED):
+        number, ends = draw.randrange(4), ends - dt.timedelta(seconds=20)
+        ended.append(
+            Job(
+                public_id=new_public_id(), name="ended", project=projects[number], owner=people[number],
+                environment=batch, command=["true"], state="COMPLETED", gpus_per_task=draw.choice((1, 2, 4, 8)),
+                started_at=ends - dt.timedelta(seconds=draw.lognormvariate(10.0, 1.0)), ended_at=ends,
+            )
+        )  # fmt: skip
+    Job.objects.bulk_create(ended)
     for index, node in enumerate(Node.objects.order_by("id")):
         gpus = list(node.gpus.order_by("index").values_list("pk", flat=True))
         for half in (gpus[:4], gpus[4:]):
