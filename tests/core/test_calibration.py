@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.calibration import (
@@ -123,13 +123,15 @@ def test_what_counts_equally_may_come_in_any_order(draw: random.Random) -> None:
     assert found[0] == pytest.approx(found[1])
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.integers(0, 2**32), st.floats(0.05, 20.0), st.floats(0.05, 20.0))
+@pytest.mark.parametrize(
+    ("before", "after", "least"), [(1.0, 1.0, 0.77), (0.2, 5.0, 0.74), (5.0, 0.2, 0.74), (0.05, 20.0, 0.70)]
+)
+@pytest.mark.parametrize("seed", range(4))
 def test_in_the_long_run_it_holds_as_often_as_it_says_though_the_load_shifts(
-    seed: int, before: float, after: float
+    seed: int, before: float, after: float, least: float
 ) -> None:
     """Jobs come in crowds that wait alike, tell only once they started, and from one day on wait otherwise."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # the same draws each time: what holds in the long run may fail once
     calibration = Calibration()
     started: list[tuple[float, float, float, float]] = []
     inside: list[bool] = []
@@ -147,7 +149,7 @@ def test_in_the_long_run_it_holds_as_often_as_it_says_though_the_load_shifts(
             inside.append(interval.p10_s <= waited_s <= interval.p90_s)
             started.append((made_s + waited_s, made_s, median_s, waited_s))
         started.sort()
-    assert 0.70 < sum(inside) / len(inside) < 0.90
+    assert least < sum(inside) / len(inside) < 0.83
 
 
 def test_the_score_is_the_width_and_ten_times_how_far_it_was_missed() -> None:
