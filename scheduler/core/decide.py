@@ -47,7 +47,9 @@ def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answ
     verdict = next((verdict for verdict in plan.verdicts if verdict.job == request.job), None)
     waits_for_others = verdict is not None and verdict.code is VerdictCode.DEPENDENCY
     alternatives = (
-        () if start or waits_for_others else decision.explainer.alternatives(decision.row(request.job))
+        ()
+        if start or waits_for_others
+        else decision.explainer.changes.alternatives(decision.row(request.job))
     )
     evictions = tuple(eviction for eviction in plan.evictions if eviction.for_job == request.job)
     return Answer(start is not None, start, verdict, alternatives, evictions)
@@ -91,7 +93,7 @@ class _Decision:
             evictions=evictions,
             verdicts=tuple(self._table.verdicts[job] for job in sorted(self._table.verdicts)),
             receipts=receipts,
-            steps_used=self._table.steps_used + self._table.explainer.steps_used,
+            steps_used=self._table.steps_used + self._table.explainer.changes.steps_used,
             truncated=bool(self._table.not_reached)
             or any(room.truncated for room in self._table.rooms.values()),
             keeps=self._with_places(State.KEPT),

@@ -1,24 +1,24 @@
 """Why a job waits: one dominant reason with its numbers, who is ahead, and the cheapest way to start now.
 
-The reason is read from the state the plan ends in, so it is true when people read it. The cheapest change
-is found by asking again with another request; equal questions are asked once and all are counted.
+The reason is read from the state the plan ends in, so it is true when people read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from portal.words.reasons import VerdictCode
 from scheduler.core import words
 from scheduler.core.backfill import Reservation
+from scheduler.core.changes import Changes
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
 from scheduler.core.ledger import Bound
 from scheduler.core.placement import Held, Shape
-from scheduler.core.plan import Change, ChangeKind, Eviction, Verdict
+from scheduler.core.plan import Change, Eviction, Verdict
 from scheduler.core.policy import Policy
-from scheduler.core.scene import PoolScene, counting_people
+from scheduler.core.scene import PoolScene
 
 Numbers = dict[str, int | float | str | None]
 
@@ -28,9 +28,6 @@ BOUNDS = {
     VerdictCode.GUARANTEED_NEEDED: "guaranteed_gpus",
 }
 """The verdicts in which a number of a quota is in the way, and the name of that number."""
-
-MOST_REMEMBERED = 64
-"""The changes of a request with more tasks and GPUs than this are made when they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +75,15 @@ class Explainer:
         remembered: dict[tuple[object, ...], list[tuple[Change, PendingRow]]],
     ) -> None:
         """``remembered`` holds changed requests from decision to decision."""
-        self._remembered = remembered
+        self.changes = Changes(policy, scenes, remembered)
         self._now_s = snapshot.now_s
-        self._policy = policy
         self._scenes = scenes
-        self._counted = counting_people(scenes.values())
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
         self._running = {row.job: row for row in snapshot.running}
         self._waiting: dict[tuple[object, ...], Waiting] = {}
-        self._changes: dict[tuple[object, ...], Change | None] = {}
         self._possible: dict[tuple[object, ...], list[PoolId]] = {}
         self._rooms: dict[tuple[object, ...], Room] = {}
-        self.steps_used = 0
 
     # -- jobs that nothing free could help ---------------------------------------------------------------
 
@@ -98,7 +91,7 @@ class Explainer:
         """The pools where the job could run if they were empty; none for one that must not start now."""
         if job.held or job.after or (job.not_before_s is not None and job.not_before_s > self._now_s):
             return []
-        key = self._asked(job)
+        key = self.changes.asked(job)
         if key not in self._possible:
             self._possible[key] = [] if self._volume(job) else [p for p in job.pools if self._open(job, p)]
         return self._possible[key]
@@ -118,13 +111,13 @@ class Explainer:
             return self._verdict(
                 job, Reason(VerdictCode.DELAYED_UNTIL, sentence, {"not_before_s": job.not_before_s})
             )
-        key = self._asked(job)
+        key = self.changes.asked(job)
         reason = self._reasons.get(key)
         if reason is None:
             reason = self._reasons[key] = self._volume(job) or self._bounded(job) or self._never(job)
         if reason.code is VerdictCode.NEVER:
             return self._verdict(job, reason)
-        return self._verdict(job, reason, cheapest=self._cheapest(job))
+        return self._verdict(job, reason, cheapest=self.changes.cheapest(job))
 
     def _bounded(self, job: PendingRow) -> Reason | None:
         """The number of the first pool that is large enough but closed to the project for so much."""
@@ -261,7 +254,7 @@ class Explainer:
         if known is None:
             scene = self._scenes[possible[0]]
             reason = self._bounds(job, scene) or self._places(job, scene)
-            known = self._waiting[key] = Waiting(reason, self._cheapest(job), {})
+            known = self._waiting[key] = Waiting(reason, self.changes.cheapest(job), {})
         reason = known.reason
         if reason.code in BOUNDS:
             return self._verdict(job, reason, cheapest=known.change)
@@ -408,88 +401,6 @@ class Explainer:
         sentence = f"Needs {words.request(job)}; {text}{self._in_pool(scene)}."
         return Room(sentence, numbers, too_few)
 
-    # -- the cheapest change --------------------------------------------------------------------------
-
-    def _cheapest(self, job: PendingRow) -> Change | None:
-        """The first change, cheapest first, with which the job would start now; None when none is known."""
-        key = self._asked(job)
-        if key not in self._changes:
-            self._changes[key] = next(self._that_start(job, self._policy.change_budget_steps), None)
-        return self._changes[key]
-
-    def alternatives(self, job: PendingRow) -> tuple[Change, ...]:
-        """Every kind of change with which the job would start now, cheapest first."""
-        found: dict[ChangeKind, Change] = {}
-        for change in self._that_start(job, self.steps_used + self._policy.change_budget_steps):
-            found.setdefault(change.kind, change)
-        return tuple(found.values())
-
-    def _that_start(self, job: PendingRow, budget_steps: int) -> Iterator[Change]:
-        """Ask again with each changed request, cheapest change first."""
-        for change, changed in self._known_changes(job):
-            if self.steps_used >= budget_steps:
-                return
-            self.steps_used += 1
-            if any(self._scenes[pool].fits_now(changed) for pool in changed.pools):
-                yield change
-
-    def _known_changes(self, job: PendingRow) -> Iterable[tuple[Change, PendingRow]]:
-        """``_changes_of``, made once for equal requests unless they are many."""
-        if job.tasks + job.gpus_per_task > MOST_REMEMBERED:
-            return self._changes_of(job)
-        key = (*_question(job), job.pools)
-        known = self._remembered.get(key)
-        if known is None:
-            known = self._remembered[key] = list(self._changes_of(job))
-        return known
-
-    def _changes_of(self, job: PendingRow) -> Iterator[tuple[Change, PendingRow]]:
-        """Changed requests: another model, another pool, preemptible, fewer tasks, fewer GPUs."""
-        if job.gpu_model is not None:
-            for model in self._models(job):
-                sentence = f"With {model} instead of {job.gpu_model} it would start now."
-                yield (
-                    Change(ChangeKind.OTHER_MODEL, sentence, {"gpu_model": model}),
-                    replace(job, gpu_model=model),
-                )
-        for pool in self._scenes:
-            if pool not in job.pools:
-                sentence = f"In the pool {self._scenes[pool].pool.name} it would start now."
-                yield Change(ChangeKind.OTHER_POOL, sentence, {"pool": pool}), replace(job, pools=(pool,))
-        if job.near is not None and job.near.required is not None:
-            sentence = f"Without keeping to one {words.level(job.near.required)} it would start now."
-            yield Change(ChangeKind.FARTHER, sentence, {"near": None}), replace(job, near=None)
-        if not job.preemptible:
-            sentence = "As a job that may be asked to leave (preemptible) it would start now."
-            yield (
-                Change(ChangeKind.PREEMPTIBLE, sentence, {"preemptible": True}),
-                replace(job, preemptible=True),
-            )
-        for tasks in range(job.tasks - 1, 0, -1):
-            noun = "task" if tasks == 1 else "tasks"
-            sentence = f"With {tasks} {noun} instead of {job.tasks} it would start now."
-            yield Change(ChangeKind.FEWER_TASKS, sentence, {"tasks": tasks}), replace(job, tasks=tasks)
-        for count in range(job.gpus_per_task - 1, 0, -1):
-            each = " a task" if job.tasks > 1 else ""
-            sentence = (
-                f"With {words.gpus(count * job.milli_per_gpu)}{each} instead of "
-                f"{words.number(job.task_milli)} it would start now."
-            )
-            yield (
-                Change(ChangeKind.FEWER_GPUS, sentence, {"gpus_per_task": count}),
-                replace(job, gpus_per_task=count),
-            )
-
-    def _models(self, job: PendingRow) -> list[str]:
-        """Other GPU models in the job's pools."""
-        found = {model for pool in job.pools for model in self._scenes[pool].floor.models}
-        return sorted(found - {job.gpu_model})
-
-    def _asked(self, job: PendingRow) -> tuple[object, ...]:
-        """What decides a job's reason here: also who asks, where a quota bounds what one person holds."""
-        counts = bool(self._counted) and self._scenes[job.pools[0]].tree.leaf_of[job.project] in self._counted
-        return (*_question(job), job.pools, job.user if counts else None)
-
     # -- words ----------------------------------------------------------------------------------------
 
     def _verdict(
@@ -536,10 +447,3 @@ def rounded(place: int) -> int:
     while place >= 100 * step:
         step *= 10
     return place - place % step
-
-
-def _question(job: PendingRow) -> tuple[object, ...]:
-    """Everything of a job that decides its reason: jobs equal in it get the same answer."""
-    return (
-        Shape.of(job), job.tasks, job.min_tasks, job.share_mib, job.asks, job.project, job.preemptible, job.near,
-    )  # fmt: skip

@@ -107,9 +107,9 @@ class Telling:
         if key not in self._openings:
             rooms, explainer = self._table.rooms[pool], self._table.explainer
             before = rooms.steps_used
-            left = self._table.policy.change_budget_steps - explainer.steps_used
+            left = self._table.policy.change_budget_steps - explainer.changes.steps_used
             self._openings[key] = rooms.opening_s(gang, moments, left) if left > 0 else None
-            explainer.steps_used += rooms.steps_used - before
+            explainer.changes.steps_used += rooms.steps_used - before
         opening_s = self._openings[key]
         if opening_s is None:
             return verdict
