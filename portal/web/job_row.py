@@ -266,6 +266,8 @@ def numbers_of(standing: Standing) -> list[tuple[str, Any]]:
     for name, value in standing.numbers.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":
             continue  # the sentence names the pool
+        if name.endswith(("_from_s", "_until_s", "_before_s")):
+            continue  # and the moment, in words
         if isinstance(value, float):
             value = f"{value:g}"
         title = name

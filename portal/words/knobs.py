@@ -129,7 +129,7 @@ KNOBS: dict[str, Knob] = {
             0.0,
             7 * DAY_S,
             7_200.0,
-            "A job that is predicted to end within this is not asked to leave.",
+            "A job that is predicted to end within this is not asked to leave, but by whom its GPUs are guaranteed.",
         ),
         Knob(
             "min_runtime_s",

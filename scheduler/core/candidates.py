@@ -42,7 +42,10 @@ class Candidates:
         self._hopeless.setdefault(reason, set()).add(gang.question)
 
     def of(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
-        """The gangs of a leaf project that may be asked to leave, first to leave first."""
+        """The gangs of a leaf project that may be asked to leave, first to leave first.
+
+        ``kind`` is by which right: "preempt", "reclaim", "owed" (reclaim within the taker's guarantee), or "move".
+        """
         found = self._lists.get((leaf, kind, below))
         if found is None:
             found = [
@@ -95,13 +98,16 @@ class Candidates:
         return until_s is not None and self._ask_at_s < until_s
 
     def protected_until_s(self, gang: Gang, kind: str) -> float | None:
-        """Until when a job runs undisturbed: to its predicted end if that is near, else for its minimum; or None."""
+        """Until when a job runs undisturbed: to its predicted end if that is near, else for its minimum; or None.
+
+        A near end is a courtesy, which nobody has to pay for with its guarantee.
+        """
         if gang.started_s is None:
             return None
-        if gang.running is not None and ends_soon(gang.running, self._now_s, self._policy):
+        if kind != "owed" and gang.running and ends_soon(gang.running, self._now_s, self._policy):
             return gang.running.predicted_end_s
         least_s = self._policy.min_runtime_s
-        if kind == "reclaim":
+        if kind in ("reclaim", "owed"):
             for level in self._scene.tree.path[gang.leaf]:
                 own_s = self._scene.quotas[level].reclaim_min_runtime_s
                 if own_s is not None:
@@ -115,7 +121,7 @@ class Candidates:
             until_s
             for mine in self.by_project().values()
             for gang in mine
-            for kind in ("reclaim", "preempt")
+            for kind in ("reclaim", "owed", "preempt")
             if (until_s := self.protected_until_s(gang, kind)) is not None and until_s > self._now_s
         }
         return sorted(found)

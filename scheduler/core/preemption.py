@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from scheduler.core.candidates import Candidates
 from scheduler.core.cluster import JobId, ProjectId
 from scheduler.core.domains import Domains
-from scheduler.core.entitlement import Reach, Taking, may_ask
+from scheduler.core.entitlement import Reach, Taking, may_ask, within_guarantee
 from scheduler.core.gang import Gang, Task, total
 from scheduler.core.ledger import Gone
 from scheduler.core.plan import EvictionReason
@@ -112,10 +112,11 @@ class RoomMaker:
         taking = self._taking(gang, asked)
         if not self.may_reclaim(gang):
             return None
+        kind = "owed" if within_guarantee(ledger.owed[leaf], ledger.held[leaf], asked) else "reclaim"
         givers = {
             each: mine
             for each in sorted(self._who.by_project())
-            if each != leaf and taking.worth_trying(each) and (mine := self._who.of(each, "reclaim"))
+            if each != leaf and taking.worth_trying(each) and (mine := self._who.of(each, kind))
         }
         before_held, before_firm = dict(ledger.held), dict(ledger.firm)
 
@@ -129,7 +130,7 @@ class RoomMaker:
             return taking.balanced()
 
         return self._search.find(
-            Wish(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps, self._on_paper)
+            Wish(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps, self._on_paper, kind)
         )
 
     def protections_s(self) -> list[float]:

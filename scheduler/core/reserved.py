@@ -106,11 +106,10 @@ class Reserved:
         if not free and any(scene.would_fit_empty(job) for scene in pools):
             return verdict
         inside = {node.id for scene in pools for node in scene.floor.nodes}
-        first = next(
-            row
-            for row in self._rows
-            if self._blocks(row, job.project, job.time_limit_s) and not inside.isdisjoint(row.nodes)
-        )
+        blocking = (row for row in self._rows if self._blocks(row, job.project, job.time_limit_s))
+        first = next((row for row in blocking if not inside.isdisjoint(row.nodes)), None)
+        if first is None:  # the reserved nodes are in other pools
+            return verdict
         return replace(
             verdict,
             code=VerdictCode.HELD_FOR_RESERVATION,

@@ -48,6 +48,7 @@ class Wish:
     allowed: Callable[[Sequence[Task]], bool]
     budget_steps: int
     on_paper: bool = False
+    kind: str = "reclaim"  # by which right others are asked, where they are asked everywhere
 
 
 class Search:
@@ -120,7 +121,7 @@ class Search:
     def _search_by_price(self, wish: Wish, wanted: Sequence[Task], trial: Trial) -> Room | None:
         """The same for a gang of equal tasks: node by node, where least work is lost for one more task."""
         scene, shape, candidates = self._scene, wanted[0].shape, wish.candidates
-        prices = self._prices_of(candidates, shape, wish.reason, wish.gang.priority)
+        prices = self._prices_of(wish, shape)
         self._refused = False
         steps: list[list[Task]] = []
         victims = 0
@@ -167,15 +168,14 @@ class Search:
                 break
         return None
 
-    def _prices_of(
-        self, candidates: dict[ProjectId, list[Gang]], shape: Shape, reason: EvictionReason, priority: int
-    ) -> Prices:
-        reclaims = reason is EvictionReason.RECLAIMED
-        whom = (reason,) if reclaims else (reason, *candidates, priority)
+    def _prices_of(self, wish: Wish, shape: Shape) -> Prices:
+        """Prices of everybody who may be asked by that right, or of the candidates where these are only some."""
+        reclaims = wish.reason is EvictionReason.RECLAIMED
+        whom = (wish.kind,) if reclaims else (wish.reason, *wish.candidates, wish.gang.priority)
         if (whom, shape) not in self._prices:
             if whom not in self._sets:
-                leaves = {leaf: self._who.of(leaf, "reclaim") for leaf in self._who.by_project()}
-                mine = leaves if reclaims else candidates
+                everybody = {leaf: self._who.of(leaf, wish.kind) for leaf in self._who.by_project()}
+                mine = everybody if reclaims else wish.candidates
                 gangs = [gang for leaf in sorted(mine) for gang in mine[leaf]]
                 gangs.sort(key=lambda gang: self._who.leaving_order(gang, gang.growth))
                 self._sets[whom] = Leavers(self._scene, gangs, self._who.lost_work)

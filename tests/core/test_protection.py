@@ -57,9 +57,18 @@ def test_the_first_moment_that_helps_is_named(why: str, snapshot: Snapshot, expe
     assert not decide(before, POLICY).evictions
 
 
+SPARING = replace(Policy(), spare_ending_s=900)
+
+
 def test_a_job_that_is_about_to_end_is_left_to() -> None:
     soon = owner_and_borrower(600, 600, predicted_end_s=NOW_S + 300)
-    assert opening_s(soon, replace(Policy(), spare_ending_s=900)) == NOW_S + 300
+    nothing_promised = replace(soon, quotas=(quota("borrower", weight=0.0),))
+    assert opening_s(nothing_promised, SPARING) == NOW_S + 300
+
+
+def test_but_not_by_whom_the_places_are_guaranteed() -> None:
+    soon = owner_and_borrower(600, 600, predicted_end_s=NOW_S + 300)
+    assert {eviction.for_job for eviction in decide(soon, SPARING).evictions} == {"mine"}
 
 
 def test_inside_a_project_too() -> None:
