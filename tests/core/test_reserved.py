@@ -8,7 +8,7 @@ import pytest
 
 from portal.words.reasons import VerdictCode
 from scheduler.core.check import PlanError, SnapshotError, check_plan, check_snapshot
-from scheduler.core.cluster import NodeId, ProjectId, ReservationRow, Snapshot
+from scheduler.core.cluster import NodeId, PoolId, PoolRow, ProjectId, ReservationRow, Snapshot
 from scheduler.core.decide import decide, would_start
 from scheduler.core.memory import Memory
 from scheduler.core.plan import Plan
@@ -109,6 +109,19 @@ def test_nobody_is_asked_to_leave_for_a_place_that_is_reserved() -> None:
     assert [eviction.job for eviction in decide(snapshot, POLICY).evictions] == ["b"]
     both = replace(snapshot, reservations=(reserve("n0 n1", "p"),))
     assert decide(both, POLICY).evictions == ()
+
+
+def test_of_a_reservation_in_another_pool_nothing_is_said() -> None:
+    """Whom it keeps out there is waiting here for another reason: no node takes work."""
+    photo = hall(reserve("n0", "q"))
+    other = node("far", 4, pool="other", schedulable=False)
+    job = waits("j", "p", 1, pools=(PoolId("other"),))
+    photo = replace(
+        photo, nodes=(*photo.nodes, other), pools=(*photo.pools, PoolRow(PoolId("other"), "other")),
+        pending=(job,),
+    )  # fmt: skip
+    (verdict,) = decide(photo, POLICY).verdicts
+    assert verdict.code is VerdictCode.NO_FIT_NOW and "takes new work" in verdict.sentence
 
 
 def test_nodes_under_maintenance_are_nobodys_share() -> None:
