@@ -112,16 +112,16 @@ def test_nobody_is_asked_to_leave_for_a_place_that_is_reserved() -> None:
 
 
 def test_of_a_reservation_in_another_pool_nothing_is_said() -> None:
-    """Whom it keeps out there is waiting here for another reason: no node takes work."""
+    """Whom it keeps out there is waiting here for another reason: the one node is avoided after a failure."""
     photo = hall(reserve("n0", "q"))
-    other = node("far", 4, pool="other", schedulable=False)
-    job = waits("j", "p", 1, pools=(PoolId("other"),))
+    other = node("far", 4, pool="other")
+    job = waits("j", "p", 1, pools=(PoolId("other"),), avoid_nodes=(NodeId("far"),))
     photo = replace(
         photo, nodes=(*photo.nodes, other), pools=(*photo.pools, PoolRow(PoolId("other"), "other")),
         pending=(job,),
     )  # fmt: skip
     (verdict,) = decide(photo, POLICY).verdicts
-    assert verdict.code is VerdictCode.NO_FIT_NOW and "takes new work" in verdict.sentence
+    assert verdict.code is VerdictCode.NO_FIT_NOW and "reserved" not in verdict.sentence
 
 
 def test_nodes_under_maintenance_are_nobodys_share() -> None:
