@@ -48,6 +48,7 @@ class RoomMaker:
         self._search = Search(scene, domains, policy, self._who)
         self._free: tuple[int, int] | None = None
         self._paper_steps = 0
+        self._papers: dict[float, RoomMaker] = {}  # by moment, while nothing changes any more
 
     @property
     def steps_used(self) -> int:
@@ -63,6 +64,7 @@ class RoomMaker:
         """The scene changed otherwise: candidates and what was hopeless are looked at anew."""
         self._who.forget()
         self._search.forget()
+        self._papers.clear()
 
     def hopeless(self, gang: Gang, reason: EvictionReason) -> bool:
         """True when an equal job found no room since the scene changed for the better."""
@@ -145,9 +147,8 @@ class RoomMaker:
         low, high = 0, len(moments)
         found: float | None = None
         while low < high and self.steps_used < budget_steps:
-            middle = (
-                high - 1 if found is None else (low + high) // 2
-            )  # the last moment first: is it that at all?
+            # the last moment first: is it that at all?
+            middle = high - 1 if found is None else (low + high) // 2
             if self._makes_room_at(moments[middle], gang, budget_steps):
                 found, high = moments[middle], middle
             elif found is None:
@@ -157,12 +158,16 @@ class RoomMaker:
         return found
 
     def _makes_room_at(self, at_s: float, gang: Gang, budget_steps: int) -> bool:
-        then = RoomMaker(self._scene, self._domains, self._policy, self._now_s, on_paper_at_s=at_s)
-        actions = self._policy.actions
-        room = then.reclaim(gang, budget_steps) if "reclaim" in actions else None
+        then = self._papers.get(at_s)
+        if then is None:
+            then = self._papers[at_s] = RoomMaker(
+                self._scene, self._domains, self._policy, self._now_s, on_paper_at_s=at_s
+            )
+        before, actions = then.steps_used, self._policy.actions
+        room = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
         if room is None and "preempt" in actions:
-            room = then.preempt(gang, budget_steps)
-        self._paper_steps += then.steps_used
+            room = then.preempt(gang, before + budget_steps)
+        self._paper_steps += 1 + then.steps_used - before
         return room is not None
 
     def may_ask(self, gang: Gang, reason: EvictionReason) -> bool:
