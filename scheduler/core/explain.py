@@ -48,11 +48,33 @@ class Kept:
 
 
 class Waiting(NamedTuple):
-    """Why jobs that ask the same wait, what would help, and the numbers by how many are ahead."""
+    """Why jobs of a kind wait, what would help, and the numbers by how many are ahead."""
 
     reason: Reason
     change: Change | None
     numbers: dict[int, Numbers]
+
+    def verdict(
+        self, job: JobId, place: int, ahead: tuple[JobId, ...], own: Numbers | None = None
+    ) -> Verdict:
+        """Of one of them, who has ``place`` jobs before it in the queue, and perhaps numbers of its ``own``.
+
+        Behind a bound the queue means nothing.
+        """
+        reason = self.reason
+        if reason.code in BOUNDS:
+            return Verdict(job, reason.code, reason.sentence, reason.numbers, (), self.change)
+        about = rounded(place)
+        numbers = self.numbers.get(about)
+        if numbers is None:
+            numbers = self.numbers[about] = {**reason.numbers, "jobs_ahead": about}
+        if own:
+            numbers = {**own, **numbers}
+        return Verdict(job, reason.code, reason.sentence, numbers, ahead, self.change)
+
+    def but(self, reason: Reason) -> Waiting:
+        """The same for another reason."""
+        return Waiting(reason, self.change, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +103,7 @@ class Explainer:
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
         self._running = {row.job: row for row in snapshot.running}
-        self._waiting: dict[tuple[object, ...], Waiting] = {}
+        self._waiting: dict[int, Waiting] = {}
         self._possible: dict[tuple[object, ...], list[PoolId]] = {}
         self._rooms: dict[tuple[object, ...], Room] = {}
 
@@ -245,24 +267,14 @@ class Explainer:
         }
         return self._verdict(job, Reason(VerdictCode.RELEASING, sentence, numbers))
 
-    def waits(
-        self, job: PendingRow, question: int, possible: list[PoolId], place: int, ahead: tuple[JobId, ...]
-    ) -> Verdict:
-        """Why a job that could run here did not start, as things stand after the plan."""
-        key = (question, job.pools, possible[0])
-        known = self._waiting.get(key)
+    def waits(self, job: PendingRow, kind: int, pool: PoolId) -> Waiting:
+        """Why jobs of a kind that could run in ``pool`` did not start, as things stand after the plan."""
+        known = self._waiting.get(kind)
         if known is None:
-            scene = self._scenes[possible[0]]
+            scene = self._scenes[pool]
             reason = self._bounds(job, scene) or self._places(job, scene)
-            known = self._waiting[key] = Waiting(reason, self.changes.cheapest(job), {})
-        reason = known.reason
-        if reason.code in BOUNDS:
-            return self._verdict(job, reason, cheapest=known.change)
-        about = rounded(place)
-        numbers = known.numbers.get(about)
-        if numbers is None:
-            numbers = known.numbers[about] = {**reason.numbers, "jobs_ahead": about}
-        return Verdict(job.job, reason.code, reason.sentence, numbers, ahead, known.change)
+            known = self._waiting[kind] = Waiting(reason, self.changes.cheapest(job), {})
+        return known
 
     def held_for(self, job: PendingRow, reservation: Reservation, verdict: Verdict) -> Verdict:
         """What is free is reserved for a gang that would have to wait longer if this job took it."""
@@ -275,14 +287,14 @@ class Explainer:
             verdict, code=VerdictCode.HELD_FOR_RESERVATION, sentence=sentence, numbers=numbers, cheapest=None
         )
 
-    def protected(self, job: PendingRow, until_s: float, verdict: Verdict) -> Verdict:
-        """Others would have to make room for it, once they have run for their minimum or to their near end."""
+    def protected(self, job: PendingRow, until_s: float, waiting: Waiting) -> Waiting:
+        """Others would have to make room for these, once they have run for their minimum or to their near end."""
         sentence = (
             f"Needs {words.request(job)}. Running jobs that could make room for it are not asked to leave before "
             f"{words.moment(until_s)}: they have not run for their minimum yet, or are about to end."
         )
-        numbers = {**verdict.numbers, "protected_until_s": until_s}
-        return replace(verdict, code=VerdictCode.VICTIMS_PROTECTED_UNTIL, sentence=sentence, numbers=numbers)
+        numbers = {**waiting.reason.numbers, "protected_until_s": until_s}
+        return waiting.but(Reason(VerdictCode.VICTIMS_PROTECTED_UNTIL, sentence, numbers))
 
     def not_reached(self, job: PendingRow, steps: int) -> Verdict:
         """The cycle's budget ended before this job was tried."""

@@ -21,14 +21,13 @@ order of rows nor on the order of sums.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, PendingRow, PoolId, RunningRow
+from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -40,9 +39,6 @@ TOGETHER = 3
 """Of ``PARTS`` parts of the score, those that ask how many tasks fit at once; the rest is FGD's own sum."""
 MOST_LEVELS = 40
 """Different amounts of CPU, memory or milli told apart; more are rounded up to the next that is."""
-
-EXPECTED = {Ask(gpus, WHOLE_MILLI, 0, 0): 4 for gpus in (1, 2, 4, 8)}
-"""Asked where little else is known: whole GPUs, one or more on one node."""
 
 
 class Kind(NamedTuple):
@@ -76,32 +72,6 @@ def suits(
         and (mig_profile or "") == kind.mig_profile
         and (min_compute_capability is None or kind.compute_capability >= min_compute_capability)
     )
-
-
-def asked_in(pool: PoolId, running: Iterable[RunningRow], pending: Iterable[PendingRow]) -> Counter[Ask]:
-    """What tasks ask in a pool and how often: those that run there and those that could.
-
-    What will be asked soon is best known from who is here and who waits. Held jobs count: they come. To that
-    belongs ``EXPECTED``, which guides the first jobs of an idle pool and is outnumbered in a busy one.
-    """
-    asked = Counter(EXPECTED)
-    for row in running:
-        if row.pool == pool:
-            for task in row.tasks:
-                milli = max((gpu.milli for gpu in task.gpus), default=WHOLE_MILLI)
-                asked[
-                    Ask(len(task.gpus), milli, task.cpu_milli, task.memory_mib, row.gpu_model,
-                        row.min_gpu_memory_mib, task.share_mib, row.mig_profile, row.min_compute_capability)
-                ] += 1  # fmt: skip
-    for job in pending:
-        if pool not in job.pools:
-            continue
-        if job.asks:
-            asked.update(job.asks)
-            continue
-        milli = job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI
-        asked[job.ask._replace(milli=milli)] += job.tasks
-    return asked
 
 
 def usual(asks: Mapping[Ask, int]) -> dict[Ask, int]:

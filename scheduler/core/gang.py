@@ -18,6 +18,7 @@ from scheduler.core.cluster import (
     Near,
     NodeId,
     PendingRow,
+    PoolId,
     ProjectId,
     RunningRow,
     UserId,
@@ -147,14 +148,17 @@ class Gang:
     __slots__ = (
         "_asked",
         "checkpoint_s",
+        "fickle",
         "fixed",
         "groups",
         "job",
         "key",
+        "kind",
         "leaf",
         "next",
         "ordered_s",
         "plain",
+        "possible",
         "preemptible",
         "priority",
         "project",
@@ -201,6 +205,9 @@ class Gang:
         self.plain = True  # one group of equal tasks, none of which runs yet
         self.tasks: list[Task] = []
         self.question = -1
+        self.kind = -1  # gangs of one kind differ only in age, and in a person nobody counts
+        self.possible: list[PoolId] = []  # the pools where it could run if they were empty
+        self.fickle = False  # what is possible changes with time, with other jobs or with one node
         self.key: tuple[object, ...] = ()
         self.next: list[Task] | None = None
         self._asked: Amounts | None = None

@@ -22,10 +22,11 @@ class HandingOut:
 
     def honour_kept(self) -> None:
         """Keep the places that an earlier plan kept; who can have all of them now starts there."""
-        waiting = [(gang, gang.row.kept) for gang in self._table.ready if gang.row and gang.row.kept]
+        ready = (gang for group in self._table.groups for gang in group)
+        waiting = [(gang, gang.row.kept) for gang in ready if gang.row and gang.row.kept]
         for pool, scene in self._table.scenes.items():
             gangs = [(gang, row.kept) for gang in scene.gangs.values() if (row := gang.running) and row.kept]
-            gangs += [each for each in waiting if pool in self._table.possible[each[0].job]]
+            gangs += [each for each in waiting if pool in each[0].possible]
             for gang, kept in sorted(gangs, key=lambda each: (each[0].submitted_s, each[0].job)):
                 self._honour(scene, gang, kept)
 
@@ -82,21 +83,16 @@ class HandingOut:
         for pool, scene in self._table.scenes.items():
             left = self._table.policy.cycle_budget_steps - self._table.steps_used
             self._table.reserving[pool] = Reserving(
-                scene, self._table.ready_in[pool], self._table.snapshot.now_s, left
+                scene, self._table.first_in[pool], self._table.snapshot.now_s, left
             )
             self._table.steps_used += self._table.reserving[pool].steps_used
 
     def allocate(self) -> None:
         """Hand out free places: first everybody in the pool of first choice, then the next choices."""
-        for choice in range(
-            max((len(self._table.possible[group[0].job]) for group in self._table.groups), default=0)
-        ):
+        groups = self._table.groups
+        for choice in range(max((len(group[0].possible) for group in groups), default=0)):
             for pool in self._table.scenes:
-                mine = [
-                    g
-                    for g in self._table.groups
-                    if self._table.possible[g[0].job][choice : choice + 1] == [pool]
-                ]
+                mine = [group for group in groups if group[0].possible[choice : choice + 1] == [pool]]
                 if mine:
                     self._hand_out(pool, mine, choice)
 
@@ -108,32 +104,32 @@ class HandingOut:
         scene = self._table.scenes[pool]
         full: set[tuple[object, ...]] = set()
         tried: set[tuple[object, ...]] = set()
-
+        closed: set[int] = set()  # kinds that a bound stops, whoever leaves: it grows no wider meanwhile
         held_back: set[tuple[object, ...]] = set()  # by reservations: equal ones that last as long are, too
 
         def no_place(gang: Gang) -> bool:
-            return gang.key in full or bool(held_back and (*gang.key, _lasts_s(gang)) in held_back)
+            if gang.key in full or gang.kind in closed:
+                return True
+            return bool(held_back and (*gang.key, _lasts_s(gang)) in held_back)
 
         jobs: list[Gang] = []
         for group in groups:
-            first = next((gang for gang in group if gang.to_place() and not self._kept_already(gang)), None)
+            first = next((gang for gang in group if self._comes(gang)), None)
             if first is None:
                 continue
             if first.key not in tried:
                 tried.add(first.key)
-                if self._fits_nowhere(scene, first, len(self._table.possible[first.job]) == choice + 1):
+                if self._fits_nowhere(scene, first, len(first.possible) == choice + 1):
                     full.add(first.key)
-            if first.key not in full and not scene.ledger.closed_to(
-                first.leaf, first.user, first.asked, first.preemptible, gone=Gone.EVERYBODY
-            ):
-                jobs += [gang for gang in group if gang.to_place() and not self._kept_already(gang)]
+            if first.key not in full and not self._closed(scene, first):
+                jobs += [gang for gang in group if self._comes(gang)]
         queue = TurnQueue(scene, jobs, no_place)
         while (turn := queue.pop()) is not None:
             tasks = turn.to_place()
             milli = total(tasks).gpu_milli
             if not self._table.step(turn):
                 continue
-            last = len(self._table.possible[turn.job]) == choice + 1
+            last = len(turn.possible) == choice + 1
             if self._start(scene, turn) or (last and self._keep(scene, turn)):
                 self._table.not_reached.discard(turn.job)
                 scene.gangs[turn.job] = turn
@@ -143,13 +139,23 @@ class HandingOut:
                     queue.put_back(turn)
             elif self._fits_nowhere(scene, turn, last):
                 full.add(turn.key)
+            elif self._closed(scene, turn):
+                closed.add(turn.kind)
             elif turn.plain and self._table.reserving[pool].first_after(turn) is not None:
                 held_back.add((*turn.key, _lasts_s(turn)))
         self._table.rooms[pool].forget()
 
-    def _kept_already(self, gang: Gang) -> bool:
-        """True for a gang that keeps places for which others leave: it does not grow meanwhile."""
-        return gang.job in self._table.promised and any(task.state is State.KEPT for task in gang.tasks)
+    def _comes(self, gang: Gang) -> bool:
+        """True for a gang with tasks to place; one that keeps places for which others leave does not grow."""
+        if not gang.to_place():
+            return False
+        promised = gang.touched and gang.job in self._table.promised
+        return not (promised and any(task.state is State.KEPT for task in gang.tasks))
+
+    @staticmethod
+    def _closed(scene: PoolScene, gang: Gang) -> bool:
+        """True when a bound stops a gang even once all who leave are gone."""
+        return scene.ledger.closed_to(gang.leaf, gang.user, gang.asked, gang.preemptible, gone=Gone.EVERYBODY)
 
     def _fits_nowhere(self, scene: PoolScene, gang: Gang, last: bool) -> bool:
         """True when places alone are what is missing: then an equal gang of anybody finds none either."""
@@ -178,7 +184,7 @@ class HandingOut:
         tasks = gang.to_place()
         if not scene.split:
             return False
-        if scene.ledger.closed_to(gang.leaf, gang.user, total(tasks), gang.preemptible, gone=Gone.EVERYBODY):
+        if self._closed(scene, gang):
             return False
         if gang.plain and int(scene.floor.capacity(tasks[0].shape).sum()) >= len(tasks):
             return False  # places that are free now are not kept idle for a job that a bound holds back

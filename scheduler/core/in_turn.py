@@ -9,7 +9,7 @@ from scheduler.core.cluster import ProjectId
 from scheduler.core.gang import Gang
 from scheduler.core.order_rules import SiblingKey
 from scheduler.core.scene import PoolScene
-from scheduler.core.turns import turn_key
+from scheduler.core.turns import sort_by_turn
 
 
 def in_turn(scene: PoolScene, gangs: Iterable[Gang]) -> list[Gang]:
@@ -35,11 +35,14 @@ def in_turn(scene: PoolScene, gangs: Iterable[Gang]) -> list[Gang]:
 
 def _of_leaf(scene: PoolScene, gangs: list[Gang]) -> list[Gang]:
     """Priority, then the person who used least (where people take turns), then the order of each one's gangs."""
+    sort_by_turn(gangs)
     people = scene.people_of(gangs[0].leaf) if scene.policy.people_in_turn else None
-    if people is None:
-        return sorted(gangs, key=lambda gang: (-gang.priority, turn_key(gang)))
-    rank = {user: people.rank_key(user) for user in {gang.user for gang in gangs}}
-    return sorted(gangs, key=lambda gang: (-gang.priority, rank[gang.user], turn_key(gang)))
+    if people is not None and len(users := {gang.user for gang in gangs}) > 1:
+        rank = {user: people.rank_key(user) for user in users}
+        gangs.sort(key=lambda gang: rank[gang.user])
+    if len({gang.priority for gang in gangs}) > 1:
+        gangs.sort(key=lambda gang: -gang.priority)
+    return gangs
 
 
 def _merged(scene: PoolScene, parts: dict[ProjectId, Sequence[Gang]]) -> Sequence[Gang]:
@@ -54,9 +57,9 @@ def _merged(scene: PoolScene, parts: dict[ProjectId, Sequence[Gang]]) -> Sequenc
     while heap:
         key, at = heap[0]
         queue = parts[key.project]
-        asked, end = queue[at].asked, at + 1
-        while end < len(queue) and queue[end].asked == asked:  # the key is the same: still the smallest
-            end += 1
+        asked, kind, end = queue[at].asked, queue[at].kind, at + 1
+        while end < len(queue) and (queue[end].kind == kind >= 0 or queue[end].asked == asked):
+            end += 1  # the key is the same: still the smallest
         merged += queue[at:end]
         if end == len(queue):
             heappop(heap)

@@ -46,11 +46,10 @@ class MakingRoom:
             rooms, reason = self._table.rooms[pool], ROOM[action]
             useless = self._useless(rooms, action)
             mine: list[Gang] = []
-            for group in self._table.groups:
-                if self._table.possible[group[0].job][0] == pool:
-                    first = next((gang for gang in group if gang.to_place()), None)
-                    if first is not None and not useless(first):
-                        mine += [gang for gang in group if gang.to_place() and self._may_disturb(gang)]
+            for group in self._table.first_in[pool]:
+                first = next((gang for gang in group if gang.to_place()), None)
+                if first is not None and not useless(first):
+                    mine += [gang for gang in group if gang.to_place() and self._may_disturb(gang)]
             queue = TurnQueue(scene, mine, useless)
             while (turn := queue.pop()) is not None:
                 milli = turn.asked.gpu_milli
@@ -138,7 +137,7 @@ class MakingRoom:
 
     def _may_disturb(self, gang: Gang) -> bool:
         """False for a job that waits quietly for a while first, or that only a reservation holds back."""
-        scene = self._table.scenes[self._table.possible[gang.job][0]]
+        scene = self._table.scenes[gang.possible[0]]
         reserving = self._table.reserving.get(scene.pool.id)
         if reserving and gang.row and reserving.first_after(gang):
             return not scene.fits_now(gang.row)

@@ -6,8 +6,10 @@ A photograph that differs little from the one before shares most of its row obje
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from scheduler.core.asked import Asked
 from scheduler.core.cluster import NodeId, NodeRow, PendingRow, PoolId, RunningRow
 from scheduler.core.gang import Gang
 from scheduler.core.placement import Floor
@@ -30,14 +32,15 @@ class Memory:
 
     def __init__(self) -> None:
         self.checked: dict[int, object] = {}
+        self.asked = Asked()
         self.floors: dict[PoolId, Floor] = {}
         self.questions: dict[tuple[object, ...], int] = {}
+        self.kinds: dict[tuple[object, ...], int] = {}
         self.possible: dict[tuple[object, ...], list[PoolId]] = {}
         self.changes: dict[tuple[object, ...], list[tuple[Change, PendingRow]]] = {}
         self.narrowed: dict[int, Narrowed] = {}
-        self._waiting: dict[int, tuple[PendingRow, Gang]] = {}
+        self._waiting: dict[int, Gang] = {}
         self._running: dict[int, tuple[RunningRow, Gang]] = {}
-        self._next_waiting: dict[int, tuple[PendingRow, Gang]] = {}
         self._next_running: dict[int, tuple[RunningRow, Gang]] = {}
         self._builds: dict[int, tuple[NodeRow, tuple[object, ...]]] = {}
         self._frame: tuple[object, ...] = ()
@@ -61,34 +64,33 @@ class Memory:
 
     def begin(self, frame: tuple[object, ...]) -> None:
         """Start a decision; when its ``frame`` (projects, pools, quotas, ...) is another, rows are made anew."""
-        self._waiting, self._next_waiting = self._next_waiting, {}
         self._running, self._next_running = self._next_running, {}
         if frame != self._frame:
             self._frame = frame
             self._waiting, self._running = {}, {}
             self.checked, self.possible, self.changes = {}, {}, {}
-        if len(self.questions) > MOST_QUESTIONS:
-            self.questions.clear()
-            self.changes.clear()
-            self._waiting = {}
+        if max(len(self.questions), len(self.kinds)) > MOST_QUESTIONS:
+            for known in (self.questions, self.kinds, self.possible, self.changes, self._waiting):
+                known.clear()
 
-    def waiting(self, row: PendingRow) -> Gang | None:
-        """The gang made of this very row, if the last decision left it as it was."""
-        return self._untouched(self._waiting.get(id(row)), row)
+    def waiting(self, rows: Iterable[PendingRow]) -> list[Gang | None]:
+        """For each row the gang made of this very row, if the last decision left it as it was."""
+        known = self._waiting.get
+        return [
+            gang if (gang := known(id(row))) is not None and gang.row is row and not gang.touched else None
+            for row in rows
+        ]
 
     def running(self, row: RunningRow, floor: Floor) -> Gang | None:
         """The same for a running job, whose places are places of ``floor``."""
         if self._floor_of.get(row.pool) is not floor:
             return None
-        return self._untouched(self._running.get(id(row)), row)
-
-    @staticmethod
-    def _untouched(known: tuple[object, Gang] | None, row: object) -> Gang | None:
+        known = self._running.get(id(row))
         return known[1] if known is not None and known[0] is row and not known[1].touched else None
 
-    def keep_waiting(self, row: PendingRow, gang: Gang) -> None:
-        """For the next decision."""
-        self._next_waiting[id(row)] = (row, gang)
+    def keep_waiting(self, gangs: Iterable[Gang]) -> None:
+        """For the next decision: gangs of which nothing runs. Each holds its row, so no other takes the row's id."""
+        self._waiting = {id(gang.row): gang for gang in gangs}
 
     def keep_running(self, row: RunningRow, gang: Gang) -> None:
         """For the next decision."""

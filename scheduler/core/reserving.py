@@ -7,7 +7,7 @@ before. Where no end is known, nothing is reserved: a promise without a time wou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scheduler.core.backfill import Ending, Reservation, Reservations, expected_end_s
 from scheduler.core.cluster import JobId
@@ -24,11 +24,15 @@ MOST_RESERVED = 4
 class Reserving:
     """The reservations of one pool in one decision."""
 
-    def __init__(self, scene: PoolScene, ready: Iterable[Gang], now_s: float, most_steps: int) -> None:
+    def __init__(
+        self, scene: PoolScene, ready: Iterable[Sequence[Gang]], now_s: float, most_steps: int
+    ) -> None:
         self._now_s = now_s
         self.steps_used = 0
         self._made: Reservations | None = None
-        late = [gang for gang in ready if self._waits_too_long(gang, scene.policy.reserve_after_s)]
+        after_s = scene.policy.reserve_after_s
+        gangs = (gang for group in ready if len(group[0].tasks) > 1 for gang in group)
+        late = [gang for gang in gangs if self._waits_too_long(gang, after_s)]
         if late:
             self._reserve(scene, late, most_steps)
 

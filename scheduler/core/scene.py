@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
+from scheduler.core.asked import Asked
 from scheduler.core.cluster import (
     WHOLE_MILLI,
     Ask,
@@ -27,7 +28,6 @@ from scheduler.core.cluster import (
 )
 from scheduler.core.domains import Domains
 from scheduler.core.fairshare import Claim, Share, divide_tree
-from scheduler.core.fragmentation import asked_in
 from scheduler.core.gang import Gang, State, gang_of_pending, gang_of_running, shape_of, total
 from scheduler.core.ledger import PoolLedger
 from scheduler.core.memory import Memory
@@ -97,7 +97,11 @@ class PoolScene:
         """What tasks ask here, where the strategy looks at it."""
         if self.strategy != "fragmentation":
             return None
-        return asked_in(self.pool.id, self._snapshot.running, self._snapshot.pending)
+        if self._memory is not None:
+            return self._memory.asked.in_pool(self.pool.id)
+        asked = Asked()
+        asked.count(self._snapshot.running, self._snapshot.pending)
+        return asked.in_pool(self.pool.id)
 
     def _known_floor(self) -> Floor | None:
         """The floor of the last decision brought up to date, if it is of these nodes."""
@@ -190,18 +194,18 @@ class PoolScene:
             total += sum(WHOLE_MILLI if ready and gpu.healthy else gpu.used_milli for gpu in node.gpus)
         return total
 
-    def divide(self, waiting: Iterable[Gang]) -> None:
-        """Make the fair shares from what is held and what ``waiting`` asks for."""
+    def divide(self, waiting: Iterable[Sequence[Gang]]) -> None:
+        """Make the fair shares from what is held and what ``waiting`` asks for, gangs of a kind together."""
         asked = dict.fromkeys(self.tree.parent, NOTHING)
         alike: Counter[tuple[ProjectId, Amounts]] = Counter()
         people: list[tuple[ProjectId, dict[UserId, float]]] = [(level, {}) for level in self.ledger.people]
-        for gang in waiting:
-            whole = gang.plain and not gang.touched and gang.root.least is None
-            amounts = gang.asked if whole else total(t for t in gang.tasks if t.state is State.WAITS)
-            alike[gang.leaf, amounts] += 1
+        for group in waiting:
+            gang, count = group[0], len(group)
+            amounts = total(task for task in gang.tasks if task.state is State.WAITS)
+            alike[gang.leaf, amounts] += count
             for level, mine in people:
                 if level in self.tree.path[gang.leaf]:
-                    mine[gang.user] = mine.get(gang.user, 0.0) + amounts.gpu_milli
+                    mine[gang.user] = mine.get(gang.user, 0.0) + count * amounts.gpu_milli
         for (leaf, amounts), count in alike.items():
             asked[leaf] = asked[leaf].plus(amounts.times(count))
         most = {level: self.ledger.people[level].may_hold(mine) for level, mine in people}

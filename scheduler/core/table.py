@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from scheduler.core.ageing import ordered_s
 from scheduler.core.check import check_snapshot
@@ -48,21 +49,20 @@ class Table:
         self.tree = Tree(snapshot.projects)
         self.reserved = Reserved(snapshot, self.tree, memory.narrowed)
         self.snapshot = snapshot = self.reserved.narrow(snapshot)
+        memory.asked.count(snapshot.running, snapshot.pending)
         self.scenes = {
             pool.id: PoolScene(snapshot, policy, self.tree, pool, memory)
             for pool in sorted(snapshot.pools, key=lambda pool: pool.id)
         }
         memory.end_of_scenes()
         self.domains = {pool: scene.domains for pool, scene in self.scenes.items()}
-        self.pending = sorted(snapshot.pending, key=lambda row: row.job)
+        self.pending = sorted(snapshot.pending, key=attrgetter("job"))
         self.gangs: dict[JobId, Gang] = {}
         self.pool_of: dict[JobId, PoolId] = {}
         self._make_gangs()
-        self.possible: dict[JobId, list[PoolId]] = {}
-        self.ready: list[Gang] = []
-        self.ready_in: dict[PoolId, list[Gang]] = {pool: [] for pool in self.scenes}  # of first choice
-        # ready gangs that differ only in age, and in a person nobody counts
+        # ready gangs, those of a kind together: all, and those of first choice
         self.groups: list[list[Gang]] = []
+        self.first_in: dict[PoolId, list[list[Gang]]] = {pool: [] for pool in self.scenes}
         self.verdicts: dict[JobId, Verdict] = {}
         self.ordered: dict[Task, Ordered] = {}
         self.promised: set[JobId] = set()  # places are kept for them by an earlier plan, or others leave
@@ -77,21 +77,21 @@ class Table:
 
     def _make_gangs(self) -> None:
         """A gang for every waiting job; the ranks of an elastic one that runs join those that run."""
-        questions, memory = self.memory.questions, self.memory
+        questions = self.memory.questions
         counted = counting_people(self.scenes.values())
         where = {job: pool for pool, scene in self.scenes.items() for job in scene.gangs}
-        for row in self.pending:
-            gang = memory.waiting(row) if row.job not in where else None
+        for row, known in zip(self.pending, self.memory.waiting(self.pending), strict=True):
+            gang = known if row.job not in where else None
             if gang is None:
                 gang = self._make_gang(row, where.get(row.job))
                 gang.ordered_s = ordered_s(row, self.policy)
                 gang.key = _fit_key(gang)
+                gang.fickle = _fickle(row)
                 whose = gang.user if gang.leaf in counted else None
                 question = (*gang.key, gang.leaf, gang.preemptible, gang.priority, whose)
                 gang.question = questions.setdefault(question, len(questions))
-            if row.job not in where:
-                memory.keep_waiting(row, gang)
             self.gangs[row.job] = gang
+        self.memory.keep_waiting(gang for job, gang in self.gangs.items() if job not in where)
 
     def _make_gang(self, row: PendingRow, runs_in: PoolId | None) -> Gang:
         pool = runs_in or next((pool for pool in row.pools if pool in self.scenes), None)
@@ -106,33 +106,32 @@ class Table:
 
     def set_aside(self) -> None:
         """Leave out the jobs that no free GPU could help now; the others are ready."""
-        alike: dict[tuple[object, ...], list[Gang]] = {}
-        for job in self.pending:
-            possible = self._possible_pools(job)
-            if job.job in self.pool_of:
-                possible = [pool for pool in possible if pool == self.pool_of[job.job]]
-            self.possible[job.job] = possible
-            if possible:
-                gang = self.gangs[job.job]
-                self.ready.append(gang)
-                self.ready_in[possible[0]].append(gang)
-                alike.setdefault((gang.question, *possible), []).append(gang)
+        alike: dict[int, list[Gang]] = {}
+        for row, gang in zip(self.pending, self.gangs.values(), strict=True):
+            if gang.kind < 0 or gang.fickle:
+                self._find_possible(row, gang)
+            if gang.possible:
+                alike.setdefault(gang.kind, []).append(gang)
         self.groups = list(alike.values())
+        for group in self.groups:
+            self.first_in[group[0].possible[0]].append(group)
 
-    def _possible_pools(self, job: PendingRow) -> list[PoolId]:
+    def _find_possible(self, row: PendingRow, gang: Gang) -> None:
         """The pools where a job could run if they were empty; none for one that must not start now."""
-        if job.held or job.after or job.not_before_s is not None or job.node_affinity is not None:
-            return self.explainer.possible_pools(job)
-        key = (self.gangs[job.job].question, job.pools, job.unfit_nodes)
-        known = self.memory.possible.get(key)
+        key = (gang.question, row.pools, row.unfit_nodes)
+        known = None if gang.fickle else self.memory.possible.get(key)
         if known is None:
-            known = self.memory.possible[key] = self.explainer.possible_pools(job)
-        return known
+            known = self.explainer.possible_pools(row)
+            if not gang.fickle:
+                self.memory.possible[key] = known
+        runs_in = self.pool_of.get(row.job)
+        gang.possible = known if runs_in is None else [pool for pool in known if pool == runs_in]
+        gang.kind = self.memory.kinds.setdefault((*key, *gang.possible), len(self.memory.kinds))
 
     def divide(self) -> None:
         """Make every pool's fair shares; a job asks in the first pool where it could ever run."""
         for pool, scene in self.scenes.items():
-            scene.divide(self.ready_in[pool])
+            scene.divide(self.first_in[pool])
 
     def step(self, gang: Gang) -> bool:
         """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
@@ -141,6 +140,11 @@ class Table:
             return False
         self.steps_used += 1
         return True
+
+
+def _fickle(row: PendingRow) -> bool:
+    """True when the pools where a job could start are not the same as long as projects, quotas and nodes are."""
+    return bool(row.held or row.after) or row.not_before_s is not None or row.node_affinity is not None
 
 
 def _fit_key(gang: Gang) -> tuple[object, ...]:

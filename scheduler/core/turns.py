@@ -28,8 +28,9 @@ def turn_key(gang: Gang) -> TurnKey:
     return gang.turn
 
 
-def _by_key(entry: tuple[TurnKey, Gang]) -> TurnKey:
-    return entry[0]
+def sort_by_turn(gangs: list[Gang], *, last_first: bool = False) -> None:
+    """Put gangs of one person and priority in the order of their turns."""
+    gangs.sort(key=turn_key, reverse=last_first)
 
 
 class _Level:
@@ -40,43 +41,52 @@ class _Level:
 
     def __init__(self, people: PeopleOfProject | None) -> None:
         self._people = people
-        self.waiting: dict[UserId, list[tuple[TurnKey, Gang]]] = {}
-        self._order: list[tuple[float, UserId]] | None = None
+        self.waiting: dict[UserId, list[Gang]] = {}
+        self._order: list[tuple[float, UserId]] | None = None  # None: nothing is in order yet
 
     def who(self, gang: Gang) -> UserId:
         return gang.user if self._people else UserId("")
 
     def put(self, gang: Gang) -> None:
         mine = self.waiting.setdefault(self.who(gang), [])
-        mine.append((turn_key(gang), gang))
-        mine.sort(key=_by_key, reverse=True)
-        self._order = None
+        mine.append(gang)
+        if self._order is not None:
+            sort_by_turn(mine, last_first=True)
+            self._rank_all()
 
-    def fill(self, gangs: Iterable[Gang]) -> None:
+    def fill(self, gangs: list[Gang]) -> None:
+        if self._people is None:
+            self.waiting[UserId("")] = gangs
+            return
         for gang in gangs:
-            self.waiting.setdefault(self.who(gang), []).append((turn_key(gang), gang))
-        for each in self.waiting.values():
-            each.sort(key=_by_key, reverse=True)
+            self.waiting.setdefault(gang.user, []).append(gang)
 
     def _rank(self, user: UserId) -> tuple[float, UserId]:
         return self._people.rank_key(user) if self._people else (0.0, user)
 
+    def _rank_all(self) -> list[tuple[float, UserId]]:
+        self._order = [self._rank(user) for user in self.waiting]
+        heapify(self._order)
+        return self._order
+
     def head(self, skip: Callable[[Gang], bool] | None) -> Gang | None:
-        if self._order is None:
-            self._order = [self._rank(user) for user in self.waiting]
-            heapify(self._order)
-        while self._order:
-            key = self._order[0]
+        order = self._order
+        if order is None:
+            for each in self.waiting.values():
+                sort_by_turn(each, last_first=True)
+            order = self._rank_all()
+        while order:
+            key = order[0]
             mine = self.waiting[key[1]]
-            while skip is not None and mine and skip(mine[-1][1]):
+            while skip is not None and mine and skip(mine[-1]):
                 mine.pop()
             now = self._rank(key[1])
             if not mine:
-                heappop(self._order)
+                heappop(order)
             elif now != key:
-                heapreplace(self._order, now)
+                heapreplace(order, now)
             else:
-                return mine[-1][1]
+                return mine[-1]
         return None
 
 
@@ -90,7 +100,7 @@ class _Leaf:
         self._order: list[int] = []
         self._head: Gang | None = None
 
-    def fill(self, gangs: Iterable[Gang]) -> None:
+    def fill(self, gangs: list[Gang]) -> None:
         by_priority: dict[int, list[Gang]] = {}
         for gang in gangs:
             by_priority.setdefault(gang.priority, []).append(gang)

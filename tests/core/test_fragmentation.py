@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import WHOLE_MILLI, Ask, PoolId
+from scheduler.core.cluster import WHOLE_MILLI, Ask
 from scheduler.core.fragmentation import (
-    EXPECTED,
     MOST_LEVELS,
     PARTS,
     TOGETHER,
     Fragmentation,
     Kind,
-    asked_in,
     milli_by_memory,
     suits,
     usual,
 )
-from tests.core.drawn import MAIN, runs, waits
 
 SLICE = "1g.10gb"
 KINDS = (
@@ -148,20 +143,3 @@ def test_a_share_by_memory_is_rounded_up() -> None:
     assert milli_by_memory(81_920, 81_920) == 1000
     assert milli_by_memory(81_921, 81_920) > 1000
     assert milli_by_memory(1, 0) > 1000
-
-
-def test_what_runs_and_what_waits_is_asked() -> None:
-    running = runs("r", "vision", ("n1", [0, 1]), ("n2", [0]), milli=400, gpu_model="A100")
-    waiting = [
-        waits("w", "vision", 4, tasks=3),
-        waits("other", "vision", pools=(PoolId("elsewhere"),)),
-        waits("each", "vision", asks=(Ask(1, 500, 1, 1), Ask(1, 500, 1, 1))),
-    ]
-    asked = asked_in(MAIN, [running], waiting)
-    assert asked - Counter(EXPECTED) == {
-        Ask(2, 400, running.tasks[0].cpu_milli, running.tasks[0].memory_mib, "A100"): 1,
-        Ask(1, 400, running.tasks[1].cpu_milli, running.tasks[1].memory_mib, "A100"): 1,
-        Ask(4, 1000, waiting[0].cpu_milli, waiting[0].memory_mib): 3,
-        Ask(1, 500, 1, 1): 2,
-    }
-    assert asked_in(MAIN, [running], waiting[::-1]) == asked

@@ -19,7 +19,8 @@ def orders(snapshot: Snapshot) -> list[tuple[list[str], list[str]]]:
     started = {start.job for start in decision.plan().starts}
     found = []
     for pool, scene in decision.scenes.items():
-        waiting = [gang for gang in decision._table.ready_in[pool] if gang.job not in started]
+        first = (gang for group in decision._table.first_in[pool] for gang in group)
+        waiting = [gang for gang in first if gang.job not in started]
         queue, one_by_one = TurnQueue(scene, waiting), []
         while (gang := queue.pop()) is not None:
             one_by_one.append(str(gang.job))

@@ -1,0 +1,57 @@
+"""What is asked in a pool: who runs there and who could, counted by difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.asked import EXPECTED, Asked
+from scheduler.core.cluster import Ask, PendingRow, PoolId, RunningRow
+from tests.core.drawn import MAIN, runs, waits
+
+ELSEWHERE = PoolId("elsewhere")
+
+
+def in_main(running: list[RunningRow], pending: list[PendingRow]) -> Counter[Ask]:
+    asked = Asked()
+    asked.count(running, pending)
+    return asked.in_pool(MAIN)
+
+
+def test_what_runs_and_what_waits_is_asked() -> None:
+    running = runs("r", "vision", ("n1", [0, 1]), ("n2", [0]), milli=400, gpu_model="A100")
+    waiting = [
+        waits("w", "vision", 4, tasks=3),
+        waits("other", "vision", pools=(ELSEWHERE,)),
+        waits("each", "vision", asks=(Ask(1, 500, 1, 1), Ask(1, 500, 1, 1))),
+    ]
+    asked = in_main([running], waiting)
+    assert asked - Counter(EXPECTED) == {
+        Ask(2, 400, running.tasks[0].cpu_milli, running.tasks[0].memory_mib, "A100"): 1,
+        Ask(1, 400, running.tasks[1].cpu_milli, running.tasks[1].memory_mib, "A100"): 1,
+        Ask(4, 1000, waiting[0].cpu_milli, waiting[0].memory_mib): 3,
+        Ask(1, 500, 1, 1): 2,
+    }
+    assert in_main([running], waiting[::-1]) == asked
+
+
+ROWS: list[RunningRow | PendingRow] = [
+    *(waits(f"w{i}", "vision", 1 + i % 3, pools=((MAIN,), (ELSEWHERE, MAIN))[i % 2]) for i in range(6)),
+    *(runs(f"r{i}", "vision", (f"n{i % 2}", [i]), milli=(1000, 500)[i % 2]) for i in range(6)),
+]
+
+
+@given(st.lists(st.sets(st.sampled_from(range(len(ROWS)))), min_size=1, max_size=5))
+def test_counted_by_difference_it_is_what_a_fresh_count_says(photographs: list[set[int]]) -> None:
+    kept = Asked()
+    for photograph in photographs:
+        rows = [ROWS[i] for i in photograph]
+        running = [row for row in rows if isinstance(row, RunningRow)]
+        pending = [row for row in rows if isinstance(row, PendingRow)]
+        kept.count(running, pending)
+        fresh = Asked()
+        fresh.count(running, pending)
+        assert kept.in_pool(MAIN) == fresh.in_pool(MAIN)
+        assert kept.in_pool(ELSEWHERE) == fresh.in_pool(ELSEWHERE)
