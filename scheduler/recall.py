@@ -7,9 +7,10 @@ before, since a decision knows by the object what it need not work out again (``
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from scheduler.core.cluster import NodeRow, PendingRow, RunningRow, Snapshot
@@ -34,18 +35,16 @@ class Recall:
     def forget(self) -> None:
         """The next decision knows nothing of those before."""
         self._memory = Memory()
-        self._rows: dict[str, Any] = {}
+        self._rows: dict[str, dict[str, Any]] = {}  # by kind of row, then by the name of each
 
     def decide(self, snapshot: Snapshot, policy: Policy) -> Plan:
         """The same plan as without; raises what ``decide`` raises, and has forgotten everything then."""
-        rows: dict[str, Any] = {}
         known = replace(
             snapshot,
-            nodes=tuple(self._same(row, f"n{row.id}", rows) for row in snapshot.nodes),
-            running=tuple(self._same(row, f"r{row.job}", rows) for row in snapshot.running),
-            pending=tuple(self._same(row, f"p{row.job}", rows) for row in snapshot.pending),
+            nodes=self._same("nodes", snapshot.nodes, attrgetter("id")),
+            running=self._same("running", snapshot.running, attrgetter("job")),
+            pending=self._same("pending", snapshot.pending, attrgetter("job")),
         )
-        self._rows = rows
         self._decisions += 1
         try:
             with _no_collection(collects=self._decisions % COLLECTED_EVERY == 0):
@@ -54,10 +53,16 @@ class Recall:
             self.forget()
             raise
 
-    def _same(self, row: Row, key: str, rows: dict[str, Any]) -> Row:
-        """The object of before where it says the same; noted in ``rows`` for the next time."""
-        before: Row | None = self._rows.get(key)
-        rows[key] = found = before if before is not None and (before is row or before == row) else row
+    def _same(self, kind: str, rows: Sequence[Row], name: Callable[[Row], str]) -> tuple[Row, ...]:
+        """The rows of a kind, as the objects of before where they say the same; noted for the next time."""
+        before = self._rows.get(kind, {})
+        names = [name(row) for row in rows]
+        olds = [before.get(each) for each in names]
+        found = tuple(
+            row if old is row or old is None or old != row else old
+            for row, old in zip(rows, olds, strict=True)
+        )
+        self._rows[kind] = dict(zip(names, found, strict=True))
         return found
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from scheduler.core import words
 from scheduler.core.cluster import PendingRow, PoolId
+from scheduler.core.memory import Changed
 from scheduler.core.placement import Shape
 from scheduler.core.plan import Change, ChangeKind
 from scheduler.core.policy import Policy
@@ -26,7 +27,7 @@ class Changes:
         self,
         policy: Policy,
         scenes: Mapping[PoolId, PoolScene],
-        remembered: dict[tuple[object, ...], list[tuple[Change, PendingRow]]],
+        remembered: dict[tuple[object, ...], list[Changed]],
     ) -> None:
         """``remembered`` holds changed requests from decision to decision."""
         self._policy = policy
@@ -52,14 +53,14 @@ class Changes:
 
     def _that_start(self, job: PendingRow, budget_steps: int) -> Iterator[Change]:
         """Ask again with each changed request, cheapest change first."""
-        for change, changed in self._known_changes(job):
+        for changed in self._known_changes(job):
             if self.steps_used >= budget_steps:
                 return
             self.steps_used += 1
-            if any(self._scenes[pool].fits_now(changed) for pool in changed.pools):
-                yield change
+            if any(_fits_now(changed, self._scenes[pool]) for pool in changed.row.pools):
+                yield changed.change
 
-    def _known_changes(self, job: PendingRow) -> Iterable[tuple[Change, PendingRow]]:
+    def _known_changes(self, job: PendingRow) -> Iterable[Changed]:
         """``_changes_of``, made once for equal requests unless they are many."""
         if job.tasks + job.gpus_per_task > MOST_REMEMBERED:
             return self._changes_of(job)
@@ -69,8 +70,12 @@ class Changes:
             known = self._remembered[key] = list(self._changes_of(job))
         return known
 
-    def _changes_of(self, job: PendingRow) -> Iterator[tuple[Change, PendingRow]]:
-        """Changed requests: another model, another pool, preemptible, fewer tasks, fewer GPUs."""
+    def _changes_of(self, job: PendingRow) -> Iterator[Changed]:
+        """``_changed_requests`` with room for what the pools say of them."""
+        return (Changed(change, row, {}) for change, row in self._changed_requests(job))
+
+    def _changed_requests(self, job: PendingRow) -> Iterator[tuple[Change, PendingRow]]:
+        """Another model, another pool, preemptible, fewer tasks, fewer GPUs."""
         if job.gpu_model is not None:
             for model in self._models(job):
                 sentence = f"With {model} instead of {job.gpu_model} it would start now."
@@ -115,6 +120,17 @@ class Changes:
         """What decides a job's reason here: also who asks, where a quota bounds what one person holds."""
         counts = bool(self._counted) and self._scenes[job.pools[0]].tree.leaf_of[job.project] in self._counted
         return (*question(job), job.pools, job.user if counts else None)
+
+
+def _fits_now(changed: Changed, scene: PoolScene) -> bool:
+    """True when the changed request would start in a pool now."""
+    row = changed.row
+    if row.asks or row.groups:
+        return scene.fits_now(row)
+    known = changed.alike.get(scene.pool.id)
+    if known is None:
+        known = changed.alike[scene.pool.id] = scene.alike(row)
+    return scene.alike_fit_now(row, *known)
 
 
 def question(job: PendingRow) -> tuple[object, ...]:

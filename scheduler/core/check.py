@@ -65,18 +65,16 @@ def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None)
         _known(f"usage[{i}].pool", usage.pool, pools)
         _at_least(f"usage[{i}].gpu_seconds", usage.gpu_seconds, 0)
     _check_reservations(snapshot, projects, nodes)
+    waiting = [row.job for row in snapshot.pending]
     grows = {row.job for row in snapshot.pending if row.ranks}
-    _unique(
-        "jobs",
-        [row.job for row in snapshot.running if row.job not in grows] + [row.job for row in snapshot.pending],
-    )
+    _unique("jobs", [row.job for row in snapshot.running if row.job not in grows] + waiting)
     _check_running(snapshot, projects, pools, nodes)
-    for pending in snapshot.pending:
-        if before.get(id(pending)) is not pending:
-            _check_pending(pending, projects, pools)
+    for pending in [row for row in snapshot.pending if before.get(id(row)) is not row]:
+        _check_pending(pending, projects, pools)
     if checked is not None:
+        rows = (*snapshot.nodes, *snapshot.pending)
         checked.clear()
-        checked.update((id(row), row) for row in (*snapshot.nodes, *snapshot.pending))
+        checked.update(zip(map(id, rows), rows, strict=True))
 
 
 def _check_node(node: NodeRow) -> None:
@@ -189,11 +187,12 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
 
 
 def _unique(field: str, keys: Iterable[str]) -> frozenset[str]:
-    counts = Counter(keys)
-    for key, count in counts.items():
-        if count > 1:
-            raise SnapshotError(f"{field}[{key}]", f"stands there {count} times")
-    return frozenset(counts)
+    all_keys = tuple(keys)
+    different = frozenset(all_keys)
+    if len(different) < len(all_keys):
+        key, count = next(each for each in Counter(all_keys).items() if each[1] > 1)
+        raise SnapshotError(f"{field}[{key}]", f"stands there {count} times")
+    return different
 
 
 def _known(field: str, key: str, keys: frozenset[str]) -> None:

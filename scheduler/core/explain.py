@@ -15,6 +15,7 @@ from scheduler.core.backfill import Reservation
 from scheduler.core.changes import Changes
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
 from scheduler.core.ledger import Bound
+from scheduler.core.memory import Changed
 from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Change, Eviction, Verdict
 from scheduler.core.policy import Policy
@@ -54,13 +55,8 @@ class Waiting(NamedTuple):
     change: Change | None
     numbers: dict[int, Numbers]
 
-    def verdict(
-        self, job: JobId, place: int, ahead: tuple[JobId, ...], own: Numbers | None = None
-    ) -> Verdict:
-        """Of one of them, who has ``place`` jobs before it in the queue, and perhaps numbers of its ``own``.
-
-        Behind a bound the queue means nothing.
-        """
+    def verdict(self, job: JobId, place: int, ahead: tuple[JobId, ...]) -> Verdict:
+        """Of one of them, who has ``place`` jobs before it in the queue; behind a bound the queue means nothing."""
         reason = self.reason
         if reason.code in BOUNDS:
             return Verdict(job, reason.code, reason.sentence, reason.numbers, (), self.change)
@@ -68,8 +64,6 @@ class Waiting(NamedTuple):
         numbers = self.numbers.get(about)
         if numbers is None:
             numbers = self.numbers[about] = {**reason.numbers, "jobs_ahead": about}
-        if own:
-            numbers = {**own, **numbers}
         return Verdict(job, reason.code, reason.sentence, numbers, ahead, self.change)
 
     def but(self, reason: Reason) -> Waiting:
@@ -94,7 +88,7 @@ class Explainer:
         snapshot: Snapshot,
         policy: Policy,
         scenes: Mapping[PoolId, PoolScene],
-        remembered: dict[tuple[object, ...], list[tuple[Change, PendingRow]]],
+        remembered: dict[tuple[object, ...], list[Changed]],
     ) -> None:
         """``remembered`` holds changed requests from decision to decision."""
         self.changes = Changes(policy, scenes, remembered)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from scheduler.core.asked import Asked
 from scheduler.core.cluster import NodeId, NodeRow, PendingRow, PoolId, RunningRow
 from scheduler.core.gang import Gang
-from scheduler.core.placement import Floor
+from scheduler.core.placement import Floor, Shape
 from scheduler.core.plan import Change
+from scheduler.core.resources import Amounts
 
 MOST_QUESTIONS = 100_000
 """After so many different requests the numbers given to them begin anew."""
@@ -27,6 +28,14 @@ class Narrowed(NamedTuple):
     narrow: object
 
 
+class Changed(NamedTuple):
+    """A changed request, and what it asks by pool; it holds while the nodes are built as they are."""
+
+    change: Change
+    row: PendingRow
+    alike: dict[PoolId, tuple[Shape, Amounts]]
+
+
 class Memory:
     """Kept between decisions; one at a time may use it."""
 
@@ -37,7 +46,7 @@ class Memory:
         self.questions: dict[tuple[object, ...], int] = {}
         self.kinds: dict[tuple[object, ...], int] = {}
         self.possible: dict[tuple[object, ...], list[PoolId]] = {}
-        self.changes: dict[tuple[object, ...], list[tuple[Change, PendingRow]]] = {}
+        self.changes: dict[tuple[object, ...], list[Changed]] = {}
         self.narrowed: dict[int, Narrowed] = {}
         self._waiting: dict[int, Gang] = {}
         self._running: dict[int, tuple[RunningRow, Gang]] = {}

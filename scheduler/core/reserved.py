@@ -56,6 +56,11 @@ class Reserved:
         narrowed.clear()
         self._asked: dict[JobId, PendingRow] = {}
 
+    @property
+    def any(self) -> bool:
+        """True when any nodes are reserved, now or later."""
+        return bool(self._rows)
+
     def narrow(self, snapshot: Snapshot) -> Snapshot:
         """The photograph in which every job avoids the nodes that are closed to it."""
         if not self._rows:

@@ -17,6 +17,7 @@ from scheduler.core.cluster import (
     WHOLE_MILLI,
     Ask,
     JobId,
+    Near,
     NodeId,
     NodeRow,
     PendingRow,
@@ -92,6 +93,8 @@ class PoolScene:
         self._people: dict[ProjectId, PeopleOfProject] = {}
         self._keys: dict[tuple[ProjectId, Amounts], SiblingKey[ProjectId]] = {}
         self._keyed_at = 0  # the changes that these keys know of
+        self._roomy: dict[tuple[Near | None, Shape], int] = {}
+        self._roomy_at = 0  # and these
 
     def _asked(self) -> Counter[Ask] | None:
         """What tasks ask here, where the strategy looks at it."""
@@ -322,6 +325,7 @@ class PoolScene:
         return self._shape_and_amounts(job)[0]
 
     def _shape_and_amounts(self, job: PendingRow) -> tuple[Shape, Amounts]:
+        """Of one task of a job whose tasks are alike."""
         return shape_of(job.ask, tuple(sorted(job.avoid_nodes)), job.node_affinity, self.smallest_gpu_mib)
 
     def amounts(self, job: PendingRow) -> Amounts:
@@ -333,18 +337,37 @@ class PoolScene:
 
     def fits_now(self, job: PendingRow) -> bool:
         """True when limits, guarantee and free places let the gang start now."""
-        leaf = self.tree.leaf_of[job.project]
         if not (job.asks or job.groups):
-            tasks = job.tasks if job.min_tasks is None else job.min_tasks
-            shape, each = self._shape_and_amounts(job)
-            if self.ledger.closed_to(leaf, job.user, each.times(tasks), job.preemptible):
-                return False
-            return self.domains.most_together(job.near, self.floor, shape) >= tasks
-        gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
+            return self.alike_fit_now(job, *self.alike(job))
+        leaf = self.tree.leaf_of[job.project]
+        gang = gang_of_pending(job, leaf, self.smallest_gpu_mib)
         wanted = gang.to_place()
         if not wanted or self.ledger.closed_to(leaf, job.user, total(wanted), job.preemptible):
             return False
         return int(self.floor.capacity(wanted[0].shape).sum()) >= len(wanted)
+
+    def alike(self, job: PendingRow) -> tuple[Shape, Amounts]:
+        """The shape of each task of a job whose tasks are alike, and what as many as it needs count for together."""
+        shape, each = self._shape_and_amounts(job)
+        return shape, each.times(job.tasks if job.min_tasks is None else job.min_tasks)
+
+    def alike_fit_now(self, job: PendingRow, shape: Shape, amounts: Amounts) -> bool:
+        """``fits_now`` of a job whose tasks are alike, with what ``alike`` says of it."""
+        tasks = job.tasks if job.min_tasks is None else job.min_tasks
+        leaf = self.tree.leaf_of[job.project]
+        if self._together(job.near, shape) < tasks:
+            return False
+        return not self.ledger.closed_to(leaf, job.user, amounts, job.preemptible)
+
+    def _together(self, near: Near | None, shape: Shape) -> int:
+        """How many tasks fit now as near together as they must stand; worked out once until something changes."""
+        if self._roomy_at != self.changes:
+            self._roomy_at = self.changes
+            self._roomy.clear()
+        known = self._roomy.get((near, shape))
+        if known is None:
+            known = self._roomy[near, shape] = self.domains.most_together(near, self.floor, shape)
+        return known
 
     def person_passes(self, gang: Gang) -> bool:
         """True when the gang's person would hold more than one may, and some of it only comes by this plan.

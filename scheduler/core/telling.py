@@ -52,23 +52,42 @@ class Telling:
         """Say of the jobs of a queue why they wait there."""
         table, verdicts, policy = self._table, self._table.verdicts, self._table.scenes[pool].policy
         now_s, moments = table.snapshot.now_s, table.rooms[pool].protections_s()
+        reserves = self._reserves(pool)
         ahead = tuple(gang.job for gang in queue[: table.policy.ahead_shown])
         for place, gang in enumerate(queue):
             if (row := gang.row) is None:
                 continue
             before = ahead if place >= len(ahead) else ahead[:place]
-            why = table.explainer.waits(row, gang.kind, pool)
-            verdict = plain = why.verdict(gang.job, place, before)
-            if plain.code in _NO_PLACE:
-                verdict = table.reserved.explained(row, plain, gang.possible, table.scenes)
-            verdict = self._with_reservation(pool, gang, row, verdict)
-            if verdict.code in _NO_PLACE:
-                if now_s < (from_s := may_ask_s(gang, policy)):
-                    verdict = _asks_from(from_s, verdict)
-                elif moments and (protected := self._protected(pool, gang, row, why, moments)):
-                    own = None if verdict is plain else verdict.numbers
-                    verdict = protected.verdict(gang.job, place, before, own)
+            told = why = table.explainer.waits(row, gang.kind, pool)
+            no_place, from_s = why.reason.code in _NO_PLACE, may_ask_s(gang, policy)
+            if no_place and moments and now_s >= from_s:
+                told = self._protected(pool, gang, row, why, moments) or why
+            verdict = told.verdict(gang.job, place, before)
+            if reserves:
+                plain = verdict if told is why else why.verdict(gang.job, place, before)
+                verdict = self._beside_reservations(pool, gang, row, plain, verdict)
+            if no_place and now_s < from_s and verdict.code in _NO_PLACE:
+                verdict = _asks_from(from_s, verdict)
             verdicts[gang.job] = verdict
+
+    def _reserves(self, pool: PoolId) -> bool:
+        """True when a reservation of nodes, or of places for a gang, may have a part in why jobs wait here."""
+        reserving = self._table.reserving.get(pool)
+        return self._table.reserved.any or (reserving is not None and not reserving.none)
+
+    def _beside_reservations(
+        self, pool: PoolId, gang: Gang, row: PendingRow, plain: Verdict, told: Verdict
+    ) -> Verdict:
+        """The verdict where reservations play; ``plain`` is what places and bounds say, ``told`` what else is."""
+        verdict = plain
+        if plain.code in _NO_PLACE:
+            verdict = self._table.reserved.explained(row, plain, gang.possible, self._table.scenes)
+        verdict = self._with_reservation(pool, gang, row, verdict)
+        if verdict is plain:
+            return told
+        if verdict.code is plain.code:
+            return replace(told, numbers={**verdict.numbers, **told.numbers})
+        return verdict
 
     def _with_reservation(self, pool: PoolId, gang: Gang, row: PendingRow, verdict: Verdict) -> Verdict:
         """The verdict of a job that waits, where reservations have a part in it."""
