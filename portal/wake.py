@@ -62,21 +62,30 @@ def send_hints(rows: Sequence[Outbox]) -> int:
 
 
 def _send(row: Outbox) -> bool:
-    """Sends one message; False when the broker is away, or was silent just now."""
+    """Sends one message; False when the broker is away, or was silent just now: the row stays in the outbox."""
     killpoint("hint.before_send")
+    if not send_hint(row.name, row.arguments, row.queue):
+        return False
+    killpoint("hint.sent")
+    return True
+
+
+def send_hint(task: str, arguments: list[str], queue: str, after_s: float = 0.0) -> bool:
+    """Sends a message that nobody sends again, to be read in ``after_s`` seconds; False when the broker is away."""
     if PAUSE:
         return False
     try:
         app.send_task(
-            row.name,
-            args=row.arguments,
-            queue=row.queue,
+            task,
+            args=arguments,
+            queue=queue,
             retry=False,
             ignore_result=True,
-            headers={"fairway_sent_s": time.time()},  # a cycle that began later has seen what this is about
+            countdown=after_s or None,
+            # a cycle that began later has seen what this is about
+            headers={"fairway_sent_s": time.time() + after_s},
         )
     except (BrokerAway, RedisError, OSError) as problem:
-        log.warning("the hint %s stays in the outbox: %s", row.name, problem)
+        log.warning("the hint %s was not sent: %s", task, problem)
         return False
-    killpoint("hint.sent")
     return True

@@ -35,11 +35,12 @@ Decide = Callable[[Snapshot, Policy], Plan]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a cycle did; ``again`` when the next should follow at once."""
+    """What a cycle did; ``again`` when the next should follow at once, ``told`` when it said why jobs wait."""
 
     started: int
     refused: tuple[Refusal, ...]
     again: bool
+    told: bool = True
 
 
 def run_cycle(
@@ -96,7 +97,8 @@ def run_cycle(
         row.save()
         count_cycle(row, plan, committed=not photo.adopt_only)
         announce("cluster", {"kind": "cycle", "pending": row.pending, "started": row.started_jobs})
-    return Outcome(row.started_jobs, tuple(refused), again=bool(refused) and row.started_jobs > 0)
+    again = bool(refused) and row.started_jobs > 0
+    return Outcome(row.started_jobs, tuple(refused), again=again, told=plan.told)
 
 
 def _commit(leader: Held, photo: Photo, plan: Plan, remembered: Remembered) -> list[Refusal]:
@@ -113,7 +115,8 @@ def _commit(leader: Held, photo: Photo, plan: Plan, remembered: Remembered) -> l
             log.info("start of %s refused: %s", refusal.job, refusal.sentence)
     if not photo.adopt_only:
         write_keeps(leader, photo.kept, plan)
-    remembered.standings.write(leader, photo.pending_rows, verdicts)
+    if plan.told:
+        remembered.standings.write(leader, photo.pending_rows, verdicts)
     write_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
     return refused
 

@@ -2,11 +2,15 @@
 
 A photograph is read anew each time. Rows that say the same as before are exchanged for the objects of
 before, since a decision knows by the object what it need not work out again (``scheduler.core.memory``).
+
+Where many wait, saying why takes as long as deciding. Cycles that follow each other closely therefore start jobs each
+time and tell the reasons once a second (docs/decisions/telling-pace.md).
 """
 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +28,12 @@ Row = TypeVar("Row", NodeRow, PendingRow, RunningRow)
 COLLECTED_EVERY = 50
 """Circles of objects that a decision left are freed after so many decisions, at a third of a second each time."""
 
+TELLS_EVERY_S = 1.0
+"""How old what people are told of a waiting job may be, where many wait."""
+
+TOLD_ALWAYS = 500
+"""With at most so many waiting jobs every decision tells why they wait."""
+
 
 class Recall:
     """One chain of decisions; one at a time may use it."""
@@ -35,10 +45,14 @@ class Recall:
     def forget(self) -> None:
         """The next decision knows nothing of those before."""
         self._memory = Memory()
+        self._told_s = -math.inf  # when reasons were told last, by the photograph's clock
         self._rows: dict[str, dict[str, Any]] = {}  # by kind of row, then by the name of each
 
     def decide(self, snapshot: Snapshot, policy: Policy) -> Plan:
-        """The same plan as without; raises what ``decide`` raises, and has forgotten everything then."""
+        """The same plan as without, but told only now and then; raises what ``decide`` raises.
+
+        Whoever raised has forgotten everything.
+        """
         known = replace(
             snapshot,
             nodes=self._same("nodes", snapshot.nodes, attrgetter("id")),
@@ -46,12 +60,22 @@ class Recall:
             pending=self._same("pending", snapshot.pending, attrgetter("job")),
         )
         self._decisions += 1
+        tells = self._tells(snapshot)
         try:
             with _no_collection(collects=self._decisions % COLLECTED_EVERY == 0):
-                return decide(known, policy, self._memory)
+                plan = decide(known, policy, self._memory, tells=tells)
         except Exception:
             self.forget()
             raise
+        if tells:
+            self._told_s = snapshot.now_s
+        return plan
+
+    def _tells(self, snapshot: Snapshot) -> bool:
+        """Whether it is time to say why jobs wait; a clock that went back says so too."""
+        if len(snapshot.pending) <= TOLD_ALWAYS:
+            return True
+        return not 0.0 <= snapshot.now_s - self._told_s < TELLS_EVERY_S
 
     def _same(self, kind: str, rows: Sequence[Row], name: Callable[[Row], str]) -> tuple[Row, ...]:
         """The rows of a kind, as the objects of before where they say the same; noted for the next time."""

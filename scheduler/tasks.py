@@ -16,12 +16,14 @@ from django.db import close_old_connections, connection
 from portal.config.celery import app
 from portal.services.demo import keep_demo_alive
 from portal.services.dependencies import cancel_dependents
+from portal.wake import send_hint
 from scheduler import leases, sweep
 from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
 from scheduler.expectations import Expectations
 from scheduler.foresee import foresee
 from scheduler.node_checks import run_check, run_enrolment
+from scheduler.recall import TELLS_EVERY_S
 from scheduler.remembered import Remembered
 from scheduler.roster import ROSTER
 
@@ -59,6 +61,7 @@ class CycleGate:
         self._began_s = 0.0
         self._holder = leases.new_holder()
         self._deposed = False
+        self._tells_at_s = 0.0  # when a cycle was asked for that tells why jobs wait
         self._remembered = Remembered()
 
     def run(self, cause: str, sent_s: float | None) -> None:
@@ -87,7 +90,17 @@ class CycleGate:
             log.warning("no cycle, the database does not answer: %s", trouble)
             connection.close()
             return False
+        if outcome is not None and not outcome.told:
+            self._tell_soon()
         return outcome is not None and outcome.again
+
+    def _tell_soon(self) -> None:
+        """Asks for a cycle that tells why jobs wait, once; if the message is lost, beat's next cycle tells."""
+        now_s = time.time()
+        if self._tells_at_s > now_s:
+            return
+        self._tells_at_s = now_s + TELLS_EVERY_S
+        send_hint("scheduler.cycle", ["telling"], "cycle", after_s=TELLS_EVERY_S)
 
 
 GATE = CycleGate()

@@ -29,13 +29,14 @@ MOST_ROUNDS = 100
 """A round seats somebody by asking others to leave; more than a few are rare, and none is lost by waiting."""
 
 
-def decide(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Plan:
+def decide(snapshot: Snapshot, policy: Policy, memory: Memory | None = None, *, tells: bool = True) -> Plan:
     """The plan for ``snapshot``: each pending job stands in its starts or in its verdicts, once.
 
     ``memory``, the same from decision to decision, spares work where rows are the same objects as before; the plan
-    does not depend on it. Raises ``SnapshotError`` naming the field when the photograph cannot be true.
+    does not depend on it. Without ``tells`` it says nothing of those that wait, and is the same otherwise. Raises
+    ``SnapshotError`` naming the field when the photograph cannot be true.
     """
-    return _Decision(snapshot, policy, memory).plan()
+    return _Decision(snapshot, policy, memory).plan(tells=tells)
 
 
 def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answer:
@@ -77,8 +78,8 @@ class _Decision:
         """Who can be asked for alternatives."""
         return self._table.explainer
 
-    def plan(self) -> Plan:
-        """Go through the steps."""
+    def plan(self, *, tells: bool = True) -> Plan:
+        """Go through the steps; the last, telling, only if asked for."""
         self._table.set_aside()
         self._table.divide()
         receipts = tuple(receipt for scene in self._table.scenes.values() for receipt in scene.receipts())
@@ -87,7 +88,8 @@ class _Decision:
         if "stale_gangs" in self._table.policy.actions:
             self._making_room.end_stale()
         evictions = self._evictions()
-        Telling(self._table).explain(evictions)
+        if tells:
+            Telling(self._table).explain(evictions)
         return Plan(
             starts=self._with_places(State.STARTS),
             evictions=evictions,
@@ -96,6 +98,7 @@ class _Decision:
             steps_used=self._table.steps_used + self._table.explainer.changes.steps_used,
             truncated=bool(self._table.not_reached)
             or any(room.truncated for room in self._table.rooms.values()),
+            told=tells,
             keeps=self._with_places(State.KEPT),
         )
 

@@ -121,7 +121,7 @@ class ShareReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole decision. Every pending job stands in ``starts`` or in ``verdicts``, once."""
+    """A whole decision. Every pending job stands in ``starts`` or in ``verdicts``, once, if it is ``told``."""
 
     starts: tuple[Start, ...] = ()
     evictions: tuple[Eviction, ...] = ()
@@ -129,6 +129,8 @@ class Plan:
     receipts: tuple[ShareReceipt, ...] = ()
     steps_used: int = 0
     truncated: bool = False
+    told: bool = True
+    """False: nobody asked why jobs wait; then there are no verdicts."""
     keeps: tuple[Start, ...] = ()
     """Places kept for gangs that start there once others have left; a victim's place elsewhere is one too."""
 

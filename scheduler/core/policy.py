@@ -46,7 +46,6 @@ class Policy:
     use_predictions: str = CHOICES["use_predictions"].default  # whether photographs tell any
     fill_back: bool = True  # spare each victim that turns out not to be needed
     actions: tuple[str, ...] = ACTIONS
-    explains: bool = True  # says of every job why it waits; a replay can do without
     settles: bool = True  # as long as making room seats somebody, what is left is handed out again
     by_price: bool = True  # room is made where least work is lost, node by node
     most_tries: int = 64  # outcomes against the rules after which a search gives up

@@ -28,8 +28,6 @@ class Telling:
 
     def explain(self, evictions: Iterable[Eviction]) -> None:
         """Say of every job that did not start why it waits."""
-        if not self._table.policy.explains:
-            return
         leaving = self._table.explainer.leaving_for(evictions)
         table, not_reached = self._table, self._table.not_reached
         waiting: dict[PoolId, list[Gang]] = {pool: [] for pool in table.scenes}

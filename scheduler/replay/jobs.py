@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -99,11 +100,9 @@ def replay(
         watcher = Predicting() if policy == "fairway-predict" else Watcher()
         forecasting = Forecasting(watcher, rules) if forecast else None
         memory = Memory()
-        rules = replace(rules, explains=False)  # nobody reads why a job waits
-        clock = Clock(
-            Replay(jobs, size, quotas, rules, lambda photo, knobs: decide(photo, knobs, memory)),
-            forecasting or watcher,
-        )
+        # nobody reads why a job waits
+        untold = partial(decide, memory=memory, tells=False)
+        clock = Clock(Replay(jobs, size, quotas, rules, untold), forecasting or watcher)
         outcome = clock.run()
         further = {"decisions": clock.decisions, "decisions_cut_short": clock.not_reached}
         further |= forecasting.figures() if forecasting else {}

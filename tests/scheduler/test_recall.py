@@ -44,9 +44,9 @@ def test_each_plan_is_the_one_made_without() -> None:
 def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Snapshot] = []
 
-    def watched(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Plan:
+    def watched(snapshot: Snapshot, policy: Policy, memory: Memory, *, tells: bool) -> Plan:
         seen.append(snapshot)
-        return decide(snapshot, policy, memory)
+        return decide(snapshot, policy, memory, tells=tells)
 
     monkeypatch.setattr("scheduler.recall.decide", watched)
     recall, first = Recall(), scene()
@@ -57,6 +57,21 @@ def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.Mo
     same = [one is other for one, other in zip(seen[0].pending, seen[1].pending, strict=True)]
     assert same == [False] + [True] * (len(first.pending) - 1)
     assert seen[1].pending[0] == changed
+
+
+def test_where_many_wait_reasons_are_told_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.recall.TOLD_ALWAYS", 3)
+    recall, snapshot = Recall(), scene()
+    few = replace(snapshot, pending=snapshot.pending[:3])
+    told = {}
+    for after_s in (0.0, 0.4, 0.9, 1.2, 1.3, 0.1):  # in the end the clock went back
+        plan = recall.decide(replace(snapshot, now_s=snapshot.now_s + after_s), Policy())
+        told[after_s] = plan.told
+        whole = decide(snapshot, Policy())
+        assert (plan.starts, plan.evictions, plan.keeps) == (whole.starts, whole.evictions, whole.keeps)
+        assert bool(plan.verdicts) is plan.told
+    assert told == {0.0: True, 0.4: False, 0.9: False, 1.2: True, 1.3: False, 0.1: True}
+    assert recall.decide(replace(few, now_s=few.now_s + 0.2), Policy()).told
 
 
 def test_a_refused_photograph_is_refused_for_its_fault_and_forgotten() -> None:
