@@ -9,7 +9,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from portal.errors import Invalid, NotAllowed
+from portal.access import require_admin
+from portal.errors import Invalid
 from portal.models import Environment, EnvironmentOnNode, Node, User
 from portal.models.public_id import slug_validator
 from portal.services.audit import record_act
@@ -43,8 +44,8 @@ def do_save_environment(
     actor: User | None, words: EnvironmentWords, environment: Environment | None = None
 ) -> Environment:
     """Adds an environment, or changes one; jobs that run keep what they started with."""
-    if actor is not None and not actor.is_admin:
-        raise NotAllowed("Only administrators change environments.")
+    if actor is not None:
+        require_admin(actor, "change environments")
     _check(words)
     row = environment or Environment()
     before = _shown(row) if environment else None

@@ -13,8 +13,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from portal.access import Verb, require
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.access import Verb, require, require_admin
+from portal.errors import Conflict, Invalid
 from portal.events import announce
 from portal.models import Gpu, Node, NodeCheck, NodePool, Task, UnknownContainer, User
 from portal.models.public_id import slug_validator
@@ -32,8 +32,7 @@ FULL_DISK = "The disk of the node is full"
 
 def do_add_pool(actor: User, name: str) -> NodePool:
     """An empty pool."""
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators add pools.")
+    require_admin(actor, "add pools")
     _check_name(name)
     try:
         with transaction.atomic():
@@ -63,8 +62,7 @@ def do_add_node(
 
     ``host_key`` ("type base64") is what the admin was shown and confirmed; every later link pins it.
     """
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators add nodes.")
+    require_admin(actor, "add nodes")
     _check_name(name)
     wrong: dict[str, str] = {}
     if link is LinkKind.SSH:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from django.db import transaction
 
-from portal.errors import Invalid, NotAllowed, Stale
+from portal.access import require_admin
+from portal.errors import Invalid, Stale
 from portal.events import announce
 from portal.models import ClusterSettings, NodePool, User
 from portal.services.audit import record_act
@@ -30,8 +31,7 @@ def do_change_policy(
     ``version`` is the one the editor saw. Raises Invalid naming each knob that cannot stand so, and Stale
     with what stands now when somebody else was faster.
     """
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators change the policy.")
+    require_admin(actor, "change the policy")
     asked = {name: _or_default(name, value) for name, value in changes.items()}
     faults = {
         name: fault

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from portal.access import Verb, require
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.access import Verb, require, require_admin
+from portal.errors import Conflict, Invalid
 from portal.events import announce
 from portal.models import Job, Node, Topology, User
 from portal.models.public_id import slug_validator
@@ -51,7 +51,7 @@ def do_save_topology(
     actor: User, name: str, levels: Sequence[str], row: Topology | None = None, *, reason: str = ""
 ) -> Topology:
     """Adds a topology, or gives ``row`` other levels; its name stays, since jobs ask by it."""
-    _only_admins(actor)
+    require_admin(actor, "change topologies")
     wrong: dict[str, str] = {}
     if row is None:
         try:
@@ -85,7 +85,7 @@ def do_save_topology(
 
 def do_remove_topology(actor: User, row: Topology, *, reason: str = "") -> None:
     """Forgets a topology. Refused with ``topology_in_use`` while waiting jobs must stand near by it."""
-    _only_admins(actor)
+    require_admin(actor, "change topologies")
     with transaction.atomic():
         locked = Topology.objects.select_for_update().get(pk=row.pk)
         waiting = Job.objects.filter(state=JobState.PENDING.value, near__topology=locked.name).count()
@@ -116,11 +116,6 @@ def fault_of_near(near: Near) -> str | None:
     if unknown is not None:
         return f"{row.name} has no level {unknown}; it has {', '.join(row.levels)}."
     return None
-
-
-def _only_admins(actor: User) -> None:
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators change topologies.")
 
 
 def _tell(row: Topology) -> None:
