@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
@@ -17,7 +16,7 @@ from portal.access import Verb, require, require_admin
 from portal.errors import Conflict, Invalid
 from portal.events import announce
 from portal.models import Gpu, Node, NodeCheck, NodePool, Task, UnknownContainer, User
-from portal.models.public_id import slug_validator
+from portal.models.public_id import fault_of_name
 from portal.services import lifecycle
 from portal.services.audit import record_act
 from portal.wake import hint_node, leave_hint, wake
@@ -388,7 +387,5 @@ def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
 
 
 def _check_name(name: str) -> None:
-    try:
-        slug_validator(name)
-    except ValidationError as wrong:
-        raise Invalid(fields={"name": str(wrong.messages[0])}) from wrong
+    if fault := fault_of_name(name):
+        raise Invalid(fields={"name": fault})

@@ -18,7 +18,7 @@ from portal.access import Verb, can, require, require_admin
 from portal.errors import Conflict, Invalid, NotAllowed, NotThere
 from portal.events import announce
 from portal.models import Invitation, Membership, Project, SignInLink, User
-from portal.models.public_id import slug_validator
+from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
 from portal.words.states import Role
 
@@ -264,10 +264,8 @@ def _new_user(
     *, username: str, full_name: str, email: str, password: str, time_zone: str, is_admin: bool
 ) -> User:
     wrong: dict[str, str] = {}
-    try:
-        slug_validator(username)
-    except ValidationError as problem:
-        wrong["username"] = str(problem.messages[0])
+    if fault := fault_of_name(username):
+        wrong["username"] = fault
     if username in RESERVED_NAMES:
         wrong["username"] = "Machines use this name themselves. Choose another."
     if email:

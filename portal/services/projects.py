@@ -6,7 +6,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from portal.access import Verb, require, require_admin
@@ -14,7 +13,7 @@ from portal.errors import Conflict, Invalid, Stale
 from portal.events import announce
 from portal.lineage import lineage
 from portal.models import Membership, NodePool, Project, Quota, QuotaChange, User
-from portal.models.public_id import slug_validator
+from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
 from portal.wake import wake
 from portal.words.states import JOB_LIVE, Role
@@ -223,10 +222,8 @@ def _check_numbers(numbers: QuotaNumbers) -> None:
 
 
 def _check_name(name: str) -> None:
-    try:
-        slug_validator(name)
-    except ValidationError as wrong:
-        raise Invalid(fields={"name": str(wrong.messages[0])}) from wrong
+    if fault := fault_of_name(name):
+        raise Invalid(fields={"name": fault})
 
 
 def _check_no_circle(project: Project, parent: Project, tree: dict[int, Project]) -> None:
