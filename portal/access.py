@@ -84,8 +84,14 @@ def demand(person: Person, wanted: Policy) -> None:
     if wanted is Policy.PUBLIC:
         return
     user = signed_in(person)
-    if wanted is Policy.ADMIN and not user.is_admin:
-        raise NotAllowed("Only administrators can do this.")
+    if wanted is Policy.ADMIN:
+        require_admin(user, "can do this")
+
+
+def require_admin(user: User, act: str) -> None:
+    """Raises NotAllowed for anybody but an administrator. ``act`` is what only they do: "change quotas"."""
+    if not user.is_admin:
+        raise NotAllowed(f"Only administrators {act}.")
 
 
 # -- roles -----------------------------------------------------------------------------------------

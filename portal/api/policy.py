@@ -8,11 +8,11 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
+from portal.access import Policy, policy, require_admin
 from portal.api.bodies import Closed, Text
 from portal.api.route import Route, operation
 from portal.api.shapes.words import Named, named
-from portal.errors import NotAllowed, Stale
+from portal.errors import Stale
 from portal.models import NodePool
 from portal.selectors.policy import PolicySheet, policy_sheet
 from portal.selectors.projects import pool_for
@@ -90,8 +90,7 @@ class PolicyDoor(Route):
 
     def turned(self, pool: NodePool | None) -> HttpResponse:
         """Turns knobs, if they are still as the editor saw them."""
-        if not self.person.is_admin:
-            raise NotAllowed("Only administrators change the policy.")
+        require_admin(self.person, "change the policy")
         sheet = policy_sheet(pool)
         if not self.if_match(sheet.etag):
             raise self._stale(pool)

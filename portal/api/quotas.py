@@ -10,12 +10,12 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
+from portal.access import Policy, policy, require_admin
 from portal.api.bodies import Closed, Number, Text, Whole
 from portal.api.cursors import NEWEST
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import projects as shapes
-from portal.errors import Conflict, NotAllowed, NotThere, Stale
+from portal.errors import Conflict, NotThere, Stale
 from portal.models import NodePool, Project, Quota
 from portal.selectors.projects import pool_for, project_for, quota_changes, quotas_for
 from portal.services.projects import (
@@ -99,8 +99,7 @@ class QuotaDoor(Route):
 
     def matched(self, place: Place) -> int:
         """The version that If-Match names; PreconditionNeeded without it, Stale when it is another."""
-        if not self.person.is_admin:
-            raise NotAllowed("Only administrators change quotas.")
+        require_admin(self.person, "change quotas")
         if not self.if_match(place.etag):
             raise self.stale(place)
         return place.quota.version if place.quota else 0

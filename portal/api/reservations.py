@@ -8,13 +8,13 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
+from portal.access import Policy, policy, require_admin
 from portal.api import cursors
 from portal.api.bodies import Closed, Nothing, Text, Whole
 from portal.api.cursors import NEWEST
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import reservations as shapes
-from portal.errors import Invalid, NotAllowed, Stale
+from portal.errors import Invalid, Stale
 from portal.models import NodePool, Reservation
 from portal.selectors.machines import one_of, pools_for
 from portal.selectors.reservations import Phase, in_phase, reservation_for, reservations_for, shown_to
@@ -68,11 +68,6 @@ class ReservationDoor(Route):
     def shown(self, row: Reservation) -> dict[str, Any]:
         """A reservation as the person sees it now."""
         return shapes.reservation(shown_to(self.person, [reservation_for(self.person, row.public_id)])[0])
-
-    def admins_only(self) -> None:
-        """Refuses before anything is looked up."""
-        if not self.person.is_admin:
-            raise NotAllowed("Only administrators reserve nodes.")
 
     def words(self, row: Reservation | None = None) -> ReservationWords:
         """What the body asks for; what it leaves out stands as in ``row``."""
@@ -143,7 +138,7 @@ class ReservationsRoute(ReservationDoor):
     )
     def post(self, request: Request) -> HttpResponse:
         """The new reservation."""
-        self.admins_only()
+        require_admin(self.person, "reserve nodes")  # before anything is looked up
         return self.once(lambda: self.shown(do_save_reservation(self.person, self.words())))
 
 
@@ -178,7 +173,7 @@ class ReservationRoute(ReservationDoor):
     )
     def patch(self, request: Request, reservation: str) -> HttpResponse:
         """The reservation as it stands then."""
-        self.admins_only()
+        require_admin(self.person, "reserve nodes")  # before anything is looked up
         row = reservation_for(self.person, reservation)
         if not self.if_match(shapes.etag_of(row)):
             raise Stale(

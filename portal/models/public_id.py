@@ -57,3 +57,12 @@ slug_validator = _NameValidator(
     r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
     "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
 )
+
+
+def fault_of_name(name: str) -> str | None:
+    """What keeps a text from being a name, as a sentence; None if nothing does."""
+    try:
+        slug_validator(name)
+    except ValidationError as refused:
+        return str(refused.messages[0])
+    return None

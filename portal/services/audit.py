@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -37,3 +38,12 @@ def record_act(
         reason=reason[:500],
         address=request_address.get(),
     )
+
+
+def record_moved(
+    actor: User, act: str, thing: Any, before: Mapping[str, Any], after: Mapping[str, Any], *, reason: str
+) -> AuditEntry:
+    """As ``record_act``, with those keys only whose value moved; null where there was none, or is none now."""
+    moved = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+    was, now = ({key: side.get(key) for key in moved} for side in (before, after))
+    return record_act(actor, act, thing, before=was, after=now, reason=reason)

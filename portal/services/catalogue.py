@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from portal.errors import Invalid, NotAllowed
+from portal.access import require_admin
+from portal.errors import Invalid
 from portal.models import Environment, EnvironmentOnNode, Node, User
-from portal.models.public_id import slug_validator
+from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
 from portal.wake import hint_node
 from portal.words.states import NodeState, RuntimeKind
@@ -43,8 +43,8 @@ def do_save_environment(
     actor: User | None, words: EnvironmentWords, environment: Environment | None = None
 ) -> Environment:
     """Adds an environment, or changes one; jobs that run keep what they started with."""
-    if actor is not None and not actor.is_admin:
-        raise NotAllowed("Only administrators change environments.")
+    if actor is not None:
+        require_admin(actor, "change environments")
     _check(words)
     row = environment or Environment()
     before = _shown(row) if environment else None
@@ -77,10 +77,8 @@ def nodes_for(environment: Environment) -> list[Node]:
 
 def _check(words: EnvironmentWords) -> None:
     wrong: dict[str, str] = {}
-    try:
-        slug_validator(words.name)
-    except ValidationError as problem:
-        wrong["name"] = str(problem.messages[0])
+    if fault := fault_of_name(words.name):
+        wrong["name"] = fault
     if not words.title.strip():
         wrong["title"] = "Give it a title that people understand."
     if words.runtime is RuntimeKind.PROCESS:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from django.db import transaction
 
-from portal.errors import Conflict, NotAllowed, NotThere
+from portal.access import require_admin
+from portal.errors import Conflict, NotThere
 from portal.models import FailedCycle, User
 from portal.services.audit import record_act
 
 
 def do_give_out_failed(actor: User, public_id: str) -> tuple[str, bytes]:
     """Name and content of the file: gzip JSON for ``python -m scheduler.replay snapshot FILE``."""
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators see what a cycle had to decide on.")
+    require_admin(actor, "see what a cycle had to decide on")
     with transaction.atomic():
         row = FailedCycle.objects.filter(public_id=public_id).first()
         if row is None:

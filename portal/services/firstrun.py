@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
 from django.db import transaction
 
 from agents import bundle
 from agents.node.gpus.nvml import open_nvml
 from portal.errors import FairwayError
 from portal.models import ClusterSettings, Environment, Membership, Node, NodePool, Project, Template, User
-from portal.models.public_id import slug_validator
+from portal.models.public_id import fault_of_name
 from portal.services import enrolment
 from portal.services.audit import record_act
 from portal.services.catalogue import EnvironmentWords, do_save_environment
@@ -166,8 +165,4 @@ def _local_environment(admin: User) -> None:
 def _host_name() -> str:
     """This machine's name as a node's name, or "local" where it cannot be one."""
     name = socket.gethostname().split(".")[0].lower()
-    try:
-        slug_validator(name)
-    except ValidationError:
-        return "local"
-    return name
+    return "local" if fault_of_name(name) else name

@@ -1,15 +1,15 @@
 """The one writer of job, attempt and task states, and of the allocations that move with them.
 
 Every function runs in the caller's transaction or opens one, locks rows in the order job, attempt, tasks,
-GPUs (by id), leaves an event with a reason, and announces the change. A GPU is released on proof only:
-``task_gone`` is the one place where an allocation ends.
+GPUs (by id), leaves an event with a reason, and announces the change. It is made of ``steps`` (one step on the
+graph), ``holdings`` (GPUs change hands) and ``endings`` (what becomes of the job), which are open to nobody else
+but ``adoption``, its twin for attempts that a restored record forgot.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -19,23 +19,21 @@ from django.utils import timezone
 
 from portal.errors import Conflict
 from portal.events import announce, announce_all
-from portal.models import Allocation, Attempt, Gpu, Job, JobEvent, Node, NodePool, Standing, Task, UsageLedger
+from portal.models import Attempt, Job, JobEvent, Node, NodePool, Standing, Task
+from portal.services.endings import finish_attempt
+from portal.services.holdings import give_gpus, release_gpus, take_gpus
 from portal.services.moves import attempt_event, job_event, news_of_attempt, news_of_job
-from portal.wake import hint_nodes, leave_hint, wake
+from portal.services.steps import move_attempt, move_job, move_task, next_state, note_event, tell_job
+from portal.wake import hint_nodes, wake
 from portal.words.amounts import memory
-from portal.words.ends import END_STATES, GIVEN_BACK, RETRIED
+from portal.words.ends import END_STATES
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import (
-    ATTEMPT_ENDS,
     ATTEMPT_LIVE,
     JOB_ENDS,
-    JOB_LIVE,
     AttemptState,
     Desired,
-    JobKind,
     JobState,
-    may_move_attempt,
-    may_move_job,
 )
 
 
@@ -114,7 +112,7 @@ def begin_attempts(
             raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_moved_on")
         if len(each.seats) != job.tasks:
             raise ValueError(f"{len(each.seats)} seats for {job.tasks} tasks")
-    _take_gpus(share for each in beginnings for seat in each.seats for share in seat.gpus)
+    take_gpus(share for each in beginnings for seat in each.seats for share in seat.gpus)
     attempts = Attempt.objects.bulk_create(
         Attempt(
             job=each.job,
@@ -132,7 +130,7 @@ def begin_attempts(
         for rank, seat in enumerate(each.seats)
     ]
     Task.objects.bulk_create(task for task, _, _ in placed)
-    _give(placed, now)
+    give_gpus(placed, now)
     Standing.objects.filter(job__in=[each.job for each in beginnings]).delete()
     # before the news, for nodes wait and pages do not
     hint_nodes(
@@ -140,22 +138,6 @@ def begin_attempts(
     )
     _set_running(beginnings, attempts, now)
     return attempts
-
-
-def _take_gpus(shares: Iterable[tuple[int, int]]) -> None:
-    """Moves ``used_milli`` by (GPU row, milli) pairs, locked in order; Conflict when one is not healthy."""
-    wanted: Counter[int] = Counter()
-    for gpu, milli in shares:
-        wanted[gpu] += milli
-    held = Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").in_bulk()
-    by_milli: dict[int, list[int]] = {}
-    for gpu, milli in wanted.items():
-        row = held.get(gpu)
-        if row is None or row.health != "ok" or not row.present:
-            raise Conflict(f"GPU {row.uuid if row else gpu} is not healthy.", code="gpu_not_healthy")
-        by_milli.setdefault(milli, []).append(gpu)
-    for milli, gpus in by_milli.items():
-        Gpu.objects.filter(pk__in=gpus).update(used_milli=F("used_milli") + milli)
 
 
 def _set_running(beginnings: Sequence[Beginning], attempts: Sequence[Attempt], now: dt.datetime) -> None:
@@ -191,74 +173,6 @@ def _set_running(beginnings: Sequence[Beginning], attempts: Sequence[Attempt], n
     announce_all(news)
 
 
-@dataclass(frozen=True)
-class Found:
-    """A rank that runs already: where, with which GPUs, under which name, since when."""
-
-    rank: int
-    seat: Seat
-    container: str
-    ports: dict[str, int]
-    started_at: dt.datetime
-
-
-def adopt_attempt(job: Job, number: int, found: Sequence[Found], *, actor: str, sentence: str) -> Attempt:
-    """Takes an attempt into the record that runs on its nodes and was forgotten by a restore.
-
-    ``job`` must be locked by the caller. Ranks of an attempt that is adopted already join it. The GPUs count
-    from now on. Raises Conflict when the job cannot run that attempt any more, or when the record still
-    promises one of its GPUs to somebody else (I1).
-    """
-    now = timezone.now()
-    attempt = job.attempts.select_for_update(no_key=True).filter(number=number).first()
-    if attempt is None:
-        _check_may_adopt(job)
-        first = min(found, key=lambda each: each.rank)
-        attempt = Attempt.objects.create(
-            job=job,
-            number=number,
-            pool=first.seat.node.pool,
-            leader_epoch=0,
-            sent_at=now,
-            running_at=min(each.started_at for each in found),
-            # nobody probes it: what its server would be asked with was in the record that is lost
-            ready_at=now if job.kind == JobKind.WORKSPACE.value else None,
-        )
-        job.attempts_made = max(job.attempts_made, number)
-        job.started_at = job.started_at or attempt.running_at
-        job.exit_code = None
-        Standing.objects.filter(job=job).delete()
-        _move_job(job, JobState.RUNNING, reason="kept", sentence=sentence, attempt=attempt, actor=actor)
-        _move_attempt(attempt, AttemptState.RUNNING, "kept", sentence, actor)
-    elif attempt.state not in ATTEMPT_LIVE:
-        raise Conflict(
-            f"The record knows that attempt {number} of {job.name} has ended; it can only be stopped.",
-            code="attempt_ended",
-        )
-    _check_free(found)
-    for each in sorted(found, key=lambda each: each.rank):
-        for gpu, milli in each.seat.gpus:
-            Gpu.objects.filter(pk=gpu).update(used_milli=F("used_milli") + milli)
-        task = Task.objects.create(
-            attempt=attempt,
-            rank=each.rank,
-            node=each.seat.node,
-            container=each.container,
-            ports=each.ports,
-            running_at=each.started_at,
-        )
-        _move_task(task, AttemptState.RUNNING)
-        _give([(task, attempt.pool, each.seat.gpus)], now)
-    return attempt
-
-
-def skip_attempts(job_id: str, number: int) -> None:
-    """Makes the next attempt of a job (public id) come after ``number``, which its node never starts again."""
-    Job.objects.filter(public_id=job_id, attempts_made__lt=number).update(
-        attempts_made=number, version=F("version") + 1
-    )
-
-
 def task_sent(task: Task) -> bool:
     """Marks that a start command is about to go out; False when the attempt is no longer to be started.
 
@@ -285,13 +199,13 @@ def task_running(
         if task.state != AttemptState.CONFIGURING:
             return
         task.container, task.ports, task.running_at, task.problem = container, ports, now, ""
-        _move_task(task, AttemptState.RUNNING)
+        move_task(task, AttemptState.RUNNING)
         if attempt.state == AttemptState.CONFIGURING and all(
             row.state == AttemptState.RUNNING for row in tasks
         ):
             attempt.running_at = now
             attempt.save(update_fields=["running_at"])
-            _move_attempt(attempt, AttemptState.RUNNING, "started", "Its containers run.")
+            move_attempt(attempt, AttemptState.RUNNING, "started", "Its containers run.")
 
 
 def task_problem(task_id: int, sentence: str) -> None:
@@ -309,7 +223,7 @@ def attempt_ready(attempt_id: int) -> None:
         if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
             attempt.ready_at = timezone.now()
             attempt.save(update_fields=["ready_at"])
-            _event(attempt, "ready", "", "", "ready", "Its server answers; it can be opened.")
+            note_event(attempt, "ready", "", "", "ready", "Its server answers; it can be opened.")
 
 
 # -- stop ------------------------------------------------------------------------------------------
@@ -343,8 +257,8 @@ def want_stops(stops: Sequence[Stop], *, actor: str = "") -> None:
         for attempt in live:
             if attempt.sent_at is None:
                 for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
-                    _release(task, "never_started")
-                _finish(attempt, attempt.job)
+                    release_gpus(task, "never_started")
+                finish_attempt(attempt, attempt.job)
 
 
 def task_ended(
@@ -372,8 +286,8 @@ def task_ended(
         if task.state in ATTEMPT_LIVE:
             cause = EndReason(attempt.stop_reason) if asked else reason
             task.ended_at = timezone.now()
-            _move_task(task, END_STATES[cause])
-        _release(task, proof)
+            move_task(task, END_STATES[cause])
+        release_gpus(task, proof)
         if not asked and reason is not EndReason.FINISHED:
             if exit_code is not None:
                 attempt.exit_code = exit_code
@@ -382,7 +296,7 @@ def task_ended(
             stop = Stop(attempt.pk, reason, sentence or end_sentence(reason, **facts))
             _want_stops([(attempt, stop)], "")
         if all(row.gone for row in tasks):
-            _finish(attempt, job)
+            finish_attempt(attempt, job)
 
 
 # -- job level -------------------------------------------------------------------------------------
@@ -403,7 +317,7 @@ def cancel(job_id: int, reason: EndReason, *, actor: str, sentence: str = "") ->
         )
         if attempt is None:
             Standing.objects.filter(job=job).delete()
-            _move_job(job, JobState.CANCELLED, reason=reason, sentence=sentence, actor=actor)
+            move_job(job, JobState.CANCELLED, reason=reason, sentence=sentence, actor=actor)
         else:
             want_stop(attempt.pk, reason, actor=actor, sentence=sentence)
         job.refresh_from_db()
@@ -426,7 +340,7 @@ def set_held(job_id: int, held: bool, *, actor: str) -> Job:
                 actor=actor,
                 sentence=f"Held by {actor}." if held else f"Released by {actor}.",
             )
-            _tell(job)
+            tell_job(job)
             wake("hold")
         return job
 
@@ -441,69 +355,10 @@ def note_submitted(job: Job, *, actor: str) -> None:
         sentence=f"Submitted by {actor}.",
     )
     wake("submit")
-    _tell(job)
+    tell_job(job)
 
 
 # -- inside ----------------------------------------------------------------------------------------
-
-
-def _give(placed: Sequence[tuple[Task, NodePool, Sequence[tuple[int, int]]]], now: dt.datetime) -> None:
-    """The allocations of tasks with their ledger rows; ``used_milli`` has moved already."""
-    made = [
-        (Allocation(task=task, gpu_id=gpu, milli=milli, whole=milli == 1000, started_at=now), pool)
-        for task, pool, gpus in placed
-        for gpu, milli in gpus
-    ]
-    Allocation.objects.bulk_create(allocation for allocation, _ in made)
-    UsageLedger.objects.bulk_create(
-        UsageLedger(
-            allocation=allocation,
-            project_id=allocation.task.attempt.job.project_id,
-            user_id=allocation.task.attempt.job.owner_id,
-            pool=pool,
-            job=allocation.task.attempt.job,
-            milli=allocation.milli,
-            started_at=now,
-        )
-        for allocation, pool in made
-    )
-
-
-def _check_may_adopt(job: Job) -> None:
-    if job.state == JobState.PENDING:
-        return
-    if job.state in JOB_ENDS:
-        sentence = (
-            f"The record knows that {job.name} has ended ({job.state.lower()}); it can only be stopped."
-        )
-        raise Conflict(sentence, code="job_ended")
-    live = job.attempts.filter(state__in=ATTEMPT_LIVE).first()
-    raise Conflict(
-        f"The record still holds {'attempt ' + str(live.number) if live else 'another attempt'} of {job.name} "
-        "as running. Once the end of that is proved, this one can be kept.",
-        code="job_runs",
-    )
-
-
-def _check_free(found: Sequence[Found]) -> None:
-    """Locks the GPUs in order and raises Conflict, with who holds it, where one has no room."""
-    wanted: dict[int, int] = {}
-    for each in found:
-        for gpu, milli in each.seat.gpus:
-            wanted[gpu] = wanted.get(gpu, 0) + milli
-    rows = Gpu.objects.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
-    for row in rows.filter(pk__in=wanted):
-        if row.used_milli + wanted[row.pk] > 1000:
-            held = Allocation.objects.filter(gpu=row, ended_at__isnull=True).select_related(
-                "task__attempt__job"
-            )
-            names = ", ".join(sorted({one.task.attempt.job.name for one in held}))
-            raise Conflict(
-                f"The record still promises GPU {row.index} of {row.node.name} to {names}. Once the end of that "
-                "is proved, or it is cancelled, this one can be kept.",
-                code="gpu_taken",
-                facts={"gpu": row.uuid, "used_milli": row.used_milli},
-            )
 
 
 def _locked(task_id: int) -> tuple[Attempt, list[Task]]:
@@ -531,7 +386,7 @@ def _want_stops(stops: Sequence[tuple[Attempt, Stop]], actor: str) -> None:
         attempt.stop_for = stop.for_job
         attempt.stop_for_after = stop.for_job.attempts_made if stop.for_job else None
         if attempt.sent_at is not None:
-            old = _next_state(attempt, AttemptState.COMPLETING)
+            old = next_state(attempt, AttemptState.COMPLETING)
             events.append(
                 attempt_event(
                     attempt, "attempt_state", old, attempt.state, attempt.stop_reason, attempt.sentence, actor
@@ -545,128 +400,3 @@ def _want_stops(stops: Sequence[tuple[Attempt, Stop]], actor: str) -> None:
     jobs = {attempt.pk: attempt.job.public_id for attempt, _ in stops}
     nodes = Task.objects.filter(attempt__in=jobs, gone=False).values_list("node__public_id", "attempt_id")
     hint_nodes({node: ("stop", jobs[attempt]) for node, attempt in nodes})
-
-
-def _release(task: Task, proof: str) -> None:
-    """Ends a task's allocations with their proof, and frees the GPUs: the only place that does."""
-    now = timezone.now()
-    rows = list(task.allocations.filter(ended_at__isnull=True).order_by("gpu_id"))
-    list(
-        Gpu.objects.select_for_update(no_key=True).filter(pk__in=[row.gpu_id for row in rows]).order_by("pk")
-    )
-    for row in rows:
-        Gpu.objects.filter(pk=row.gpu_id).update(used_milli=F("used_milli") - row.milli)
-        row.ended_at, row.proof = now, proof
-        row.save(update_fields=["ended_at", "proof"])
-        UsageLedger.objects.filter(allocation=row).update(ended_at=now)
-    task.gone = True
-    task.save(update_fields=["gone"])
-
-
-def _finish(attempt: Attempt, job: Job) -> None:
-    """Ends an attempt whose every task is gone, and decides what becomes of the job."""
-    reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.FINISHED
-    state = END_STATES[reason]
-    sentence = attempt.sentence or end_sentence(reason)
-    for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
-        if task.state in ATTEMPT_LIVE:
-            task.ended_at = timezone.now()
-            _move_task(task, state)
-    attempt.ended_at = timezone.now()
-    if reason is EndReason.FINISHED:
-        attempt.exit_code = 0
-    attempt.save(update_fields=["ended_at", "exit_code"])
-    _move_attempt(attempt, state, reason.value, sentence, attempt.stop_actor)
-    job.exit_code = attempt.exit_code
-    after = _job_after(job, attempt, reason, state)
-    if after is JobState.PENDING and not sentence.endswith("waits again."):
-        sentence = f"{sentence} It waits again."
-    _move_job(job, after, reason=reason, sentence=sentence, attempt=attempt, actor=attempt.stop_actor)
-    wake("ended")
-
-
-def _job_after(job: Job, attempt: Attempt, reason: EndReason, state: AttemptState) -> JobState:
-    if job.desired == Desired.CANCELLED:
-        return JobState.CANCELLED
-    if job.desired == Desired.SUSPENDED or state is AttemptState.SUSPENDED:
-        return JobState.SUSPENDED
-    if job.stub and (reason in GIVEN_BACK or reason in RETRIED):
-        return JobState.FAILED  # nobody knows what to start again
-    if reason in GIVEN_BACK:
-        return JobState.PENDING
-    if reason in RETRIED:
-        return JobState.PENDING if _tries_used(job) < job.max_attempts else JobState.FAILED
-    return {
-        AttemptState.COMPLETED: JobState.COMPLETED,
-        AttemptState.CANCELLED: JobState.CANCELLED,
-        AttemptState.TIMEOUT: JobState.TIMEOUT,
-    }.get(state, JobState.FAILED)
-
-
-def _tries_used(job: Job) -> int:
-    """Attempts that count against ``max_attempts``: those that did not give their GPUs back for others."""
-    return job.attempts.exclude(
-        state__in=[AttemptState.PREEMPTED.value, AttemptState.SUSPENDED.value]
-    ).count()
-
-
-def _move_task(task: Task, to: AttemptState) -> None:
-    old = AttemptState(task.state)
-    if old is to:
-        task.save()
-        return
-    if not may_move_attempt(old, to):
-        raise Conflict(f"A task cannot move from {old} to {to}.", code="illegal_move")
-    task.state = to.value
-    task.save()
-
-
-def _next_state(attempt: Attempt, to: AttemptState) -> AttemptState:
-    """Sets the state of an attempt, unsaved, and gives the one before. Raises Conflict off the graph."""
-    old = AttemptState(attempt.state)
-    if not may_move_attempt(old, to):
-        raise Conflict(f"An attempt cannot move from {old} to {to}.", code="illegal_move")
-    attempt.state = to.value
-    return old
-
-
-def _move_attempt(attempt: Attempt, to: AttemptState, reason: str, sentence: str, actor: str = "") -> None:
-    old = _next_state(attempt, to)
-    if to in ATTEMPT_ENDS:
-        attempt.reason = reason
-        attempt.sentence = sentence[:1000]
-    attempt.save(update_fields=["state", "reason", "sentence"])
-    _event(attempt, "attempt_state", old, to, reason, sentence, actor)
-
-
-def _move_job(
-    job: Job, to: JobState, *, reason: str, sentence: str, attempt: Attempt | None = None, actor: str = ""
-) -> None:
-    old = JobState(job.state)
-    if not may_move_job(old, to):
-        raise Conflict(f"A job cannot move from {old} to {to}.", code="illegal_move")
-    now = timezone.now()
-    job.state, job.reason, job.sentence = to.value, str(reason), sentence[:1000]
-    job.version += 1
-    if to in JOB_ENDS:
-        job.ended_at = now
-    elif to is JobState.PENDING:
-        job.queued_at = now
-    job.save()
-    job_event(job, old, attempt, actor).save()
-    _tell(job)
-    if to in JOB_LIVE and to is not JobState.RUNNING:
-        wake("requeue")
-    if to in JOB_ENDS and job.next_jobs.exists():
-        leave_hint("scheduler.dependents", [], "cycle")
-
-
-def _event(
-    attempt: Attempt, kind: str, before: str, after: str, reason: str, sentence: str, actor: str = ""
-) -> None:
-    attempt_event(attempt, kind, before, after, reason, sentence, actor).save()
-    announce_all([news_of_attempt(attempt, kind, sentence)])
-
-
-def _tell(job: Job) -> None:
-    announce_all(news_of_job(job))

@@ -8,16 +8,15 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from portal.access import Verb, require
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.access import Verb, require, require_admin
+from portal.errors import Conflict, Invalid
 from portal.events import announce
 from portal.models import Gpu, Node, NodeCheck, NodePool, Task, UnknownContainer, User
-from portal.models.public_id import slug_validator
+from portal.models.public_id import fault_of_name
 from portal.services import lifecycle
 from portal.services.audit import record_act
 from portal.wake import hint_node, leave_hint, wake
@@ -32,8 +31,7 @@ FULL_DISK = "The disk of the node is full"
 
 def do_add_pool(actor: User, name: str) -> NodePool:
     """An empty pool."""
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators add pools.")
+    require_admin(actor, "add pools")
     _check_name(name)
     try:
         with transaction.atomic():
@@ -63,8 +61,7 @@ def do_add_node(
 
     ``host_key`` ("type base64") is what the admin was shown and confirmed; every later link pins it.
     """
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators add nodes.")
+    require_admin(actor, "add nodes")
     _check_name(name)
     wrong: dict[str, str] = {}
     if link is LinkKind.SSH:
@@ -390,7 +387,5 @@ def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
 
 
 def _check_name(name: str) -> None:
-    try:
-        slug_validator(name)
-    except ValidationError as wrong:
-        raise Invalid(fields={"name": str(wrong.messages[0])}) from wrong
+    if fault := fault_of_name(name):
+        raise Invalid(fields={"name": fault})

@@ -14,11 +14,11 @@ from django.core.validators import validate_email
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from portal.access import Verb, can, require
+from portal.access import Verb, can, require, require_admin
 from portal.errors import Conflict, Invalid, NotAllowed, NotThere
 from portal.events import announce
 from portal.models import Invitation, Membership, Project, SignInLink, User
-from portal.models.public_id import slug_validator
+from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
 from portal.words.states import Role
 
@@ -154,8 +154,8 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
 
 def do_make_sign_in_link(actor: User | None, user: User, *, hours: int = SIGN_IN_LINK_HOURS) -> str:
     """The code of a one-time sign-in for an existing person; earlier unused ones stop working."""
-    if actor is not None and not actor.is_admin:
-        raise NotAllowed("Only administrators make sign-in links.")
+    if actor is not None:
+        require_admin(actor, "make sign-in links")
     code, code_hash = new_code()
     with transaction.atomic():
         SignInLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
@@ -221,8 +221,7 @@ def do_change_person(
 ) -> User:
     """Lets a person in or out, or changes whether they are an admin; the last admin stays one."""
     require(actor, Verb.CHANGE, user)
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators change other people's accounts.")
+    require_admin(actor, "change other people's accounts")
     with transaction.atomic():
         admins = list(
             User.objects.select_for_update(no_key=True).filter(is_admin=True, is_active=True).order_by("pk")
@@ -265,10 +264,8 @@ def _new_user(
     *, username: str, full_name: str, email: str, password: str, time_zone: str, is_admin: bool
 ) -> User:
     wrong: dict[str, str] = {}
-    try:
-        slug_validator(username)
-    except ValidationError as problem:
-        wrong["username"] = str(problem.messages[0])
+    if fault := fault_of_name(username):
+        wrong["username"] = fault
     if username in RESERVED_NAMES:
         wrong["username"] = "Machines use this name themselves. Choose another."
     if email:

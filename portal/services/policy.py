@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from django.db import transaction
 
-from portal.errors import Invalid, NotAllowed, Stale
+from portal.access import require_admin
+from portal.errors import Invalid, Stale
 from portal.events import announce
 from portal.models import ClusterSettings, NodePool, User
-from portal.services.audit import record_act
+from portal.services.audit import record_moved
 from portal.wake import wake
 from portal.words.knobs import KnobValue, default_of, fault_of, knob_names, whole
 
@@ -30,8 +31,7 @@ def do_change_policy(
     ``version`` is the one the editor saw. Raises Invalid naming each knob that cannot stand so, and Stale
     with what stands now when somebody else was faster.
     """
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators change the policy.")
+    require_admin(actor, "change the policy")
     asked = {name: _or_default(name, value) for name, value in changes.items()}
     faults = {
         name: fault
@@ -57,15 +57,7 @@ def do_change_policy(
         row.policy = after
         row.policy_version += 1
         row.save(update_fields=["policy", "policy_version"])
-        moved = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        record_act(
-            actor,
-            "policy.change",
-            row,
-            before={name: before.get(name) for name in moved},
-            after={name: after.get(name) for name in moved},
-            reason=reason,
-        )
+        record_moved(actor, "policy.change", row, before, after, reason=reason)
         announce("cluster", {"kind": "policy", "pool": pool.public_id if pool else None})
         wake("policy")
     return row

@@ -6,15 +6,14 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from portal.access import Verb, require
-from portal.errors import Conflict, Invalid, NotAllowed, Stale
+from portal.access import Verb, require, require_admin
+from portal.errors import Conflict, Invalid, Stale
 from portal.events import announce
 from portal.lineage import lineage
 from portal.models import Membership, NodePool, Project, Quota, QuotaChange, User
-from portal.models.public_id import slug_validator
+from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
 from portal.wake import wake
 from portal.words.states import JOB_LIVE, Role
@@ -29,8 +28,7 @@ def do_create_project(
 ) -> Project:
     """A project; only admins make top-level ones, managers make children of theirs. ``manager`` runs it."""
     if parent is None:
-        if not actor.is_admin:
-            raise NotAllowed("Only administrators make a top-level project.")
+        require_admin(actor, "make a top-level project")
     else:
         require(actor, Verb.MANAGE, parent)
         if _depth(parent) + 1 >= MAX_DEPTH:
@@ -56,8 +54,8 @@ def do_change_project(actor: User, project: Project, **changes: Any) -> Project:
     unknown = set(changes) - {"name", "title", "parent", "archived_at"}
     if unknown:
         raise ValueError(f"not changeable: {unknown}")
-    if ("parent" in changes or "name" in changes or "archived_at" in changes) and not actor.is_admin:
-        raise NotAllowed("Only administrators rename, move or archive a project.")
+    if "parent" in changes or "name" in changes or "archived_at" in changes:
+        require_admin(actor, "rename, move or archive a project")
     if "name" in changes:
         _check_name(changes["name"])
     try:
@@ -146,8 +144,7 @@ def do_change_quota(
 
     Raises Stale with what stands now when somebody else was faster. Lowering below use stops nothing (I10).
     """
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators change quotas.")
+    require_admin(actor, "change quotas")
     _check_numbers(numbers)
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).get(pk=project.pk)
@@ -225,10 +222,8 @@ def _check_numbers(numbers: QuotaNumbers) -> None:
 
 
 def _check_name(name: str) -> None:
-    try:
-        slug_validator(name)
-    except ValidationError as wrong:
-        raise Invalid(fields={"name": str(wrong.messages[0])}) from wrong
+    if fault := fault_of_name(name):
+        raise Invalid(fields={"name": fault})
 
 
 def _check_no_circle(project: Project, parent: Project, tree: dict[int, Project]) -> None:

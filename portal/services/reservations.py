@@ -15,7 +15,8 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.db.models import Count, Q
 from django.utils import timezone
 
-from portal.errors import Conflict, Invalid, NotAllowed, Stale
+from portal.access import require_admin
+from portal.errors import Conflict, Invalid, Stale
 from portal.events import announce
 from portal.models import Node, NodePool, Project, Reservation, ReservedNode, User
 from portal.services.audit import record_act
@@ -47,7 +48,7 @@ def do_save_reservation(
     Raises Invalid by field, Stale, and Conflict: ``reservation_over``, or ``reserved_already`` for nodes that
     another reservation keeps at that time. A begin that has passed is now.
     """
-    _only_admins(actor)
+    require_admin(actor, "reserve nodes")
     now = timezone.now()
     begin = max(words.begin, now) if row is None else words.begin
     if row is not None and row.begin <= now:
@@ -75,7 +76,7 @@ def do_save_reservation(
 
 def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") -> Reservation:
     """Lets everybody onto the nodes again; it can be brought back until its end. Repeatable."""
-    _only_admins(actor)
+    require_admin(actor, "reserve nodes")
     with transaction.atomic():
         saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
         if saved.cancelled_at is not None:
@@ -93,7 +94,7 @@ def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") ->
 
 def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
     """Takes a cancellation back. Refused as a new one would be when its nodes are reserved otherwise by now."""
-    _only_admins(actor)
+    require_admin(actor, "reserve nodes")
     with transaction.atomic():
         saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
         if saved.cancelled_at is None:
@@ -228,11 +229,6 @@ def _shown(row: Reservation) -> dict[str, Any]:
         "begin": row.begin.astimezone(dt.UTC).isoformat(),
         "end": row.end.astimezone(dt.UTC).isoformat(),
     }
-
-
-def _only_admins(actor: User) -> None:
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators reserve nodes.")
 
 
 def _tell(row: Reservation) -> None:

@@ -23,9 +23,9 @@ from portal.events import announce
 from portal.models import ClusterSettings, Environment, Gpu, Job, Node, Project, UnknownContainer, User
 from portal.models.public_id import LONGEST_ID
 from portal.selectors.restored import nodes_to_compare
-from portal.services import lifecycle
+from portal.services.adoption import Found, adopt_attempt, skip_attempts
 from portal.services.audit import record_act
-from portal.services.lifecycle import Found, Seat
+from portal.services.lifecycle import Seat
 from portal.wake import hint_node, wake
 from portal.words.states import FENCED, JobKind, RuntimeKind
 
@@ -133,7 +133,7 @@ def do_stop_unknown(actor: User, row: UnknownContainer) -> UnknownContainer:
     require(actor, Verb.CHANGE, row)
     with transaction.atomic():
         rows = _decide(actor, row, "stop")
-        lifecycle.skip_attempts(row.job, row.attempt)
+        skip_attempts(row.job, row.attempt)
         for each in rows:
             record_act(actor, "container.stop", each, after=_facts(each))
             hint_node(each.node.public_id, COMPARE)
@@ -165,7 +165,7 @@ def do_keep_unknown(actor: User, row: UnknownContainer) -> Job:
         if job.kind == JobKind.WORKSPACE.value:
             sentence += " What opens it was in the record that is lost: it can only be stopped."
         found = [_found(each) for each in rows]
-        lifecycle.adopt_attempt(job, row.attempt, found, actor=actor.username, sentence=sentence)
+        adopt_attempt(job, row.attempt, found, actor=actor.username, sentence=sentence)
         for each in rows:
             after = _facts(each) | {
                 "owner": job.owner.username,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from portal.access import Verb, require
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.access import Verb, require, require_admin
+from portal.errors import Conflict, Invalid
 from portal.events import announce
 from portal.models import Job, Node, Topology, User
-from portal.models.public_id import slug_validator
-from portal.services.audit import record_act
+from portal.models.public_id import fault_of_name
+from portal.services.audit import record_act, record_moved
 from portal.wake import wake
 from portal.words.labels import fault_of_labels, fault_of_levels
 from portal.words.states import JobState
@@ -33,15 +32,7 @@ def do_set_labels(actor: User, node: Node, labels: Mapping[str, str], *, reason:
             return row
         row.labels = after
         row.save(update_fields=["labels"])
-        moved = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
-        record_act(
-            actor,
-            "node.labels",
-            row,
-            before={key: before.get(key) for key in moved},
-            after={key: after.get(key) for key in moved},
-            reason=reason,
-        )
+        record_moved(actor, "node.labels", row, before, after, reason=reason)
         announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
         wake("node")
     return row
@@ -51,13 +42,10 @@ def do_save_topology(
     actor: User, name: str, levels: Sequence[str], row: Topology | None = None, *, reason: str = ""
 ) -> Topology:
     """Adds a topology, or gives ``row`` other levels; its name stays, since jobs ask by it."""
-    _only_admins(actor)
+    require_admin(actor, "change topologies")
     wrong: dict[str, str] = {}
-    if row is None:
-        try:
-            slug_validator(name)
-        except ValidationError as refused:
-            wrong["name"] = str(refused.messages[0])
+    if row is None and (fault := fault_of_name(name)):
+        wrong["name"] = fault
     if fault := fault_of_levels(levels):
         wrong["levels"] = fault
     if wrong:
@@ -85,7 +73,7 @@ def do_save_topology(
 
 def do_remove_topology(actor: User, row: Topology, *, reason: str = "") -> None:
     """Forgets a topology. Refused with ``topology_in_use`` while waiting jobs must stand near by it."""
-    _only_admins(actor)
+    require_admin(actor, "change topologies")
     with transaction.atomic():
         locked = Topology.objects.select_for_update().get(pk=row.pk)
         waiting = Job.objects.filter(state=JobState.PENDING.value, near__topology=locked.name).count()
@@ -116,11 +104,6 @@ def fault_of_near(near: Near) -> str | None:
     if unknown is not None:
         return f"{row.name} has no level {unknown}; it has {', '.join(row.levels)}."
     return None
-
-
-def _only_admins(actor: User) -> None:
-    if not actor.is_admin:
-        raise NotAllowed("Only administrators change topologies.")
 
 
 def _tell(row: Topology) -> None:

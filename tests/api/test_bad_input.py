@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as RedisAway
 from portal import throttle
 from portal.api import jobs as job_routes
 from portal.api.bodies import MAX_BODY_BYTES
+from portal.models import Gpu
 from tests.api.table import JOB
 
 JOBS = "/api/v1/jobs/"
@@ -57,6 +58,14 @@ def client(world):
         ({"command": []}, "command"),
         ({"environ": {"LD_PRELOAD": "x"}}, "environ"),
         ({"environ": {"A": 1}}, "environ.A"),
+        ({"near": {"topology": "nowhere", "required": "rack"}}, "near"),
+        ({"near": {"topology": "hall", "required": "row"}}, "near"),
+        ({"near": {"topology": "hall"}}, "near"),
+        ({"near": {"required": "rack"}}, "near.topology"),
+        ({"near": "rack"}, "near"),
+        ({"min_compute_capability": 0}, "min_compute_capability"),
+        ({"min_compute_capability": "8.0"}, "min_compute_capability"),
+        ({"mig_profile": "x" * 33}, "mig_profile"),
         ({"project": "nowhere"}, "project"),
         ({"environment": "nowhere"}, "environment"),
         ({"pool": "nowhere"}, "pool"),
@@ -164,6 +173,17 @@ def test_a_job_may_start_after_others_that_one_may_see(world):
         assert (refused.status_code, refused["Content-Type"]) == (400, "application/problem+json"), nonsense
     for nonsense in ("true", 1, None):
         assert post(client, json.dumps(JOB | {"after_any": nonsense})).status_code == 400
+
+
+def test_a_job_asks_for_a_kind_of_gpu_and_to_stand_near(world):
+    client = world.client("member")
+    Gpu.objects.filter(index=3).update(mig_profile="1g.10gb", compute_capability=9.0)
+    near = {"topology": "hall", "required": "rack", "preferred": None}
+    asked = {"mig_profile": "1g.10gb", "min_compute_capability": 8.0, "near": near}
+    answer = post(client, JOB | {"tasks": 1, "gpus_per_task": 1} | asked)
+    assert answer.status_code == 201, answer.content
+    shown = client.get(f"{JOBS}{answer.json()['id']}/").json()
+    assert {name: shown[name] for name in asked} == asked
 
 
 def test_too_large_is_413(client):

@@ -103,7 +103,7 @@ def test_what_changes_nothing_leaves_no_trace(admin) -> None:
 
 
 def test_others_may_not(admin) -> None:
-    with pytest.raises(NotAllowed):
+    with pytest.raises(NotAllowed, match="Only administrators change the policy"):
         do_change_policy(record.person(), None, {"usage_weight": 2}, version=1)
 
 

@@ -25,7 +25,7 @@ def test_admins_make_projects_and_managers_make_children():
     vision = projects.do_create_project(admin, name="vision", manager=manager)
     child = projects.do_create_project(manager, name="vision-small", parent=vision)
     assert child.parent == vision
-    with pytest.raises(NotAllowed):
+    with pytest.raises(NotAllowed, match="Only administrators make a top-level project"):
         projects.do_create_project(manager, name="other")
     with pytest.raises(Invalid, match="already"):
         projects.do_create_project(admin, name="vision")
@@ -116,7 +116,7 @@ def test_nonsense_quotas(bad, named):
 def test_managers_do_not_change_quotas():
     manager = record.person()
     project = record.project(manager=manager)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(NotAllowed, match="Only administrators change quotas"):
         projects.do_change_quota(manager, project, record.pool(), numbers(1), version=0)
 
 

@@ -53,7 +53,7 @@ def test_an_admin_reserves_nodes_and_the_next_cycle_hears(scene) -> None:
     assert (told.object_id, told.reason) == (row.public_id, "spring term")
     assert told.after["projects"] == [scene["project"].name]
     assert Outbox.objects.filter(name="scheduler.cycle", arguments=["reservation"]).exists()
-    with pytest.raises(NotAllowed):
+    with pytest.raises(NotAllowed, match="Only administrators reserve nodes"):
         do_save_reservation(scene["owner"], words(scene, 10, 11))
 
 

@@ -62,10 +62,10 @@ def test_what_is_no_label_is_refused(scene, labels) -> None:
 def test_only_admins_say_where_nodes_stand(scene) -> None:
     with pytest.raises(NotAllowed):
         do_set_labels(scene["owner"], scene["node"], {"rack": "r1"})
-    with pytest.raises(NotAllowed):
+    with pytest.raises(NotAllowed, match="Only administrators change topologies"):
         do_save_topology(scene["owner"], "fabric", ["rack"])
     row = do_save_topology(scene["admin"], "fabric", ["rack"])
-    with pytest.raises(NotAllowed):
+    with pytest.raises(NotAllowed, match="Only administrators change topologies"):
         do_remove_topology(scene["owner"], row)
 
 

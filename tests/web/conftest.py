@@ -41,3 +41,26 @@ def client_of(scene) -> Callable[..., Client]:
         return client
 
     return make
+
+
+@pytest.fixture
+def typed(scene) -> dict[str, str]:
+    """What makes a valid form of a training run on the launch page."""
+    return {
+        "kind": "training",
+        "name": "my run",
+        "project": scene.projects["vision"].public_id,
+        "environment": scene.environments["batch"].public_id,
+        "gpu_model": "",
+        "gpus_per_task": "2",
+        "tasks": "1",
+        "milli_per_gpu": "1000",
+        "cores": "1.5",
+        "memory_gib": "4",
+        "command": "python train.py --name 'two words'",
+        "environ": "SEED=1\n# a remark\nNAME=two words",
+        "time_limit_s": "90 min",
+        "preemptible": "on",
+        "priority": "0",
+        "max_attempts": "3",
+    }

@@ -117,7 +117,8 @@ def test_an_admin_edits_a_quota_and_undoes_it(quota_place, client_of):
     assert (quota.guaranteed_milli, quota.limit_milli) == (2500, 7000)
     change = quota.changes.first()
     assert change.reason == "a test"
-    client.post(reverse("undo-quota", args=[change.pk]))
+    answer = client.post(reverse("undo-quota", args=[change.pk]), follow=True)
+    assert "Put back what vision had before." in answer.content.decode()
     quota.refresh_from_db()
     assert quota.changes.first().undoes == change
     assert AuditEntry.objects.filter(act="quota.change").count() >= 2

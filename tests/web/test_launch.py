@@ -12,29 +12,6 @@ from portal.web.launch_form import LaunchForm, initial_of, initial_of_fields
 from tests import record
 
 
-@pytest.fixture
-def typed(scene):
-    """A valid form of a training run."""
-    return {
-        "kind": "training",
-        "name": "my run",
-        "project": scene.projects["vision"].public_id,
-        "environment": scene.environments["batch"].public_id,
-        "gpu_model": "",
-        "gpus_per_task": "2",
-        "tasks": "1",
-        "milli_per_gpu": "1000",
-        "cores": "1.5",
-        "memory_gib": "4",
-        "command": "python train.py --name 'two words'",
-        "environ": "SEED=1\n# a remark\nNAME=two words",
-        "time_limit_s": "90 min",
-        "preemptible": "on",
-        "priority": "0",
-        "max_attempts": "3",
-    }
-
-
 def test_what_is_typed_becomes_the_job(scene, client_of, typed):
     answer = client_of("member").post(reverse("launch"), typed)
     job = Job.objects.get(name="my run")
@@ -198,19 +175,15 @@ def test_the_nearest_request_sets_fields_that_the_form_has(client_of, typed):
     assert re.search(r'data-set="cores=\d+"', page)
 
 
-def test_slices_are_offered_where_there_are_some_and_asked_for_whole(client_of, scene) -> None:
+def test_slices_are_offered_where_there_are_some_and_asked_for_whole(client_of, scene, typed) -> None:
     member = client_of("member")
     assert "MIG slices" not in member.get("/launch/?kind=training").content.decode()
     scene.nodes["ada-1"].gpus.filter(index__gte=4).update(mig_profile="1g.12gb", compute_capability=8.9)
     assert '<option value="1g.12gb">1g.12gb</option>' in member.get("/launch/?kind=training").content.decode()
-    form = {
-        "kind": "training", "name": "small-one", "project": scene.projects["vision"].public_id,
-        "environment": scene.environments["batch"].public_id, "gpus_per_task": "1", "tasks": "1",
-        "milli_per_gpu": "500", "cores": "1", "memory_gib": "2", "command": "true",
-        "mig_profile": "1g.12gb", "min_compute_capability": "8.6",
-    }  # fmt: skip
+    slices = {"mig_profile": "1g.12gb", "min_compute_capability": "8.6"}
+    form = typed | {"gpus_per_task": "1", "milli_per_gpu": "500"} | slices
     assert member.post("/launch/", form).status_code == 302
-    job = Job.objects.get(name="small-one")
+    job = Job.objects.get(name="my run")
     assert (job.mig_profile, job.min_compute_capability, job.milli_per_gpu) == ("1g.12gb", 8.6, 1000)
     page = member.get(f"/jobs/{job.public_id}/").content.decode()
     assert "1g.12gb" in page and "8.6 or more" in page

@@ -46,28 +46,27 @@ def test_members_see_where_nodes_stand_and_write_nothing(client_of, scene) -> No
         assert member.post(path, {"labels": "", "name": "x", "levels": "y"}).status_code == 403
 
 
-def test_a_job_is_launched_near_together(client_of, scene) -> None:
+def test_a_job_is_launched_near_together(client_of, scene, typed) -> None:
     member = client_of("member")
     assert "Near together" not in member.get("/launch/?kind=training").content.decode()
     Topology.objects.create(name="fabric", levels=["example.org/block", "rack"])
     page = member.get("/launch/?kind=training").content.decode()
     assert '<option value="fabric:rack">rack</option>' in page
-    form = {
-        "kind": "training", "name": "near-one", "project": scene.projects["vision"].public_id,
-        "environment": scene.environments["batch"].public_id, "gpus_per_task": "4", "tasks": "2",
-        "milli_per_gpu": "1000", "cores": "1", "memory_gib": "2", "command": "true",
-        "near_required": "fabric:example.org/block", "near_preferred": "fabric:rack",
-    }  # fmt: skip
+    near = {"near_required": "fabric:example.org/block", "near_preferred": "fabric:rack"}
+    form = typed | {"gpus_per_task": "4", "tasks": "2"} | near
     checked = member.post("/launch/check/", form).content.decode()
     assert "in one block, rather in one rack (fabric)" in checked
     assert member.post("/launch/", form).status_code == 302
-    job = Job.objects.get(name="near-one")
+    job = Job.objects.get(name="my run")
     assert job.near == {"topology": "fabric", "required": "example.org/block", "preferred": "rack"}
     assert (
         "in one block, rather in one rack (fabric)" in member.get(f"/jobs/{job.public_id}/").content.decode()
     )
     again = member.get(f"/launch/?like={job.public_id}").content.decode()
     assert '<option value="fabric:example.org/block" selected>block</option>' in again
+    kept = client_of("admin").post("/topologies/fabric/remove/", follow=True).content.decode()
+    assert "1 waiting job asks to stand near by it." in kept
+    assert Topology.objects.exists()
 
 
 def test_levels_of_two_topologies_are_refused(client_of, scene) -> None:

@@ -9,10 +9,11 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from portal.access import Policy, policy, signed_in
-from portal.errors import FairwayError, Invalid, NotThere
+from portal.errors import Invalid, NotThere
 from portal.models import Gpu, Node, NodeCheck, NodePool
 from portal.services import enrolment, nodes
 from portal.services.topologies import do_set_labels
+from portal.web.acts import act_and_return
 from portal.web.cluster import node_page
 from portal.web.words import whole_number
 from portal.words.states import LinkKind, NodeState, RuntimeKind
@@ -105,20 +106,18 @@ def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
         "ready": NodeState.READY,
         "retire": NodeState.RETIRED,
     }
-    try:
+
+    def change() -> str:
         if act == "fence":
             ended = nodes.do_fence_node(user, node, reason=reason)
-            messages.success(request, f"{node.name} is fenced; {ended} tasks ended and their GPUs are free.")
-        elif act in states:
-            nodes.do_set_node_state(user, node, states[act], reason=reason)
-            messages.success(request, f"{node.name} is now {states[act].value}.")
-        else:
+            return f"{node.name} is fenced; {ended} tasks ended and their GPUs are free."
+        if act not in states:
             raise NotThere
-    except FairwayError as refusal:
-        messages.error(request, refusal.sentence)
-    if act == "retire":
-        return HttpResponseRedirect(reverse("cluster"))
-    return HttpResponseRedirect(reverse("node", args=[public_id]))
+        nodes.do_set_node_state(user, node, states[act], reason=reason)
+        return f"{node.name} is now {states[act].value}."
+
+    back = reverse("cluster") if act == "retire" else reverse("node", args=[public_id])
+    return act_and_return(request, change, back)
 
 
 @policy(Policy.ADMIN)

@@ -13,9 +13,10 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from portal.access import Policy, policy, signed_in
-from portal.errors import FairwayError, Invalid, NotThere
+from portal.errors import Invalid, NotThere
 from portal.models import Invitation, Project, User
 from portal.services import people
+from portal.web.acts import act_and_return
 from portal.words.states import Role
 
 
@@ -70,11 +71,11 @@ def change_person(request: HttpRequest, public_id: str) -> HttpResponse:
     if person is None:
         raise NotThere
     act = request.POST.get("act", "")
-    try:
-        if act == "link":
-            code = people.do_make_sign_in_link(admin, person)
-            link = address_with_code("sign-in-link", code)
-            return _page(request, link=link, link_for=person)
+    if act == "link":
+        link = address_with_code("sign-in-link", people.do_make_sign_in_link(admin, person))
+        return _page(request, link=link, link_for=person)
+
+    def change() -> str:
         changes = {
             "close": {"is_active": False},
             "open": {"is_active": True},
@@ -84,10 +85,9 @@ def change_person(request: HttpRequest, public_id: str) -> HttpResponse:
         if changes is None:
             raise NotThere
         people.do_change_person(admin, person, **changes)
-        messages.success(request, f"Saved for {person.username}.")
-    except FairwayError as refusal:
-        messages.error(request, refusal.sentence)
-    return HttpResponseRedirect(reverse("people"))
+        return f"Saved for {person.username}."
+
+    return act_and_return(request, change, reverse("people"))
 
 
 def address_with_code(view: str, code: str) -> str:

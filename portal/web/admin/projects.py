@@ -10,10 +10,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from portal.access import Policy, Verb, can, policy, require, signed_in, visible_people, visible_projects
-from portal.errors import FairwayError, Invalid, NotThere
+from portal.errors import Invalid, NotThere
 from portal.models import Invitation, Project, Quota, User
 from portal.selectors.projects import in_tree_order, live_jobs_of, people_of
 from portal.services import people, projects
+from portal.web.acts import act_and_return
 from portal.web.admin.people import address_with_code, role_named
 from portal.web.admin.tree_pages import SEARCH_FROM, page_of
 from portal.words.states import Role
@@ -98,19 +99,18 @@ def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
     """Retitles or archives a project."""
     user = signed_in(request.user)
     project = _project(request, public_id)
-    try:
+
+    def change() -> str:
         if "archive" in request.POST:
             projects.do_change_project(user, project, archived_at=timezone.now())
-            messages.success(request, f"{project.name} is archived; nothing new starts in it.")
-        elif "restore" in request.POST:
+            return f"{project.name} is archived; nothing new starts in it."
+        if "restore" in request.POST:
             projects.do_change_project(user, project, archived_at=None)
-            messages.success(request, f"{project.name} is open again.")
-        else:
-            projects.do_change_project(user, project, title=request.POST.get("title", "").strip()[:200])
-            messages.success(request, "Saved.")
-    except FairwayError as refusal:
-        messages.error(request, refusal.sentence)
-    return HttpResponseRedirect(reverse("project", args=[public_id]))
+            return f"{project.name} is open again."
+        projects.do_change_project(user, project, title=request.POST.get("title", "").strip()[:200])
+        return "Saved."
+
+    return act_and_return(request, change, reverse("project", args=[public_id]))
 
 
 # -- inside ----------------------------------------------------------------------------------------

@@ -20,10 +20,11 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from portal.access import Policy, policy, signed_in, visible_projects
-from portal.errors import Conflict, FairwayError, Invalid, NotThere, Stale
+from portal.errors import Conflict, Invalid, NotThere, Stale
 from portal.models import NodePool, Quota, QuotaChange, User
 from portal.selectors.quota_grid import Grid, GridRow, pools_with_gpus, quota_grid
 from portal.services.projects import NO_QUOTA, QuotaNumbers, do_change_quota, do_undo_quota_change
+from portal.web.acts import act_and_return
 from portal.web.admin.amounts import limit_of, milli_of, shown_gpus, weight_of, whole_number_of
 from portal.web.admin.tree_pages import LONGEST_SEARCH, SEARCH_FROM, name_those_above, page_of
 
@@ -150,13 +151,13 @@ def undo_quota_change(request: HttpRequest, change_id: int) -> HttpResponse:
     change = QuotaChange.objects.select_related("quota__pool", "quota__project").filter(pk=change_id).first()
     if change is None:
         raise NotThere
-    try:
+    quota = change.quota
+
+    def undo() -> str:
         do_undo_quota_change(signed_in(request.user), change)
-    except FairwayError as refusal:
-        messages.error(request, refusal.sentence)
-    else:
-        messages.success(request, f"Put back what {change.quota.project.name} had before.")
-    return HttpResponseRedirect(f"{reverse('quotas')}?pool={change.quota.pool.name}")
+        return f"Put back what {quota.project.name} had before."
+
+    return act_and_return(request, undo, f"{reverse('quotas')}?pool={quota.pool.name}")
 
 
 # -- inside ----------------------------------------------------------------------------------------

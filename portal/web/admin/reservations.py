@@ -26,6 +26,7 @@ from portal.services.reservations import (
     named_projects,
     nodes_of,
 )
+from portal.web.acts import act_and_return
 from portal.web.words import whole_number, zone
 
 FIELDS = ("name", "pool", "nodes", "projects", "begin", "end", "reason")
@@ -96,13 +97,8 @@ def _act(
     request: HttpRequest, public_id: str, act: Callable[[User, Reservation], Reservation], done: str
 ) -> HttpResponse:
     user = signed_in(request.user)
-    try:
-        row = act(user, reservation_for(user, public_id))
-    except Conflict as refusal:
-        messages.error(request, refusal.sentence)
-    else:
-        messages.success(request, f"{row.name} {done}")
-    return HttpResponseRedirect(reverse("calendar"))
+    row = reservation_for(user, public_id)
+    return act_and_return(request, lambda: f"{act(user, row).name} {done}", reverse("calendar"))
 
 
 def _words(values: dict[str, str], here: dt.tzinfo, row: Reservation | None) -> ReservationWords:

@@ -9,10 +9,11 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from portal.access import Policy, policy, signed_in
-from portal.errors import Conflict, Invalid
+from portal.errors import Invalid
 from portal.models import Topology
 from portal.selectors.topologies import levels_of, topologies_for, topology_for
 from portal.services.topologies import do_remove_topology, do_save_topology
+from portal.web.acts import act_and_return
 
 
 @policy(Policy.SIGNED_IN)
@@ -43,13 +44,12 @@ def save_topology(request: HttpRequest) -> HttpResponse:
 def remove_topology(request: HttpRequest, name: str) -> HttpResponse:
     """Forgets one that no waiting job asks for."""
     row = topology_for(request.user, name)
-    try:
+
+    def remove() -> str:
         do_remove_topology(signed_in(request.user), row)
-    except Conflict as refusal:
-        messages.error(request, refusal.sentence)
-    else:
-        messages.success(request, f"The topology {row.name} is removed.")
-    return HttpResponseRedirect(reverse("topologies"))
+        return f"The topology {row.name} is removed."
+
+    return act_and_return(request, remove, reverse("topologies"))
 
 
 # -- inside ----------------------------------------------------------------------------------------

@@ -1,0 +1,22 @@
+"""What a button of a page asks for: done or refused, then back to the page with a sentence that says which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+
+from portal.errors import FairwayError
+
+
+def act_and_return(request: HttpRequest, act: Callable[[], str], back: str) -> HttpResponse:
+    """Does ``act``, which gives what it did as a sentence, and sends the reader ``back`` to an address.
+
+    A refusal is told there too. Look rows up before, so that one that is not there answers 404.
+    """
+    try:
+        messages.success(request, act())
+    except FairwayError as refusal:
+        messages.error(request, refusal.sentence)
+    return HttpResponseRedirect(back)
