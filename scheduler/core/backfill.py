@@ -2,22 +2,24 @@
 
 The ends of running jobs are known from time limits or predictions; a job whose end is unknown counts as
 never ending. Places free up in the order of these ends, so the first end at which the gang fits is its time
-(the *shadow time* of EASY backfilling, Lifka 1995). A later job may start now if it ends before that time, or
-if the reserved places are still there with it in place. Several reservations hold together: each next one is
-found with the places of those before it taken from now on, which is never too early for anybody.
+(the *shadow time* of EASY backfilling, Lifka 1995). More ends never free less, so that end is found by halving.
+A later job may start now if it ends before that time, or on nodes that carry nothing of the reservation. Several
+reservations hold together: each next one is found with the places of those before it taken from now on, which
+is never too early for anybody.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from scheduler.core.cluster import JobId, NodeRow
-from scheduler.core.placement import Bools, Floor, Held, Shape
+from scheduler.core.placement import Bools, Floor, Held, Pile, Shape
 
 
 class Ending(NamedTuple):
@@ -37,6 +39,14 @@ class Reservation:
     held: tuple[Held, ...]
 
 
+class _Moment(NamedTuple):
+    """A time at which places become free: how many have ended by then, and how many had before."""
+
+    at_s: float
+    ends: int
+    ends_before: int
+
+
 def expected_end_s(
     now_s: float, started_s: float, time_limit_s: float | None, predicted_end_s: float | None
 ) -> float | None:
@@ -50,24 +60,22 @@ def expected_end_s(
     return predicted_end_s if limit_s is None else min(predicted_end_s, limit_s)
 
 
-@dataclass(slots=True)
 class Reservations:
     """The reservations of one pool while a plan is made. ``floor`` is what is free now; it is not changed.
 
-    ``steps_used`` counts ends looked at; a search that would pass ``most_steps`` finds nothing.
+    ``steps_used`` counts the ends that a gang waits for; a search that would pass ``most_steps`` finds nothing.
     """
 
-    floor: Floor
-    endings: Sequence[Ending]
-    now_s: float
-    most_steps: int
-    made: list[Reservation] = field(default_factory=list)
-    steps_used: int = 0
-    _shadows: list[tuple[float, Floor]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        known = [each for each in self.endings if each.ends_s is not None and math.isfinite(each.ends_s)]
-        self.endings = sorted(known, key=_by_end)
+    def __init__(self, floor: Floor, endings: Sequence[Ending], now_s: float, most_steps: int) -> None:
+        self.made: list[Reservation] = []
+        self.steps_used = 0
+        self._floor = floor
+        self._now_s = now_s
+        self._most_steps = most_steps
+        known = [each for each in endings if each.ends_s is not None and math.isfinite(each.ends_s)]
+        known.sort(key=_by_end)
+        self._moments = _moments(known, now_s)
+        self._freed = Pile([each.held for each in known])
 
     def reserve(
         self, job: JobId, shape: Shape, tasks: int, within: Sequence[Bools] | None = None
@@ -76,95 +84,74 @@ class Reservations:
 
         ``within``: sets of nodes of which one must hold all of it.
         """
-        nodes = self.floor.nodes
+        nodes = self._floor.nodes
         shapes = [shape] if within is None else [_only(shape, mask, nodes) for mask in within]
-        ground = self.floor.copy()
-        for earlier in self.made:
-            for one in earlier.held:
-                ground.change(one, -1)
-        start_s = self.now_s
-        waiting = list(reversed(self.endings))
-        while not (fitting := [each for each in shapes if _fits(ground, each, tasks)]):
-            if not waiting or self.steps_used >= self.most_steps:
-                return None
-            start_s = max(self.now_s, waiting[-1].ends_s or 0.0)
-            while waiting and (waiting[-1].ends_s or 0.0) <= start_s:
-                self.steps_used += 1
-                ground.give_back(waiting.pop().held)
-        held = ground.place_gang(fitting[0], tasks)
+        taken = [one for earlier in self.made for one in earlier.held]
+        moment = self._first_moment(taken, shapes, tasks)
+        if moment is None:
+            return None
+        ground = self._ground(taken, moment.ends)
+        fitting = next(each for each in shapes if _fits(ground, each, tasks))
+        held = ground.place_gang(fitting, tasks)
         if held is None:
             return None
-        found = Reservation(job, start_s, tuple(held))
+        found = Reservation(job, moment.at_s, tuple(held))
         self.made.append(found)
-        self._shadow(found)
         return found
 
-    def _shadow(self, found: Reservation) -> None:
-        """What is free at the time of a reservation, with it and all others in place."""
-        shadow = self.floor.copy()
-        for each in self.endings:
-            if (each.ends_s or 0.0) <= found.start_s:
-                shadow.give_back(each.held)
-        for made in self.made:
-            for one in made.held:
-                shadow.change(one, -1)
-        for _, other in self._shadows:
-            for one in found.held:
-                other.change(one, -1)
-        self._shadows.append((found.start_s, shadow))
+    def _first_moment(self, taken: Sequence[Held], shapes: Sequence[Shape], tasks: int) -> _Moment | None:
+        """The first moment at which one of ``shapes`` fits, now or after some ends; counts these."""
+        left = self._most_steps - self.steps_used
+        # another moment may be waited for as long as those before it are fewer than what is left
+        moments = self._moments[: bisect_left(self._moments, left, lo=1, key=_ends_before)]
 
-    def admits(self, held: Sequence[Held], ends_s: float | None) -> bool:
-        """True when a job that starts now on ``held`` (free now) and ends then delays no reservation."""
-        return all(self._stands(shadow, held) for shadow in self._touched(ends_s))
+        def fits(moment: _Moment) -> bool:
+            ground = self._ground(taken, moment.ends)
+            return any(_fits(ground, each, tasks) for each in shapes)
 
-    def started(self, held: Sequence[Held], ends_s: float | None) -> None:
-        """Counts a job in that starts now; it was admitted."""
-        for shadow in self._touched(ends_s):
-            for one in held:
-                shadow.change(one, -1)
+        first = 0 if fits(moments[0]) else bisect_left(moments, True, lo=1, key=fits)
+        self.steps_used += moments[min(first, len(moments) - 1)].ends
+        return moments[first] if first < len(moments) else None
 
-    def room_for(self, shape: Shape, tasks: int, ends_s: float | None) -> Floor:
-        """What is free both now and, unless the job has ended by then, beside every reservation.
-
-        Whatever is placed there is admitted. The floor itself when nothing is reserved against the job.
-        """
-        shadows = list(self._touched(ends_s))
-        if not shadows or not _fits(self.floor, shape, tasks):
-            return self.floor
-        room = self.floor
-        for shadow in shadows:
-            both = room.copy()
-            both.set_to_least(room, shadow, range(len(room.nodes)))
-            room = both
-        return room
+    def _ground(self, taken: Sequence[Held], ends: int) -> Floor:
+        """What is free after the first ``ends`` ends, less what is ``taken``."""
+        ground = self._floor.copy()
+        for one in taken:
+            ground.change(one, -1)
+        ground.give_back_pile(self._freed, ends)
+        return ground
 
     def open_nodes(self, ends_s: float | None, job: JobId | None = None) -> Bools:
         """Nodes that carry nothing of a reservation of others which begins before ``job`` has ended.
 
-        Coarser than ``room_for``: what a reserved gang leaves over of its nodes stays closed too.
+        What a reserved gang leaves over of its nodes stays closed too.
         """
-        mask = np.ones(len(self.floor.nodes), dtype=bool)
+        mask = np.ones(len(self._floor.nodes), dtype=bool)
         for each in self.made:
             if each.job != job and (ends_s is None or ends_s > each.start_s):
                 mask[[one.node for one in each.held]] = False
         return mask
 
-    def _touched(self, ends_s: float | None) -> Iterable[Floor]:
-        """The shadows of reservations that begin before a job has ended."""
-        return (shadow for start_s, shadow in self._shadows if ends_s is None or ends_s > start_s)
-
-    @staticmethod
-    def _stands(shadow: Floor, held: Sequence[Held]) -> bool:
-        """True when ``held`` finds its places free on ``shadow``; it is left as it was."""
-        for one in held:
-            shadow.change(one, -1)
-        stands = not shadow.overfull(held)
-        shadow.give_back(held)
-        return stands
-
 
 def _by_end(ending: Ending) -> tuple[float, JobId]:
     return (ending.ends_s if ending.ends_s is not None else math.inf, ending.job)
+
+
+def _moments(endings: Sequence[Ending], now_s: float) -> list[_Moment]:
+    """Now, and each moment at which somebody ends; whoever should have ended by now ends at any moment."""
+    found = [_Moment(now_s, 0, 0)]
+    for ends, each in enumerate(endings, 1):
+        at_s = max(now_s, each.ends_s or 0.0)
+        before = found[-1]
+        if before.ends and before.at_s == at_s:
+            found[-1] = before._replace(ends=ends)
+        else:
+            found.append(_Moment(at_s, ends, before.ends))
+    return found
+
+
+def _ends_before(moment: _Moment) -> int:
+    return moment.ends_before
 
 
 def _only(shape: Shape, mask: Bools, nodes: Sequence[NodeRow]) -> Shape:

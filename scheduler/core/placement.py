@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -111,6 +112,23 @@ class _Scores:
         self.best_free: Ints = np.zeros(nodes, dtype=np.int64)  # of the GPU that a share takes; 0 is any
         self.fitting: Bools = np.zeros(nodes, dtype=bool)
         self.seen = seen
+
+
+class Pile:
+    """The places of many owners as arrays, one owner after the other.
+
+    ``places[n]`` and ``gpus[n]`` are how many the first ``n`` owners hold together.
+    """
+
+    def __init__(self, owners: Sequence[Sequence[Held]]) -> None:
+        held = [one for mine in owners for one in mine]
+        self.places = [0, *accumulate(len(mine) for mine in owners)]
+        self.gpus = [0, *accumulate(sum(len(one.slots) for one in mine) for mine in owners)]
+        self.node: Ints = np.array([one.node for one in held], dtype=np.int64)
+        self.cpu_milli: Ints = np.array([one.cpu_milli for one in held], dtype=np.int64)
+        self.memory_mib: Ints = np.array([one.memory_mib for one in held], dtype=np.int64)
+        gpus = [(one.node, slot, one.milli) for one in held for slot in one.slots]
+        self.gpu_node, self.gpu_slot, self.gpu_milli = np.array(gpus, dtype=np.int64).reshape(-1, 3).T
 
 
 class Floor:
@@ -487,8 +505,11 @@ class Floor:
         other._scores = {}
         other._measured = {}
         other._changed = []
-        if self._fragmentation is not None:
-            other._lost = other._lost_on(np.arange(len(self.nodes)))
+        if (
+            self._fragmentation is not None
+        ):  # what it lost stays known of the nodes that have not changed since
+            other._lost = self._lost.copy()
+            other._changed = self._changed[self._lost_seen :]
             other._lost_seen = 0
         return other
 
@@ -527,6 +548,15 @@ class Floor:
         """Undo a gang's places."""
         for one in held:
             self.change(one, +1)
+
+    def give_back_pile(self, pile: Pile, first: int) -> None:
+        """Give back the places of the ``first`` of a pile's owners, all at once."""
+        places, gpus = pile.places[first], pile.gpus[first]
+        node = pile.node[:places]
+        np.add.at(self.cpu_free, node, pile.cpu_milli[:places])
+        np.add.at(self.memory_free, node, pile.memory_mib[:places])
+        np.add.at(self.free_milli, (pile.gpu_node[:gpus], pile.gpu_slot[:gpus]), pile.gpu_milli[:gpus])
+        self._changed += np.unique(node).tolist()
 
     def place_of(self, stand: RunningTask) -> Held | None:
         """The place where a task was to stand; None when it is no place here any more, or of several kinds."""

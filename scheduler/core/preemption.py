@@ -172,17 +172,19 @@ class RoomMaker:
 
     def may_ask(self, gang: Gang, reason: EvictionReason) -> bool:
         """A quick look whether the rules let a gang ask anybody at all."""
-        lower = (
-            self._who.of(gang.leaf, "preempt", gang.priority) if reason is EvictionReason.PREEMPTED else []
-        )
-        if self._person_holds_too_much(gang) and not any(each.user == gang.user for each in lower):
-            return False
+        lower: Sequence[Gang] = ()
         if reason is EvictionReason.RECLAIMED:
-            return self.may_reclaim(gang)
-        if reason is EvictionReason.PREEMPTED:
-            return bool(lower)
-        asked = gang.asked
-        return gang.preemptible and 0 < asked.gpu_milli <= self.free_later()
+            may = self.may_reclaim(gang)
+        elif reason is EvictionReason.PREEMPTED:
+            lower = self._who.of(gang.leaf, "preempt", gang.priority)
+            may = bool(lower)
+        else:
+            may = gang.preemptible and 0 < gang.asked.gpu_milli <= self.free_later()
+        return may and (
+            not self._scene.ledger.people
+            or not self._person_holds_too_much(gang)
+            or any(each.user == gang.user for each in lower)
+        )
 
     def _person_holds_too_much(self, gang: Gang) -> bool:
         """True when only leaving jobs of the same person would help: others' cannot bring it within its quota."""
