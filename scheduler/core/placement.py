@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from scheduler.core.topology import NOWHERE, fabric_of, near_slots
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+_Number = TypeVar("_Number", int, Ints)
 
 NO_BOUND = 1_000_000
 """Tasks of a shape that asks for nothing countable: as many as anyone asks."""
@@ -291,8 +292,10 @@ class Floor:
         On a node, GPUs that are free on the floor ``rather_not`` are taken last.
         """
         measured = tasks == 1 and self._fragmentation is not None
-        if measured and shape.whole and int(np.count_nonzero(self._fresh(shape, False).fitting)) <= 1:
-            measured = False  # there is nothing to choose between
+        if tasks == 1 and (shape.whole or not measured):
+            fitting = np.flatnonzero(self._fresh(shape, False).fitting)
+            if len(fitting) <= 1:  # there is nothing to choose between
+                return [self._take(int(node), shape, 1, rather_not) for node in fitting] or None
         scores = self._fresh(shape, measured)
         if tasks > 1 and int(np.minimum(scores.capacity, tasks).sum()) < tasks:
             return None
@@ -334,14 +337,14 @@ class Floor:
             rows = np.arange(len(self.nodes))
             scores = cache[shape] = _Scores(len(rows), len(self._changed))
         elif scores.seen < len(self._changed):
-            rows = np.fromiter(set(self._changed[scores.seen :]), dtype=np.int64)
+            changed = set(self._changed[scores.seen :])
             scores.seen = len(self._changed)
+            if len(changed) == 1 and not measured and self._refresh_one(scores, shape, *changed):
+                return scores
+            rows = np.fromiter(changed, dtype=np.int64)
         else:
             return scores
-        if len(rows) == 1:
-            capacity = np.array([self.capacity_on(shape, int(rows[0]))])
-        else:
-            capacity = self.capacity_of(shape, rows)
+        capacity = self.capacity_of(shape, rows)
         scores.capacity[rows] = capacity
         scores.fitting[rows] = capacity > 0
         if measured:
@@ -349,6 +352,17 @@ class Floor:
         else:
             scores.score[rows] = self._by_room(shape, rows)
         return scores
+
+    def _refresh_one(self, scores: _Scores, shape: Shape, node: int) -> bool:
+        """Bring the scores of one node up to date without the cost of arrays; False when that cannot be done."""
+        if self.strategy != "spread" and not shape.whole and shape.gpus == 1:
+            return False  # it looks for the GPU that it fills best
+        capacity, free = self.capacity_on(shape, node), self.free_milli[node].tolist()
+        scores.capacity[node] = capacity
+        scores.fitting[node] = capacity > 0
+        room = sum(free)
+        scores.score[node] = -room if self.strategy == "spread" else _packed(free.count(WHOLE_MILLI), room)
+        return True
 
     def capacity_on(self, shape: Shape, node: int) -> int:
         """``capacity`` of one node, made anew without the cost of arrays."""
@@ -402,7 +416,7 @@ class Floor:
         """
         free = self.free_milli[rows]
         whole_free = (free == WHOLE_MILLI).sum(axis=1)
-        room = whole_free * 1_000_000 + free.sum(axis=1)
+        room = _packed(whole_free, free.sum(axis=1))
         if self.strategy == "spread":
             return np.asarray(-free.sum(axis=1), dtype=np.int64)
         if shape.whole or shape.gpus != 1:
@@ -600,6 +614,11 @@ class Floor:
         eligible = self.eligible(shape)
         free = ((self.free_milli == WHOLE_MILLI) & eligible).sum(axis=1)
         return np.asarray(np.where(self.open_to(shape), free, 0), dtype=np.int64)
+
+
+def _packed(whole: _Number, milli: _Number) -> _Number:
+    """How much room is left broken up on nodes with so many whole GPUs free, and so much in all."""
+    return whole * 1_000_000 + milli
 
 
 def _same_build(one: NodeRow, other: NodeRow) -> bool:

@@ -241,14 +241,15 @@ class Search:
 
     def _could_help(self, wanted: Sequence[Task], candidates: dict[ProjectId, list[Gang]]) -> bool:
         """False when even everybody's leaving makes no room, counted in GPUs alone."""
-        free = float(self._scene.later.free_milli.clip(min=0).sum())
-        asked = total(wanted).gpu_milli
+        missing = total(wanted).gpu_milli
         for mine in candidates.values():
             for each in mine:
-                if free >= asked:
+                missing -= sum(
+                    t.amounts.gpu_milli for t in each.tasks if t.state in (State.RUNS, State.STARTS)
+                )
+                if missing <= 0:
                     return True
-                free += sum(t.amounts.gpu_milli for t in each.tasks if t.state in (State.RUNS, State.STARTS))
-        return free >= asked
+        return missing <= float(self._scene.later.free_milli.clip(min=0).sum())
 
     def _may_fit(self, gang: Gang, wanted: Sequence[Task]) -> bool:
         """A quick look: is there room for the first task, and for all of them if they are equal?"""
