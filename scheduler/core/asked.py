@@ -38,32 +38,35 @@ class Asked:
         return Counter(EXPECTED) + self._counts.get(pool, Counter())
 
     def _add(self, row: Row, sign: int) -> None:
-        asks, pools = (
-            (_of_running(row), (row.pool,))
-            if isinstance(row, RunningRow)
-            else (_of_pending(row), tuple(dict.fromkeys(row.pools)))
-        )
+        pools: Iterable[PoolId]
+        if isinstance(row, RunningRow):
+            pools, asks = (row.pool,), _of_running(row)
+        else:
+            pools, asks = dict.fromkeys(row.pools), _of_pending(row)
         for pool in pools:
             counts = self._counts.setdefault(pool, Counter())
-            for ask, tasks in asks.items():
+            for ask, tasks in asks:
                 counts[ask] += sign * tasks
                 if not counts[ask]:
                     del counts[ask]
 
 
-def _of_running(row: RunningRow) -> Counter[Ask]:
-    return Counter(
-        Ask(
-            len(task.gpus), max((gpu.milli for gpu in task.gpus), default=WHOLE_MILLI), task.cpu_milli,
-            task.memory_mib, row.gpu_model, row.min_gpu_memory_mib, task.share_mib, row.mig_profile,
-            row.min_compute_capability,
+def _of_running(row: RunningRow) -> list[tuple[Ask, int]]:
+    """What its tasks ask, and how many of them."""
+    return [
+        (
+            Ask(
+                len(task.gpus), max((gpu.milli for gpu in task.gpus), default=WHOLE_MILLI), task.cpu_milli,
+                task.memory_mib, row.gpu_model, row.min_gpu_memory_mib, task.share_mib, row.mig_profile,
+                row.min_compute_capability,
+            ),
+            1,
         )
         for task in row.tasks
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
-def _of_pending(row: PendingRow) -> Counter[Ask]:
+def _of_pending(row: PendingRow) -> list[tuple[Ask, int]]:
     if row.asks:
-        return Counter(row.asks)
-    milli = row.milli_per_gpu if row.gpus_per_task else WHOLE_MILLI
-    return Counter({row.ask._replace(milli=milli): row.tasks})
+        return [(ask, 1) for ask in row.asks]
+    return [(row.ask if row.gpus_per_task else row.ask._replace(milli=WHOLE_MILLI), row.tasks)]
