@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from django.db import connection, transaction
@@ -13,6 +17,7 @@ from django.utils import timezone
 from portal.models import Attempt, Job, JobEvent
 from portal.services import lifecycle
 from portal.services.checkpoints import STEP, record_saved
+from portal.services.demo import SCRIPT
 from portal.services.lifecycle import Seat
 from portal.words.reasons import EndReason
 from tests import record
@@ -101,3 +106,16 @@ def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(attempt: Atte
     waiting.running_at = None
     assert not record_saved(waiting, 1.0, asked_at=now)
     assert read(attempt).checkpoint_at is None
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_training_of_the_demo_says_that_it_saved(tmp_path: Path, told: bool) -> None:
+    file = tmp_path / "checkpoint"
+    file.touch()
+    os.utime(file, (0, 0))
+    own = {"FAIRWAY_CHECKPOINT_FILE": str(file)} if told else {}
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "1"], env=own, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "saved the last checkpoint" in ran.stdout
+    assert (file.stat().st_mtime > 0) is told
