@@ -124,6 +124,7 @@ class ContainerState:
     rebooted: bool
     owner: str
     project: str
+    saved_ago_s: float | None  # before the answer; None: it never said so, or its agent does not know
 
     @classmethod
     def from_wire(cls, row: Wire) -> ContainerState:
@@ -146,6 +147,7 @@ class ContainerState:
             rebooted=bool(row.get("rebooted")),
             owner=str(row.get("owner") or ""),
             project=str(row.get("project") or ""),
+            saved_ago_s=measured(row.get("saved_ago_s")),
         )
 
 

@@ -151,7 +151,10 @@ def interval_fields(verdict: Verdict | None) -> dict[str, float] | None:
 
 
 def victim_fields(eviction: Eviction, snapshot: Snapshot) -> dict[str, Any]:
-    """A running job that would leave: what it holds, and the work it would lose since it last saved, GPU-seconds."""
+    """A running job that would leave: what it holds, and the work it would lose since it last saved, GPU-seconds.
+
+    ``saved_s`` is when that was, Unix time; None: it never said so, and would lose all since its start.
+    """
     row = next(row for row in snapshot.running if row.job == eviction.job)
     milli = sum(
         share.milli
@@ -166,4 +169,5 @@ def victim_fields(eviction: Eviction, snapshot: Snapshot) -> dict[str, Any]:
         "milli": milli,
         "lost_gpu_s": milli / WHOLE_MILLI * max(0.0, snapshot.now_s - saved_s),
         "saved": row.checkpoint_s is not None,
+        "saved_s": row.checkpoint_s,
     }

@@ -91,6 +91,7 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
     for row in chosen.annotate(promised_to=promised_to).values(
         "id",
         "created_at",
+        "checkpoint_at",
         "stop_wanted_at",
         "promised_to",
         "pool__public_id",
@@ -151,6 +152,7 @@ def running_row(attempt: Holding, avoid: tuple[NodeId, ...], home: NodeId | None
         tasks=attempt.tasks,
         stopping=row["stop_wanted_at"] is not None,
         stopping_for=JobId(row["promised_to"]) if row["promised_to"] else None,
+        checkpoint_s=row["checkpoint_at"].timestamp() if row["checkpoint_at"] else None,
         name=row["job__name"],
         gpu_model=row["job__gpu_model"] or None,
         min_gpu_memory_mib=row["job__min_gpu_memory_mib"],

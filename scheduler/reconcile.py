@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import time
 
@@ -10,7 +11,7 @@ from django.utils import timezone
 from agents.engines.contract import Container, TaskKey
 from portal.killpoints import killpoint
 from portal.models import ClusterSettings, Node, Task
-from portal.services import lifecycle, nodes, restored
+from portal.services import checkpoints, lifecycle, nodes, restored
 from portal.words.states import ATTEMPT_LIVE, AttemptState
 from scheduler import leases
 from scheduler.compare import Differences, RecordedTask, compare
@@ -52,6 +53,7 @@ def reconcile(door: Door) -> Differences:
     adopting = ClusterSettings.objects.get(id=1).adopt_only
     held = tasks_held(door.node)
     recorded = {_key(task): _as_recorded(task) for task in held}
+    asked_at = timezone.now()
     seen = door.engine.poll()
     if seen.boot_id != door.node.boot_id and door.node.boot_id:
         # it restarted under our open link: the hello of a new one says what that means
@@ -60,6 +62,7 @@ def reconcile(door: Door) -> Differences:
     recorded |= _ended_ones(door.node, [c.key for c in seen.containers if c.key not in recorded])
     found = compare(recorded, seen.containers)
     _apply(door, found, {_key(task): task for task in held})
+    _note_saves(held, seen.containers, asked_at)
     if adopting:
         _leave_to_admins(door, found.unknown)
     else:
@@ -87,6 +90,19 @@ def _apply(door: Door, found: Differences, held: dict[TaskKey, Task]) -> None:
     attempts = {(c.key.job, c.key.attempt) for _, c in (*found.collect, *found.finish)}
     for job, attempt in sorted(attempts):
         collect_and_remove(door, job, attempt)
+
+
+def _note_saves(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
+    """Writes down who saved its work; of a gang it is enough that one task says so."""
+    said_s: dict[tuple[str, int], float] = {}
+    for container in containers:
+        if container.saved_ago_s is not None:
+            whose = container.key.job, container.key.attempt
+            said_s[whose] = min(container.saved_ago_s, said_s.get(whose, container.saved_ago_s))
+    for attempt in {task.attempt_id: task.attempt for task in held}.values():
+        ago_s = said_s.get((attempt.job.public_id, attempt.number))
+        if ago_s is not None:
+            checkpoints.record_saved(attempt, ago_s, asked_at=asked_at)
 
 
 def _stop(door: Door, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:

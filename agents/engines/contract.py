@@ -39,7 +39,7 @@ class Container:
     """A task as its node tells it. ``state`` is created, running or exited; what is not known is None.
 
     ``gpus`` are (uuid, milli) as the node's ledger holds them; ``owner`` and ``project`` are the public ids on
-    its labels, blank where it bears none.
+    its labels, blank where it bears none. ``saved_ago_s``: so long before the answer it last saved its work.
     """
 
     key: TaskKey
@@ -55,6 +55,7 @@ class Container:
     gpus: tuple[tuple[str, int], ...] = ()
     owner: str = ""
     project: str = ""
+    saved_ago_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -230,4 +230,5 @@ def _container(row: ContainerState) -> Container:
         gpus=row.gpus,
         owner=row.owner,
         project=row.project,
+        saved_ago_s=row.saved_ago_s,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Tuple
 
+from agents.node.checkpoint import VARIABLE as CHECKPOINT_FILE
 from agents.node.spec import TaskSpec
 
 SECRETS_IN_CONTAINER = "/run/fairway"
@@ -35,9 +36,18 @@ def is_ours(name: str) -> bool:
 
 
 def task_environment(
-    spec: TaskSpec, *, secrets: str, home: Optional[str], ports: Mapping[int, int], address: str
+    spec: TaskSpec,
+    *,
+    secrets: str,
+    checkpoint: str,
+    home: Optional[str],
+    ports: Mapping[int, int],
+    address: str,
 ) -> Dict[str, str]:
-    """Variables for a task; ``ports`` maps each port it asked for to the one it must listen on."""
+    """Variables for a task; ``ports`` maps each port it asked for to the one it must listen on.
+
+    ``secrets`` and ``checkpoint`` are paths as the task sees them.
+    """
     environment = {name: text for name, text in spec.env.items() if not is_ours(name)}
     uuids = ",".join(share.uuid for share in spec.gpus)
     environment.update(
@@ -54,6 +64,7 @@ def task_environment(
             "FAIRWAY_GPUS": uuids,
             "FAIRWAY_GPU_MILLI": ",".join(f"{share.uuid}={share.milli}" for share in spec.gpus),
             "FAIRWAY_SECRETS": secrets,
+            CHECKPOINT_FILE: checkpoint,
             "FAIRWAY_ADDRESS": address,
         }
     )

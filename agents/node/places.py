@@ -8,7 +8,7 @@ import shutil
 import zlib
 from typing import Dict, Optional
 
-from agents.node import refusals
+from agents.node import checkpoint, refusals
 from agents.node.durable import free_mib, full_disk_refused
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.settings import Settings
@@ -58,7 +58,10 @@ class Places:
         return None
 
     def prepare_task(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> str:
-        """The task's folder with its secret files, owned by ``uid`` (ourselves when None). Repeatable."""
+        """The task's folder with its secrets and its checkpoint file, owned by ``uid`` (ourselves when None).
+
+        Repeatable, before the task runs.
+        """
         folder = self.folder(spec.name)
         with full_disk_refused(folder):
             os.makedirs(folder, mode=0o711, exist_ok=True)
@@ -69,6 +72,7 @@ class Places:
                 self._secret(os.path.join(secrets, name), content.encode(), uid, gid)
             for each in (secrets, temporary):
                 _own(each, uid, gid)
+            checkpoint.make_file(folder, uid, gid)
             with open(os.path.join(folder, "hosts"), "w", encoding="ascii") as stream:
                 stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.0.1\t{spec.job}\n")
             os.chmod(os.path.join(folder, "hosts"), 0o644)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from agents.node.checkpoint import FILE_IN_CONTAINER
 from agents.node.refusals import Refusal, bad_spec
 
 MILLI_WHOLE = 1000
@@ -259,7 +260,7 @@ def _mounts(value: Any) -> Tuple[Mount, ...]:
     return tuple(mounts)
 
 
-_KEPT_PLACES = ("/proc", "/sys", "/dev", "/run/fairway", "/etc")
+_KEPT_PLACES = ("/proc", "/sys", "/dev", "/run/fairway", FILE_IN_CONTAINER, "/etc")
 
 
 def _target(each: Dict[str, Any]) -> str:

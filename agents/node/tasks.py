@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from agents.node import cgroup, machine, refusals
+from agents.node import cgroup, checkpoint, machine, refusals
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
 from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record, network_of
@@ -441,6 +441,8 @@ class Tasks:
                 record = records.pop(found.name, None)
                 rows.append(_row(found, record, runtime.kind))
         rows.extend(_facts(name, record) for name, record in records.items())
+        for row in rows:
+            row["saved_ago_s"] = self._saved_ago_s(row) if row["state"] == IS_RUNNING else None
         return {
             "containers": sorted(rows, key=lambda row: str(row["name"])),
             "tombstones": self.ledger.tombstones(newest=_TOMBSTONES_LISTED),
@@ -448,6 +450,9 @@ class Tasks:
             "highest_epoch": self.ledger.epoch(),
             "full_disk": self.full_disk(),
         }
+
+    def _saved_ago_s(self, row: Fields) -> Optional[float]:
+        return checkpoint.saved_ago_s(self.places.folder(row["name"]), row["started_s"], time.time())
 
     def note_full_disk(self, sentence: str) -> None:
         """Remembers for a while that an engine had no room: its own disk may not be among those we look at."""

@@ -36,6 +36,9 @@ class Victim(serializers.Serializer[Any]):
     reason = serializers.ChoiceField(["reclaimed", "preempted", "consolidated", "stale_gang"])
     milli = serializers.IntegerField(help_text="What it would give back.")
     lost_gpu_s = serializers.FloatField(help_text="GPU-seconds since it last saved, else since it started.")
+    saved_at = serializers.DateTimeField(
+        allow_null=True, help_text="When it last saved its work; null: it has not said so."
+    )
 
 
 class AskAnswer(serializers.Serializer[Any]):
@@ -107,6 +110,7 @@ def _victim(one: Leaving) -> dict[str, Any]:
         "reason": one.reason,
         "milli": one.milli,
         "lost_gpu_s": one.lost_gpu_s,
+        "saved_at": when(one.saved_at),
     }
 
 

@@ -163,6 +163,9 @@ class Attempt(models.Model):
     sent_at = models.DateTimeField(null=True, blank=True, help_text="First start command that went out.")
     running_at = models.DateTimeField(null=True, blank=True)
     ready_at = models.DateTimeField(null=True, blank=True, help_text="The workspace's server answered.")
+    checkpoint_at = models.DateTimeField(
+        null=True, blank=True, help_text="When it last said that it saved its work."
+    )
     stop_wanted_at = models.DateTimeField(null=True, blank=True)
     stop_reason = models.CharField(max_length=40, blank=True)
     stop_actor = models.CharField(max_length=200, blank=True)

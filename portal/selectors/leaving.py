@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +13,16 @@ from portal.models import Job
 
 @dataclass(frozen=True)
 class Leaving:
-    """A running job that would leave; ``job`` None: the reader may not see it. Milli of a GPU, GPU-seconds."""
+    """A running job that would leave; ``job`` None: the reader may not see it. Milli of a GPU, GPU-seconds.
+
+    ``saved_at`` None: it has not said that it saved its work.
+    """
 
     job: Job | None
     reason: str
     milli: int
     lost_gpu_s: float
-    saved: bool
+    saved_at: dt.datetime | None
 
 
 def leaving_of(person: Person, victims: Sequence[dict[str, Any]]) -> list[Leaving]:
@@ -35,10 +39,14 @@ def leaving_of(person: Person, victims: Sequence[dict[str, Any]]) -> list[Leavin
             str(victim["reason"]),
             int(victim["milli"]),
             float(victim["lost_gpu_s"]),
-            bool(victim["saved"]),
+            _at(victim.get("saved_s")),
         )
         for victim in victims
     ]
+
+
+def _at(seconds: float | None) -> dt.datetime | None:
+    return None if seconds is None else dt.datetime.fromtimestamp(seconds, dt.UTC)
 
 
 def lost_gpu_s(leaving: Sequence[Leaving]) -> float:

@@ -98,14 +98,19 @@ LIVE_JOBS = 14
 """The demo keeps about this many jobs waiting or running: more than fit, so that a queue is seen."""
 
 SCRIPT = """
-import os, random, sys, time
-steps, pause = int(sys.argv[1]), 3.0
+import os, pathlib, random, sys, time
+steps, pause, each = int(sys.argv[1]), 3.0, 20
+says = os.environ.get("FAIRWAY_CHECKPOINT_FILE")
 for step in range(1, steps + 1):
     loss = 2.4 * 0.997 ** step + random.random() / 20
     print(f"step {step}/{steps} loss {loss:.4f} gpus {os.environ.get('CUDA_VISIBLE_DEVICES', '')}", flush=True)
     time.sleep(pause)
-print("saved the last checkpoint", flush=True)
+    if step % each == 0 or step == steps:
+        print("saved the last checkpoint" if step == steps else "saved a checkpoint", flush=True)
+        if says:
+            pathlib.Path(says).touch()
 """
+"""Pretend training that saves its work once a minute, and says so."""
 
 
 def ensure_demo(admin: User) -> None:

@@ -84,6 +84,12 @@ class JobRow:
         )
 
     @property
+    def may_lose_work(self) -> bool:
+        """True for a training run that runs and may be asked to leave."""
+        trains = self.job.kind == JobKind.TRAINING.value and self.job.preemptible
+        return trains and self.attempt is not None and self.attempt.state == AttemptState.RUNNING
+
+    @property
     def look(self) -> tuple[str, str]:
         """The state: the name of its shape, and its word."""
         job = self.job

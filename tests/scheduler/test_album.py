@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from portal.errors import Conflict, Impossible
 from portal.models import Attempt, ClusterSettings, Environment, Gpu, Job, Node, Quota, Volume
 from portal.services import lifecycle
+from portal.services.checkpoints import record_saved
 from portal.services.lifecycle import Seat
 from portal.words.reasons import EndReason
 from scheduler.remembered import Remembered
@@ -70,6 +72,11 @@ class World:
         attempt = self._attempt()
         if attempt is not None and lifecycle.task_sent(task := attempt.task_rows.get()):
             lifecycle.task_running(task.pk, container=f"c{task.pk}", ports={})
+
+    def save(self) -> None:
+        attempt = self._attempt()
+        if attempt is not None:
+            record_saved(attempt, self.random.uniform(0, 60), asked_at=timezone.now())
 
     def stop(self) -> None:
         attempt, winner = self._attempt(), self._job("PENDING")
@@ -154,6 +161,7 @@ ACTS: list[Callable[[World], None]] = [
     World.start,
     World.start,
     World.send,
+    World.save,
     World.stop,
     World.end,
     World.cancel,
@@ -198,6 +206,25 @@ def test_what_did_not_change_is_the_object_of_before_and_is_not_read() -> None:
     assert all(one is other for one, other in zip(first.running, second.running, strict=True))
     read = [query["sql"] for query in queries if "submitted_at" in query["sql"]]
     assert len(read) == 1 and str(job.pk) in read[0].rpartition("WHERE")[2]
+
+
+def test_a_job_that_saved_is_told_with_its_time_and_no_other_row_is_another() -> None:
+    world, album = World(2), Album()
+    for _ in range(6):
+        world.submit()
+        world.start()
+    world.send()
+    before = take_photo(world.settings, album).snapshot
+    assert len(before.running) > 1 and {row.checkpoint_s for row in before.running} == {None}
+    attempt = Attempt.objects.select_related("job").filter(running_at__isnull=False).earliest("pk")
+    assert record_saved(attempt, 0.0, asked_at=timezone.now())
+    after = take_photo(world.settings, album)
+    told = {row.job: row.checkpoint_s for row in after.snapshot.running if row.checkpoint_s is not None}
+    attempt.refresh_from_db()
+    assert attempt.checkpoint_at and told == {attempt.job.public_id: attempt.checkpoint_at.timestamp()}
+    same = [one is other for one, other in zip(before.running, after.snapshot.running, strict=True)]
+    assert same.count(False) == 1
+    assert said(after) == said(take_photo(world.settings))
 
 
 def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 
 import pytest
 from django.test import Client
@@ -20,6 +21,29 @@ from scheduler.cycle import run_cycle
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+BODY = {
+    "name": "wanted",
+    "project": "owed",
+    "environment": "batch",
+    "command": ["true"],
+    "gpus_per_task": 2,
+}
+FORM = {
+    "kind": "training",
+    "name": "wanted",
+    "command": "true",
+    "gpus_per_task": "4",
+    "tasks": "1",
+    "cores": "1",
+    "memory_gib": "2",
+    "preemptible": "on",
+}
+
+
+def ids(scene) -> dict[str, str]:
+    return {"project": scene["owed"].public_id, "environment": scene["batch"].public_id}
 
 
 @pytest.fixture
@@ -70,11 +94,30 @@ def test_it_names_who_would_leave_and_what_they_would_lose(scene) -> None:
     (victim,) = answer["victims"]
     assert victim["job"] == Job.objects.get(name="short-run").public_id
     assert (victim["reason"], victim["milli"], victim["saved"]) == ("reclaimed", 1000, False)
+    assert victim["saved_s"] is None
     assert victim["lost_gpu_s"] == pytest.approx(3600, abs=60)
     assert not answer["starts_now"] and answer["verdict"]["code"] == "releasing"
     both = ask(scene, gpus_per_task=4)["victims"]
     assert sum(one["lost_gpu_s"] for one in both) == pytest.approx(3600 + 2 * 3 * 3600, abs=120)
     assert Attempt.objects.filter(stop_wanted_at__isnull=False).count() == 0  # asking moves nothing
+
+
+def test_who_has_saved_is_named_first_with_when_that_was(scene, engine) -> None:
+    saved_at = timezone.now() - dt.timedelta(minutes=6)
+    Attempt.objects.filter(job__name="long-run").update(checkpoint_at=saved_at)
+    (victim,) = ask(scene, gpus_per_task=3)["victims"]
+    assert victim["job"] == Job.objects.get(name="long-run").public_id and victim["saved"]
+    assert victim["saved_s"] == saved_at.timestamp()
+    assert victim["lost_gpu_s"] == pytest.approx(2 * 360, abs=60)
+    Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
+    client = Client()
+    client.force_login(scene["owner"])
+    told = client.post("/api/v1/ask/", json.dumps(BODY | {"gpus_per_task": 4}), "application/json").json()
+    whens = {one["job"]["name"]: one["saved_at"] for one in told["victims"]}
+    assert whens == {"long-run": saved_at.isoformat().replace("+00:00", "Z"), "short-run": None}
+    page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
+    assert re.search(r", saved <time [^>]*>6 min( \d+ s)? ago</time>", page)
+    assert page.count(", has not said that it saved") == 1
 
 
 def test_victims_have_names_only_for_those_who_may_see_them(scene) -> None:
@@ -99,14 +142,7 @@ def engine(monkeypatch):
 def test_rest_tells_victims_and_lost_work(scene, engine) -> None:
     client = Client()
     client.force_login(scene["owner"])
-    body = {
-        "name": "wanted",
-        "project": "owed",
-        "environment": "batch",
-        "command": ["true"],
-        "gpus_per_task": 2,
-    }
-    told = client.post("/api/v1/ask/", json.dumps(body), content_type="application/json").json()
+    told = client.post("/api/v1/ask/", json.dumps(BODY), content_type="application/json").json()
     (victim,) = told["victims"]
     assert victim["job"] is None and victim["milli"] == 1000
     assert told["lost_gpu_s"] == victim["lost_gpu_s"] > 3000
@@ -122,21 +158,9 @@ def test_rest_tells_victims_and_lost_work(scene, engine) -> None:
 def test_the_launch_rail_says_who_would_leave(scene, engine) -> None:
     client = Client()
     client.force_login(scene["owner"])
-    form = {
-        "kind": "training",
-        "name": "wanted",
-        "project": scene["owed"].public_id,
-        "environment": scene["batch"].public_id,
-        "command": "true",
-        "gpus_per_task": "4",
-        "tasks": "1",
-        "cores": "1",
-        "memory_gib": "2",
-        "preemptible": "on",
-    }
     Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
     check = start_check.check_start(scene["owner"], request(scene, gpus_per_task=4), [], ask=True)
     assert (check.title, check.hidden, len(check.leaving)) == ("Others would make room", 0, 2)
     assert check.lost_gpu_s == pytest.approx(7 * 3600, abs=200)
-    page = " ".join(client.post("/launch/check/", form).content.decode().split())
+    page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
     assert "2 jobs would be asked to leave" in page and "long-run" in page and "GPU-h of work" in page

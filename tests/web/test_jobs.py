@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from portal.access import Verb, allowed, can
 from portal.models import Attempt, Forecast, Job, Standing
 from portal.selectors.logs import LogLine
 from portal.services import lifecycle
+from portal.services.checkpoints import record_saved
 from portal.web import jobs as job_list
 from portal.web.failure import exit_name
 from portal.web.job_row import rows_of
@@ -362,6 +364,35 @@ def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of
     assert (made["job"]["id"], made["reason"], made["gone_at"]) == (victim.public_id, "reclaimed", None)
     (hidden,) = told("member", winner)["room_made"]
     assert (hidden["job"], hidden["project"], hidden["reason"]) == (None, None, "reclaimed")
+
+
+def test_a_training_run_says_when_it_saved_its_work_or_that_it_has_not_said(scene, client_of):
+    job, client = scene.jobs["vit-h-pretrain"], client_of("member")
+
+    def page(tab: str = "job") -> str:
+        return words(client.get(reverse(tab, args=[job.public_id])))
+
+    def told() -> str | None:
+        return client.get(f"/api/v1/jobs/{job.public_id}/").json()["attempts"][0]["checkpoint_at"]
+
+    assert "Has not said that it saved its work" in page() and told() is None
+    attempt = Attempt.objects.select_related("job").get(job=job)
+    now = timezone.now()
+    assert record_saved(attempt, 360.0, asked_at=now)
+    shown_page = page()
+    assert re.search(r"Saved its work <time [^>]*>6 min( \d+ s)? ago</time>", shown_page)
+    assert "Has not said" not in shown_page
+    saved_at = now - dt.timedelta(seconds=360)
+    assert told() == saved_at.isoformat().replace("+00:00", "Z")
+    assert saved_at.isoformat(timespec="seconds") in page("job-run")
+
+
+def test_whom_nobody_asks_to_leave_is_not_told_to_save(scene, client_of):
+    client = client_of("member")
+    Job.objects.filter(name="vit-h-pretrain").update(preemptible=False)
+    for name in ("vit-h-pretrain", "attn-probe", "depth-anything-ft", "vit-h-probe-in1k"):
+        page = words(client.get(reverse("job", args=[scene.jobs[name].public_id])))
+        assert "saved its work" not in page.lower(), name
 
 
 def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, client_of):

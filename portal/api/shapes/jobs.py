@@ -176,6 +176,9 @@ class Attempt(serializers.Serializer[Any]):
     created_at = serializers.DateTimeField()
     running_at = serializers.DateTimeField(allow_null=True)
     ready_at = serializers.DateTimeField(allow_null=True, help_text="A workspace's server answered.")
+    checkpoint_at = serializers.DateTimeField(
+        allow_null=True, help_text="When it last said that it saved its work; null: it has not."
+    )
     stop_wanted_at = serializers.DateTimeField(allow_null=True)
     left_for = OtherJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
     ended_at = serializers.DateTimeField(allow_null=True)
@@ -469,6 +472,7 @@ def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
         "created_at": when(row.created_at),
         "running_at": when(row.running_at),
         "ready_at": when(row.ready_at),
+        "checkpoint_at": when(row.checkpoint_at),
         "stop_wanted_at": when(row.stop_wanted_at),
         "left_for": other_job(row.stop_for, seen) if row.stop_for else None,
         "ended_at": when(row.ended_at),

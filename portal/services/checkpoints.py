@@ -1,0 +1,36 @@
+"""Writes down when attempts saved their work, as their nodes tell it: the only writer of ``checkpoint_at``."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from django.db.models import Q
+
+from portal.events import announce_all
+from portal.models import Attempt
+from portal.services.moves import news_of_attempt
+from portal.words.states import ATTEMPT_LIVE
+
+STEP = dt.timedelta(seconds=30)
+"""The record moves forward by at least this much: who saves all the time is written down twice a minute at most,
+and nobody's last save is recorded as more than this much older than it was."""
+
+
+def record_saved(attempt: Attempt, ago_s: float, *, asked_at: dt.datetime) -> bool:
+    """Notes that an attempt saved its work ``ago_s`` seconds before its node answered; True when it was written.
+
+    ``attempt`` comes with its job, as it was read before ``asked_at``, when the node was asked: no save is recorded
+    as later than it was. It never moves back, and leaves no event, since a job may save a thousand times.
+    """
+    if attempt.running_at is None:
+        return False
+    ran_s = max(0.0, (asked_at - attempt.running_at).total_seconds())
+    at = asked_at - dt.timedelta(seconds=min(max(0.0, ago_s), ran_s))
+    if attempt.checkpoint_at is not None and at < attempt.checkpoint_at + STEP:
+        return False
+    older = Q(checkpoint_at__isnull=True) | Q(checkpoint_at__lte=at - STEP)
+    live = Attempt.objects.filter(older, pk=attempt.pk, state__in=ATTEMPT_LIVE)
+    if not live.update(checkpoint_at=at):
+        return False
+    announce_all([news_of_attempt(attempt, "checkpoint", "It saved its work.")])
+    return True

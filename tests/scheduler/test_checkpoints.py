@@ -1,0 +1,165 @@
+"""A program says that it saved its work, and the scheduler believes it: from the file on the node to the victim."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from agents.samples import ContainerState
+from portal.models import Attempt, Job, JobEvent, Quota
+from scheduler import answers
+from scheduler.core.decide import decide
+from scheduler.cycle import run_cycle
+from scheduler.snapshot import take_photo
+from tests import record
+from tests.engine_room import Engine, EngineRoom, engine_room
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SAVES = 'sleep 0.2; touch "$FAIRWAY_CHECKPOINT_FILE"; sleep 600'
+HOUR = dt.timedelta(hours=1)
+
+
+@pytest.fixture(scope="module")
+def shared_room() -> Iterator[EngineRoom]:
+    with engine_room() as room:
+        yield room
+
+
+@pytest.fixture
+def scene(
+    shared_room: EngineRoom, settings: Any, request: pytest.FixtureRequest, monkeypatch: Any
+) -> dict[str, Any]:
+    """Two GPUs, promised to the project ``owed``; the project ``lent`` may borrow them."""
+    settings.DATA_DIR = shared_room.folder
+    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+    monkeypatch.setattr(answers, "_photo", None)
+    name = f"c{abs(hash(request.node.name)) % 10**9}"
+    node = shared_room.known(shared_room.node(name=name, gpus=2), gpus=2)
+    owner, other = record.person("ada"), record.person("eve")
+    owed, lent = record.project("owed", member=owner), record.project("lent", member=other)
+    Quota.objects.create(project=owed, pool=node.pool, guaranteed_milli=2000)
+    return {
+        "owner": owner,
+        "owed": owed,
+        "other": other,
+        "lent": lent,
+        "environment": record.environment(runtime="process", tool=False),
+        "engine": Engine(),
+    }
+
+
+def borrow(scene: dict[str, Any], name: str, script: str) -> Job:
+    fields = {"name": name, "command": ["sh", "-c", script], "memory_mib": 64, "stop_grace_s": 1}
+    return record.job(scene["other"], scene["lent"], scene["environment"], **fields)
+
+
+def attempt(job: Job) -> Attempt:
+    return job.attempts.get()
+
+
+def both_run(scene: dict[str, Any], *, saved: str = "") -> None:
+    """Both borrowers run, and the one named ``saved`` has said that it saved its work."""
+
+    def look() -> bool:
+        running = Attempt.objects.filter(state="RUNNING").count() == 2
+        return running and (
+            not saved or Attempt.objects.filter(job__name=saved, checkpoint_at__isnull=False).exists()
+        )
+
+    assert scene["engine"].run_until(look, 30.0)
+
+
+def aged(job: Job, hours: int) -> None:
+    Attempt.objects.filter(job=job).update(created_at=timezone.now() - hours * HOUR)
+
+
+def asked_to_leave() -> set[str]:
+    return set(Job.objects.filter(attempts__stop_wanted_at__isnull=False).values_list("name", flat=True))
+
+
+def claim(scene: dict[str, Any]) -> None:
+    """The project to which the GPUs are promised wants one."""
+    fields = {"name": "wanted", "memory_mib": 64, "gpus_per_task": 1}
+    record.job(scene["owner"], scene["owed"], scene["environment"], **fields)
+    run_cycle("test", scene["engine"].holder)
+
+
+def test_the_older_job_that_has_just_saved_leaves_and_not_the_younger_that_has_not(
+    scene: dict[str, Any],
+) -> None:
+    older, younger = borrow(scene, "older", SAVES), borrow(scene, "younger", "sleep 600")
+    both_run(scene, saved="older")
+    saved_at = attempt(older).checkpoint_at
+    assert saved_at is not None and timezone.now() - saved_at < dt.timedelta(seconds=60)
+    assert attempt(younger).checkpoint_at is None
+    assert not JobEvent.objects.filter(kind="checkpoint").exists()
+    aged(older, 3)
+    aged(younger, 1)
+    claim(scene)
+    assert asked_to_leave() == {"older"}
+
+
+def test_without_a_word_the_younger_leaves(scene: dict[str, Any]) -> None:
+    older, younger = borrow(scene, "older", "sleep 600"), borrow(scene, "younger", "sleep 600")
+    both_run(scene)
+    aged(older, 3)
+    aged(younger, 1)
+    claim(scene)
+    assert asked_to_leave() == {"younger"}
+
+
+def test_who_has_not_saved_for_longer_than_the_other_runs_stays(scene: dict[str, Any]) -> None:
+    older, younger = borrow(scene, "older", SAVES), borrow(scene, "younger", "sleep 600")
+    both_run(scene, saved="older")
+    aged(older, 3)
+    aged(younger, 1)
+    Attempt.objects.filter(job=older).update(checkpoint_at=timezone.now() - 2 * HOUR)
+    plan = decide_for_one_more(scene)
+    assert plan == {younger.public_id}
+
+
+def decide_for_one_more(scene: dict[str, Any]) -> set[str]:
+    """Who would leave for one GPU, by the photograph of now."""
+    record.job(scene["owner"], scene["owed"], scene["environment"], name="wanted", memory_mib=64)
+    photo = take_photo(record.cluster())
+    return {str(one.job) for one in decide(photo.snapshot, photo.policy).evictions}
+
+
+def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
+    from_wire, left_out = ContainerState.from_wire, []
+
+    def as_before(row: dict[str, Any]) -> ContainerState:
+        """Its rows lack the field."""
+        left_out.append(row.pop("saved_ago_s"))
+        return from_wire(row)
+
+    monkeypatch.setattr(ContainerState, "from_wire", as_before)
+    job = borrow(scene, "saves", SAVES)
+    borrow(scene, "other", "sleep 600")
+    both_run(scene)
+    assert scene["engine"].run_until(lambda: set(left_out) - {None} != set(), 30.0)
+    assert attempt(job).checkpoint_at is None and attempt(job).state == "RUNNING"
+
+
+ROW = {
+    "name": "fw-c-j-1-0", "cluster": "c", "job": "j", "attempt": 1, "task": 0, "digest": "d", "runtime": "process",
+    "state": "running", "ports": {}, "gpus": [],
+}  # fmt: skip
+
+
+def test_a_row_with_or_without_the_word_or_with_later_ones_is_read() -> None:
+    assert ContainerState.from_wire(ROW).saved_ago_s is None
+    assert ContainerState.from_wire(ROW | {"saved_ago_s": None}).saved_ago_s is None
+    assert ContainerState.from_wire(ROW | {"saved_ago_s": 1.5, "of_a_later_agent": 1}).saved_ago_s == 1.5
+
+
+@pytest.mark.parametrize("odd", ["soon", True, [1], float("nan"), float("inf")])
+def test_what_is_no_number_is_not_taken(odd: object) -> None:
+    with pytest.raises(ValueError, match="no measurement"):
+        ContainerState.from_wire(ROW | {"saved_ago_s": odd})
