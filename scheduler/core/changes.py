@@ -5,7 +5,7 @@ Equal questions are asked once, and all are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from scheduler.core import words
@@ -27,7 +27,7 @@ class Changes:
         self,
         policy: Policy,
         scenes: Mapping[PoolId, PoolScene],
-        remembered: dict[tuple[object, ...], list[Changed]],
+        remembered: dict[Hashable, list[Changed]],
     ) -> None:
         """``remembered`` holds changed requests from decision to decision."""
         self._policy = policy
@@ -41,33 +41,40 @@ class Changes:
         """The first change, cheapest first, with which the job would start now; None when none is known."""
         key = self.asked(job)
         if key not in self._known:
-            self._known[key] = next(self._that_start(job, self._policy.change_budget_steps), None)
+            self._known[key] = self._cheapest(job, (*question(job), job.pools))
         return self._known[key]
+
+    def cheapest_of_kind(self, job: PendingRow, kind: int) -> Change | None:
+        """The same, asked once for all jobs of a kind."""
+        return self._cheapest(job, kind)
+
+    def _cheapest(self, job: PendingRow, name: Hashable) -> Change | None:
+        return next(self._that_start(job, name, self._policy.change_budget_steps), None)
 
     def alternatives(self, job: PendingRow) -> tuple[Change, ...]:
         """Every kind of change with which the job would start now, cheapest first."""
         found: dict[ChangeKind, Change] = {}
-        for change in self._that_start(job, self.steps_used + self._policy.change_budget_steps):
+        budget_steps = self.steps_used + self._policy.change_budget_steps
+        for change in self._that_start(job, (*question(job), job.pools), budget_steps):
             found.setdefault(change.kind, change)
         return tuple(found.values())
 
-    def _that_start(self, job: PendingRow, budget_steps: int) -> Iterator[Change]:
-        """Ask again with each changed request, cheapest change first."""
-        for changed in self._known_changes(job):
+    def _that_start(self, job: PendingRow, name: Hashable, budget_steps: int) -> Iterator[Change]:
+        """Ask again with each changed request, cheapest change first; equal requests share a ``name``."""
+        for changed in self._known_changes(job, name):
             if self.steps_used >= budget_steps:
                 return
             self.steps_used += 1
             if any(_fits_now(changed, self._scenes[pool]) for pool in changed.row.pools):
                 yield changed.change
 
-    def _known_changes(self, job: PendingRow) -> Iterable[Changed]:
+    def _known_changes(self, job: PendingRow, name: Hashable) -> Iterable[Changed]:
         """``_changes_of``, made once for equal requests unless they are many."""
         if job.tasks + job.gpus_per_task > MOST_REMEMBERED:
             return self._changes_of(job)
-        key = (*question(job), job.pools)
-        known = self._remembered.get(key)
+        known = self._remembered.get(name)
         if known is None:
-            known = self._remembered[key] = list(self._changes_of(job))
+            known = self._remembered[name] = list(self._changes_of(job))
         return known
 
     def _changes_of(self, job: PendingRow) -> Iterator[Changed]:

@@ -5,7 +5,7 @@ The reason is read from the state the plan ends in, so it is true when people re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,11 +14,13 @@ from scheduler.core import words
 from scheduler.core.backfill import Reservation
 from scheduler.core.changes import Changes
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
+from scheduler.core.gang import Gang
 from scheduler.core.ledger import Bound
 from scheduler.core.memory import Changed
 from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Change, Eviction, Verdict
 from scheduler.core.policy import Policy
+from scheduler.core.resources import Amounts
 from scheduler.core.scene import PoolScene
 
 Numbers = dict[str, int | float | str | None]
@@ -88,7 +90,7 @@ class Explainer:
         snapshot: Snapshot,
         policy: Policy,
         scenes: Mapping[PoolId, PoolScene],
-        remembered: dict[tuple[object, ...], list[Changed]],
+        remembered: dict[Hashable, list[Changed]],
     ) -> None:
         """``remembered`` holds changed requests from decision to decision."""
         self.changes = Changes(policy, scenes, remembered)
@@ -114,7 +116,7 @@ class Explainer:
 
     def _open(self, job: PendingRow, pool: PoolId) -> bool:
         scene = self._scenes[pool]
-        return scene.could_ever_fit(job) and self._bounds(job, scene, empty=True) is None
+        return scene.could_ever_fit(job) and self._bounds(job, scene, scene.amounts(job), empty=True) is None
 
     def set_aside(self, job: PendingRow) -> Verdict:
         """Why a job without a possible pool waits; the numbers are those after the plan."""
@@ -139,7 +141,7 @@ class Explainer:
         """The number of the first pool that is large enough but closed to the project for so much."""
         for pool in job.pools:
             scene = self._scenes[pool]
-            if scene.could_ever_fit(job) and (reason := self._bounds(job, scene)):
+            if scene.could_ever_fit(job) and (reason := self._bounds(job, scene, scene.amounts(job))):
                 return reason
         return None
 
@@ -261,13 +263,18 @@ class Explainer:
         }
         return self._verdict(job, Reason(VerdictCode.RELEASING, sentence, numbers))
 
-    def waits(self, job: PendingRow, kind: int, pool: PoolId) -> Waiting:
-        """Why jobs of a kind that could run in ``pool`` did not start, as things stand after the plan."""
-        known = self._waiting.get(kind)
+    def waits(self, gang: Gang, job: PendingRow, pool: PoolId) -> Waiting:
+        """Why jobs of a gang's kind that could run in ``pool`` did not start, as things stand after the plan."""
+        known = self._waiting.get(gang.kind)
         if known is None:
             scene = self._scenes[pool]
-            reason = self._bounds(job, scene) or self._places(job, scene)
-            known = self._waiting[kind] = Waiting(reason, self.changes.cheapest(job), {})
+            alike = gang.plain and job.share_mib is None
+            amounts = gang.tasks[0].amounts.times(len(gang.tasks)) if alike else scene.amounts(job)
+            reason = self._bounds(job, scene, amounts) or self._places(
+                job, scene, gang.tasks[0].shape if alike else Shape.of(job)
+            )
+            change = self.changes.cheapest_of_kind(job, gang.kind)
+            known = self._waiting[gang.kind] = Waiting(reason, change, {})
         return known
 
     def held_for(self, job: PendingRow, reservation: Reservation, verdict: Verdict) -> Verdict:
@@ -295,10 +302,11 @@ class Explainer:
         sentence = f"This cycle's {steps} steps were used up before its turn; it is tried again."
         return self._verdict(job, Reason(VerdictCode.NOT_REACHED, sentence, {"steps": steps}))
 
-    def _bounds(self, job: PendingRow, scene: PoolScene, *, empty: bool = False) -> Reason | None:
-        """A number of a quota in the way; ``empty``: even if the project held nothing."""
+    def _bounds(
+        self, job: PendingRow, scene: PoolScene, amounts: Amounts, *, empty: bool = False
+    ) -> Reason | None:
+        """A number of a quota in the way of ``amounts`` more; ``empty``: even if the project held nothing."""
         leaf = scene.tree.leaf_of[job.project]
-        amounts = scene.amounts(job)
         bound = scene.ledger.limit_in_the_way(leaf, amounts, empty=empty)
         if bound is not None:
             sentence = (
@@ -337,9 +345,9 @@ class Explainer:
         }
         return Reason(code, sentence + self._in_pool(scene) + ".", numbers)
 
-    def _places(self, job: PendingRow, scene: PoolScene) -> Reason:
+    def _places(self, job: PendingRow, scene: PoolScene, shape: Shape) -> Reason:
         """No place for it: too few free GPUs, scattered ones, or the project's share is used up."""
-        key = (scene.pool.id, Shape.of(job), job.tasks, job.share_mib, job.near)
+        key = (scene.pool.id, shape, job.tasks, job.share_mib, job.near)
         room = self._rooms.get(key)
         if room is None:
             room = self._rooms[key] = self._room(job, scene)

@@ -140,7 +140,7 @@ class MakingRoom:
         scene = self._table.scenes[gang.possible[0]]
         reserving = self._table.reserving.get(scene.pool.id)
         if reserving and gang.row and reserving.first_after(gang):
-            return not scene.fits_now(gang.row)
+            return not scene.gang_fits_now(gang)
         return self._table.snapshot.now_s >= may_ask_s(gang, scene.policy)
 
     def _useless(self, rooms: RoomMaker, action: str) -> Callable[[Gang], bool]:

@@ -6,7 +6,7 @@ A photograph that differs little from the one before shares most of its row obje
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from scheduler.core.asked import Asked
@@ -46,7 +46,7 @@ class Memory:
         self.questions: dict[tuple[object, ...], int] = {}
         self.kinds: dict[tuple[object, ...], int] = {}
         self.possible: dict[tuple[object, ...], list[PoolId]] = {}
-        self.changes: dict[tuple[object, ...], list[Changed]] = {}
+        self.changes: dict[Hashable, list[Changed]] = {}  # by kind, or by all that is asked
         self.narrowed: dict[int, Narrowed] = {}
         self._waiting: dict[int, Gang] = {}
         self._running: dict[int, tuple[RunningRow, Gang]] = {}

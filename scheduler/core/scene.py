@@ -346,6 +346,14 @@ class PoolScene:
             return False
         return int(self.floor.capacity(wanted[0].shape).sum()) >= len(wanted)
 
+    def gang_fits_now(self, gang: Gang) -> bool:
+        """``fits_now`` of a waiting gang, with what is known of its tasks already."""
+        if gang.row is None:
+            return False
+        if gang.plain and gang.row.share_mib is None:
+            return self.alike_fit_now(gang.row, gang.tasks[0].shape, gang.asked)
+        return self.fits_now(gang.row)
+
     def alike(self, job: PendingRow) -> tuple[Shape, Amounts]:
         """The shape of each task of a job whose tasks are alike, and what as many as it needs count for together."""
         shape, each = self._shape_and_amounts(job)

@@ -23,8 +23,9 @@ class Telling:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._openings: dict[int, Waiting | None] = {}  # by kind
-        self._fits: dict[tuple[PoolId, int], bool] = {}  # by what a job asks
+        # by kind
+        self._openings: dict[int, Waiting | None] = {}
+        self._fits: dict[int, bool] = {}
 
     def explain(self, evictions: Iterable[Eviction]) -> None:
         """Say of every job that did not start why it waits."""
@@ -56,7 +57,7 @@ class Telling:
             if (row := gang.row) is None:
                 continue
             before = ahead if place >= len(ahead) else ahead[:place]
-            told = why = table.explainer.waits(row, gang.kind, pool)
+            told = why = table.explainer.waits(gang, row, pool)
             no_place, from_s = why.reason.code in _NO_PLACE, may_ask_s(gang, policy)
             if no_place and moments and now_s >= from_s:
                 told = self._protected(pool, gang, row, why, moments) or why
@@ -95,15 +96,14 @@ class Telling:
         if own := reserving.of(gang.job):
             return replace(verdict, numbers={**verdict.numbers, "reserved_from_s": own.start_s})
         other = reserving.first_after(gang)
-        if other is None or not self._fits_now(pool, gang, row):
+        if other is None or not self._fits_now(pool, gang):
             return verdict
         return self._table.explainer.held_for(row, other, verdict)
 
-    def _fits_now(self, pool: PoolId, gang: Gang, row: PendingRow) -> bool:
-        key = (pool, gang.question)
-        if key not in self._fits:
-            self._fits[key] = self._table.scenes[pool].fits_now(row)
-        return self._fits[key]
+    def _fits_now(self, pool: PoolId, gang: Gang) -> bool:
+        if gang.kind not in self._fits:
+            self._fits[gang.kind] = self._table.scenes[pool].gang_fits_now(gang)
+        return self._fits[gang.kind]
 
     def _protected(
         self, pool: PoolId, gang: Gang, row: PendingRow, why: Waiting, moments: Sequence[float]
