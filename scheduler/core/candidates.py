@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from scheduler.core.ageing import ends_soon
 from scheduler.core.cluster import WHOLE_MILLI, ProjectId
@@ -23,7 +23,7 @@ class Candidates:
         self._ask_at_s = now_s if ask_at_s is None else ask_at_s
         self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
         self._leavers: dict[ProjectId, list[Gang]] | None = None
-        self._hopeless: dict[EvictionReason, set[int]] = {}
+        self._hopeless: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
         self.surplus = False
         """Somebody holds more than it needs."""
 
@@ -31,15 +31,16 @@ class Candidates:
         """The scene changed otherwise: candidates and what was hopeless are looked at anew."""
         self._lists.clear()
         self._leavers = None
-        self._hopeless.clear()
+        for questions in self._hopeless.values():
+            questions.clear()
 
-    def hopeless(self, gang: Gang, reason: EvictionReason) -> bool:
-        """True when an equal job found no room since the scene changed for the better."""
-        return gang.question in self._hopeless.get(reason, ())
+    def hopeless(self, reason: EvictionReason) -> Set[int]:
+        """The questions of jobs that found no room since the scene changed for the better; kept up to date."""
+        return self._hopeless[reason]
 
     def give_up(self, gang: Gang, reason: EvictionReason) -> None:
         """Nobody alike needs to ask until ``forget``."""
-        self._hopeless.setdefault(reason, set()).add(gang.question)
+        self._hopeless[reason].add(gang.question)
 
     def of(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
         """The gangs of a leaf project that may be asked to leave, first to leave first.

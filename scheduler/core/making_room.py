@@ -44,9 +44,11 @@ class MakingRoom:
         changed = False
         for pool, scene in self._table.scenes.items():
             rooms, reason = self._table.rooms[pool], ROOM[action]
-            useless = self._useless(rooms, action)
+            useless, hopeless = self._useless(rooms, action), rooms.hopeless(reason)
             mine: list[Gang] = []
             for group in self._table.first_in[pool]:
+                if group[0].question in hopeless:
+                    continue
                 first = next((gang for gang in group if gang.to_place()), None)
                 if first is not None and not useless(first):
                     mine += [gang for gang in group if gang.to_place() and self._may_disturb(gang)]
@@ -145,10 +147,11 @@ class MakingRoom:
 
     def _useless(self, rooms: RoomMaker, action: str) -> Callable[[Gang], bool]:
         """Tells whether asking for room for a gang is in vain; what holds for one holds for all alike."""
-        reason, known = ROOM[action], rooms.hopeless
+        reason = ROOM[action]
+        hopeless = rooms.hopeless(reason)
 
         def useless(gang: Gang) -> bool:
-            if known(gang, reason):
+            if gang.question in hopeless:
                 return True
             if not rooms.may_ask(gang, reason):
                 if reason is not EvictionReason.RECLAIMED:

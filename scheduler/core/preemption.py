@@ -10,7 +10,7 @@ of them is called back if it is not needed, last first, or given a place elsewhe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from scheduler.core.candidates import Candidates
 from scheduler.core.cluster import JobId, ProjectId
@@ -47,6 +47,8 @@ class RoomMaker:
         self._who = Candidates(scene, policy, now_s, on_paper_at_s)
         self._search = Search(scene, domains, policy, self._who)
         self._free: tuple[int, int] | None = None
+        self._over: dict[ProjectId, bool] = {}  # who holds more than its share already, as the scene stood at
+        self._over_at = -1
         self._paper_steps = 0
         self._papers: dict[float, RoomMaker] = {}  # by moment, while nothing changes any more
 
@@ -66,9 +68,9 @@ class RoomMaker:
         self._search.forget()
         self._papers.clear()
 
-    def hopeless(self, gang: Gang, reason: EvictionReason) -> bool:
-        """True when an equal job found no room since the scene changed for the better."""
-        return self._who.hopeless(gang, reason)
+    def hopeless(self, reason: EvictionReason) -> Set[int]:
+        """The questions of jobs that found no room since the scene changed for the better; kept up to date."""
+        return self._who.hopeless(reason)
 
     def give_up(self, gang: Gang, reason: EvictionReason) -> None:
         """Nobody alike needs to ask until ``forget``."""
@@ -200,7 +202,14 @@ class RoomMaker:
     def may_reclaim(self, gang: Gang) -> bool:
         """True when the job's project may ask others at all: with it, it stays within its share."""
         ledger, leaf = self._scene.ledger, gang.leaf
-        return may_ask(ledger.owed[leaf], ledger.held[leaf], ledger.firm[leaf], gang.asked, gang.preemptible)
+        if self._over_at != self._scene.changes:
+            self._over_at = self._scene.changes
+            self._over.clear()
+        if leaf not in self._over:
+            self._over[leaf] = not ledger.held[leaf].fits_in(ledger.owed[leaf].fair_share)
+        return not self._over[leaf] and may_ask(
+            ledger.owed[leaf], ledger.held[leaf], ledger.firm[leaf], gang.asked, gang.preemptible
+        )
 
     def _taking(
         self,

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 
 from scheduler.core.cluster import ProjectId
 from scheduler.core.gang import Gang, State, Task
-from scheduler.core.placement import Shape
+from scheduler.core.placement import Pile, Shape
 from scheduler.core.scene import PoolScene
 
 
@@ -24,16 +24,14 @@ class Leavers:
         """``gangs`` come in the order in which they leave."""
         self.lost = {}
         self.there: dict[int, list[Gang]] = {}
-        self.cleared = scene.later.copy()
+        held = []
         for gang in gangs:
             self.lost[gang.job] = lost_work(gang)
-            nodes = set()
-            for task in standing(gang):
-                for place in task.held:
-                    self.cleared.change(place, +1)
-                    nodes.add(place.node)
-            for node in nodes:
+            held.append([place for task in standing(gang) for place in task.held])
+            for node in dict.fromkeys(place.node for place in held[-1]):
                 self.there.setdefault(node, []).append(gang)
+        self.cleared = scene.later.copy()
+        self.cleared.give_back_pile(Pile(held), len(held))
 
     def least(self, node: int) -> float:
         """What the first of those who still stand on a node would lose."""
