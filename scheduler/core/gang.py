@@ -206,7 +206,7 @@ class Gang:
         self.tasks: list[Task] = []
         self.question = -1
         self.kind = -1  # gangs of one kind differ only in age, and in a person nobody counts
-        self.possible: list[PoolId] = []  # the pools where it could run if they were empty
+        self.possible: Sequence[PoolId] = ()  # the pools where it could run if they were empty
         self.fickle = False  # what is possible changes with time, with other jobs or with one node
         self.key: tuple[object, ...] = ()
         self.next: list[Task] | None = None
