@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from scheduler.core import words
 from scheduler.core.cluster import PendingRow, PoolId
-from scheduler.core.memory import Changed
+from scheduler.core.gang import Wanted
+from scheduler.core.memory import Variant
 from scheduler.core.placement import Shape
 from scheduler.core.plan import Change, ChangeKind
 from scheduler.core.policy import Policy
 from scheduler.core.scene import PoolScene, counting_people
 
 MOST_REMEMBERED = 64
-"""The changes of a request with more tasks and GPUs than this are made when they are asked for."""
+"""The variants of a request with more tasks and GPUs than this are made when they are asked for."""
 
 
 class Changes:
@@ -27,9 +28,9 @@ class Changes:
         self,
         policy: Policy,
         scenes: Mapping[PoolId, PoolScene],
-        remembered: dict[Hashable, list[Changed]],
+        remembered: dict[Hashable, list[Variant]],
     ) -> None:
-        """``remembered`` holds changed requests from decision to decision."""
+        """``remembered`` holds the variants of requests from decision to decision."""
         self._policy = policy
         self._scenes = scenes
         self._remembered = remembered
@@ -60,63 +61,72 @@ class Changes:
         return tuple(found.values())
 
     def _that_start(self, job: PendingRow, name: Hashable, budget_steps: int) -> Iterator[Change]:
-        """Ask again with each changed request, cheapest change first; equal requests share a ``name``."""
-        for changed in self._known_changes(job, name):
+        """Ask again with each variant, cheapest first; jobs that ask the same share a ``name``."""
+        for variant in self._known_variants(job, name):
             if self.steps_used >= budget_steps:
                 return
             self.steps_used += 1
-            if any(_fits_now(changed, self._scenes[pool]) for pool in changed.row.pools):
-                yield changed.change
+            pools = variant.fields.get("pools", job.pools)
+            if any(self._fits_now(job, variant, self._scenes[pool]) for pool in pools):
+                yield self._told(job, variant)
 
-    def _known_changes(self, job: PendingRow, name: Hashable) -> Iterable[Changed]:
-        """``_changes_of``, made once for equal requests unless they are many."""
+    def _known_variants(self, job: PendingRow, name: Hashable) -> Iterable[Variant]:
+        """``_variants_of``, made once for equal requests unless they are many."""
         if job.tasks + job.gpus_per_task > MOST_REMEMBERED:
-            return self._changes_of(job)
+            return self._variants_of(job)
         known = self._remembered.get(name)
         if known is None:
-            known = self._remembered[name] = list(self._changes_of(job))
+            known = self._remembered[name] = list(self._variants_of(job))
         return known
 
-    def _changes_of(self, job: PendingRow) -> Iterator[Changed]:
-        """``_changed_requests`` with room for what the pools say of them."""
-        return (Changed(change, row, {}) for change, row in self._changed_requests(job))
-
-    def _changed_requests(self, job: PendingRow) -> Iterator[tuple[Change, PendingRow]]:
-        """Another model, another pool, preemptible, fewer tasks, fewer GPUs."""
+    def _variants_of(self, job: PendingRow) -> Iterator[Variant]:
+        """Another model, another pool, farther apart, preemptible, fewer tasks, fewer GPUs."""
         if job.gpu_model is not None:
             for model in self._models(job):
-                sentence = f"With {model} instead of {job.gpu_model} it would start now."
-                yield (
-                    Change(ChangeKind.OTHER_MODEL, sentence, {"gpu_model": model}),
-                    replace(job, gpu_model=model),
-                )
+                yield Variant(ChangeKind.OTHER_MODEL, {"gpu_model": model}, {})
         for pool in self._scenes:
             if pool not in job.pools:
-                sentence = f"In the pool {self._scenes[pool].pool.name} it would start now."
-                yield Change(ChangeKind.OTHER_POOL, sentence, {"pool": pool}), replace(job, pools=(pool,))
+                yield Variant(ChangeKind.OTHER_POOL, {"pools": (pool,)}, {})
         if job.near is not None and job.near.required is not None:
-            sentence = f"Without keeping to one {words.level(job.near.required)} it would start now."
-            yield Change(ChangeKind.FARTHER, sentence, {"near": None}), replace(job, near=None)
+            yield Variant(ChangeKind.FARTHER, {"near": None}, {})
         if not job.preemptible:
-            sentence = "As a job that may be asked to leave (preemptible) it would start now."
-            yield (
-                Change(ChangeKind.PREEMPTIBLE, sentence, {"preemptible": True}),
-                replace(job, preemptible=True),
-            )
+            yield Variant(ChangeKind.PREEMPTIBLE, {"preemptible": True}, {})
         for tasks in range(job.tasks - 1, 0, -1):
-            noun = "task" if tasks == 1 else "tasks"
-            sentence = f"With {tasks} {noun} instead of {job.tasks} it would start now."
-            yield Change(ChangeKind.FEWER_TASKS, sentence, {"tasks": tasks}), replace(job, tasks=tasks)
+            yield Variant(ChangeKind.FEWER_TASKS, {"tasks": tasks}, {})
         for count in range(job.gpus_per_task - 1, 0, -1):
-            each = " a task" if job.tasks > 1 else ""
-            sentence = (
-                f"With {words.gpus(count * job.milli_per_gpu)}{each} instead of "
-                f"{words.number(job.task_milli)} it would start now."
-            )
-            yield (
-                Change(ChangeKind.FEWER_GPUS, sentence, {"gpus_per_task": count}),
-                replace(job, gpus_per_task=count),
-            )
+            yield Variant(ChangeKind.FEWER_GPUS, {"gpus_per_task": count}, {})
+
+    def _fits_now(self, job: PendingRow, variant: Variant, scene: PoolScene) -> bool:
+        """True when the changed request would start in a pool now."""
+        if job.asks or job.groups:
+            return scene.fits_now(replace(job, **variant.fields))
+        known = variant.wanted.get(scene.pool.id)
+        if known is None:
+            known = variant.wanted[scene.pool.id] = _changed(scene.wanted(job), job, variant)
+        return scene.alike_fit_now(job, known)
+
+    def _told(self, job: PendingRow, variant: Variant) -> Change:
+        """A change in the words of people."""
+        (value,) = variant.fields.values()
+        fields = variant.fields
+        match variant.kind:
+            case ChangeKind.OTHER_MODEL:
+                how = f"With {value} instead of {job.gpu_model}"
+            case ChangeKind.OTHER_POOL:
+                how, fields = f"In the pool {self._scenes[value[0]].pool.name}", {"pool": value[0]}
+            case ChangeKind.FARTHER:
+                how = f"Without keeping to one {words.level(job.near.required or '') if job.near else ''}"
+            case ChangeKind.PREEMPTIBLE:
+                how = "As a job that may be asked to leave (preemptible)"
+            case ChangeKind.FEWER_TASKS:
+                how = f"With {value} {'task' if value == 1 else 'tasks'} instead of {job.tasks}"
+            case ChangeKind.FEWER_GPUS:
+                each = " a task" if job.tasks > 1 else ""
+                how = (
+                    f"With {words.gpus(value * job.milli_per_gpu)}{each} instead of "
+                    f"{words.number(job.task_milli)}"
+                )
+        return Change(variant.kind, f"{how} it would start now.", fields)
 
     def _models(self, job: PendingRow) -> list[str]:
         """Other GPU models in the job's pools."""
@@ -129,15 +139,24 @@ class Changes:
         return (*question(job), job.pools, job.user if counts else None)
 
 
-def _fits_now(changed: Changed, scene: PoolScene) -> bool:
-    """True when the changed request would start in a pool now."""
-    row = changed.row
-    if row.asks or row.groups:
-        return scene.fits_now(row)
-    known = changed.alike.get(scene.pool.id)
-    if known is None:
-        known = changed.alike[scene.pool.id] = scene.alike(row)
-    return scene.alike_fit_now(row, *known)
+def _changed(wanted: Wanted, job: PendingRow, variant: Variant) -> Wanted:
+    """What a variant of a job wants where the job itself wants ``wanted``."""
+    (value,) = variant.fields.values()
+    shape = wanted.shape
+    match variant.kind:
+        case ChangeKind.OTHER_MODEL:
+            return wanted._replace(shape=shape._replace(gpu_model=value))
+        case ChangeKind.FARTHER:
+            return wanted._replace(near=None)
+        case ChangeKind.PREEMPTIBLE:
+            return wanted._replace(preemptible=True)
+        case ChangeKind.FEWER_TASKS:
+            return wanted._replace(tasks=value if job.min_tasks is None else wanted.tasks)
+        case ChangeKind.FEWER_GPUS:
+            each = wanted.each._replace(gpu_milli=value * shape.milli)
+            return wanted._replace(shape=shape._replace(gpus=value), each=each)
+        case _:  # another pool: the job itself, there
+            return wanted
 
 
 def question(job: PendingRow) -> tuple[object, ...]:

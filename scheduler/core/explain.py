@@ -16,7 +16,7 @@ from scheduler.core.changes import Changes
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
 from scheduler.core.gang import Gang
 from scheduler.core.ledger import Bound
-from scheduler.core.memory import Changed
+from scheduler.core.memory import Variant
 from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Change, Eviction, Verdict
 from scheduler.core.policy import Policy
@@ -90,7 +90,7 @@ class Explainer:
         snapshot: Snapshot,
         policy: Policy,
         scenes: Mapping[PoolId, PoolScene],
-        remembered: dict[Hashable, list[Changed]],
+        remembered: dict[Hashable, list[Variant]],
     ) -> None:
         """``remembered`` holds changed requests from decision to decision."""
         self.changes = Changes(policy, scenes, remembered)

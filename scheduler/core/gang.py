@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from math import ceil
+from typing import NamedTuple
 
 from scheduler.core.cluster import (
     WHOLE_MILLI,
@@ -260,6 +261,16 @@ class Gang:
         if self.root.children:
             return 2 if any(not g.children and g.active > g.needed for g in self.groups.values()) else 1
         return 2 if self.root.active > self.root.needed else 1
+
+
+class Wanted(NamedTuple):
+    """Tasks that are alike and start together: the shape of each, what each counts for, and how many."""
+
+    shape: Shape
+    each: Amounts
+    tasks: int
+    near: Near | None
+    preemptible: bool
 
 
 def total(tasks: Iterable[Task]) -> Amounts:

@@ -7,14 +7,13 @@ A photograph that differs little from the one before shares most of its row obje
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scheduler.core.asked import Asked
 from scheduler.core.cluster import NodeId, NodeRow, PendingRow, PoolId, RunningRow
-from scheduler.core.gang import Gang
-from scheduler.core.placement import Floor, Shape
-from scheduler.core.plan import Change
-from scheduler.core.resources import Amounts
+from scheduler.core.gang import Gang, Wanted
+from scheduler.core.placement import Floor
+from scheduler.core.plan import ChangeKind
 
 MOST_QUESTIONS = 100_000
 """After so many different requests the numbers given to them begin anew."""
@@ -28,12 +27,12 @@ class Narrowed(NamedTuple):
     narrow: object
 
 
-class Changed(NamedTuple):
-    """A changed request, and what it asks by pool; it holds while the nodes are built as they are."""
+class Variant(NamedTuple):
+    """A change to a request, by fields of its row, and what it wants by pool as long as nodes are built alike."""
 
-    change: Change
-    row: PendingRow
-    alike: dict[PoolId, tuple[Shape, Amounts]]
+    kind: ChangeKind
+    fields: dict[str, Any]
+    wanted: dict[PoolId, Wanted]
 
 
 class Memory:
@@ -46,7 +45,7 @@ class Memory:
         self.questions: dict[tuple[object, ...], int] = {}
         self.kinds: dict[tuple[object, ...], int] = {}
         self.possible: dict[tuple[object, ...], list[PoolId]] = {}
-        self.changes: dict[Hashable, list[Changed]] = {}  # by kind, or by all that is asked
+        self.changes: dict[Hashable, list[Variant]] = {}  # by kind, or by all that is asked
         self.narrowed: dict[int, Narrowed] = {}
         self._waiting: dict[int, Gang] = {}
         self._running: dict[int, tuple[RunningRow, Gang]] = {}

@@ -29,7 +29,7 @@ from scheduler.core.cluster import (
 )
 from scheduler.core.domains import Domains
 from scheduler.core.fairshare import Claim, Share, divide_tree
-from scheduler.core.gang import Gang, State, gang_of_pending, gang_of_running, shape_of, total
+from scheduler.core.gang import Gang, State, Wanted, gang_of_pending, gang_of_running, shape_of, total
 from scheduler.core.ledger import PoolLedger
 from scheduler.core.memory import Memory
 from scheduler.core.order_rules import SiblingKey, sibling_key
@@ -338,7 +338,7 @@ class PoolScene:
     def fits_now(self, job: PendingRow) -> bool:
         """True when limits, guarantee and free places let the gang start now."""
         if not (job.asks or job.groups):
-            return self.alike_fit_now(job, *self.alike(job))
+            return self.alike_fit_now(job, self.wanted(job))
         leaf = self.tree.leaf_of[job.project]
         gang = gang_of_pending(job, leaf, self.smallest_gpu_mib)
         wanted = gang.to_place()
@@ -351,21 +351,22 @@ class PoolScene:
         if gang.row is None:
             return False
         if gang.plain and gang.row.share_mib is None:
-            return self.alike_fit_now(gang.row, gang.tasks[0].shape, gang.asked)
+            task, row = gang.tasks[0], gang.row
+            wanted = Wanted(task.shape, task.amounts, len(gang.to_place()), row.near, row.preemptible)
+            return self.alike_fit_now(row, wanted)
         return self.fits_now(gang.row)
 
-    def alike(self, job: PendingRow) -> tuple[Shape, Amounts]:
-        """The shape of each task of a job whose tasks are alike, and what as many as it needs count for together."""
-        shape, each = self._shape_and_amounts(job)
-        return shape, each.times(job.tasks if job.min_tasks is None else job.min_tasks)
-
-    def alike_fit_now(self, job: PendingRow, shape: Shape, amounts: Amounts) -> bool:
-        """``fits_now`` of a job whose tasks are alike, with what ``alike`` says of it."""
+    def wanted(self, job: PendingRow) -> Wanted:
+        """What a job whose tasks are alike wants here: as many as it needs."""
         tasks = job.tasks if job.min_tasks is None else job.min_tasks
-        leaf = self.tree.leaf_of[job.project]
-        if self._together(job.near, shape) < tasks:
+        return Wanted(*self._shape_and_amounts(job), tasks, job.near, job.preemptible)
+
+    def alike_fit_now(self, job: PendingRow, wanted: Wanted) -> bool:
+        """True when limits, guarantee and free places let the project and person of ``job`` start so much now."""
+        if self._together(wanted.near, wanted.shape) < wanted.tasks:
             return False
-        return not self.ledger.closed_to(leaf, job.user, amounts, job.preemptible)
+        leaf, amounts = self.tree.leaf_of[job.project], wanted.each.times(wanted.tasks)
+        return not self.ledger.closed_to(leaf, job.user, amounts, wanted.preemptible)
 
     def _together(self, near: Near | None, shape: Shape) -> int:
         """How many tasks fit now as near together as they must stand; worked out once until something changes."""
