@@ -63,6 +63,17 @@ def test_fewer_gpus_are_named_where_they_would_start() -> None:
     assert verdict(decide(nothing_left, POLICY), "a").cheapest is None
 
 
+def test_what_would_help_one_person_is_not_what_helps_the_other() -> None:
+    """Equal requests, larger than anybody may hold: who holds nothing may have less, who holds all may not."""
+    running = [runs("r", "lab", ("n0", [0, 1, 2]))]
+    photo = one_team(3, waits("a", "lab", 4), waits("b", "lab", 4, user=BOB), running=running)
+    plan = decide(photo, POLICY)
+    assert verdict(plan, "a").cheapest is None
+    helps = verdict(plan, "b").cheapest
+    assert helps is not None
+    assert helps.fields == {"gpus_per_task": 3}
+
+
 def test_equal_jobs_of_two_people_are_told_two_things() -> None:
     full = [
         runs("r", "lab", ("n0", range(4)), user=BOB),
