@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from portal.models import (
-    Job,
-)
+from django.db.models import FloatField, Func
+
+from portal.models import Job
 from portal.words.reasons import EndReason
 from portal.words.states import Desired, JobState
 from scheduler.album import Built, Known, marks_of
@@ -28,6 +28,13 @@ from scheduler.read_running import home_of, near_of
 _WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
 _PAUSED_AFTER = frozenset({EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL})
+
+
+class Seconds(Func):
+    """A moment as seconds since the epoch: ten thousand of them are read faster than as dates."""
+
+    template = "EXTRACT(EPOCH FROM %(expressions)s)::float8"
+    output_field = FloatField()
 
 
 def read_waiting(
@@ -66,15 +73,15 @@ def read_waiting(
 
 def _read(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
     chosen = _WAITING if jobs is None else Job.objects.filter(pk__in=jobs)
-    for row in chosen.values(
+    for row in chosen.annotate(submitted_s=Seconds("submitted_at"), queued_s=Seconds("queued_at")).values(
         "id",
         "public_id",
         "name",
         "kind",
         "held",
         "version",
-        "submitted_at",
-        "queued_at",
+        "submitted_s",
+        "queued_s",
         "reason",
         "attempts_made",
         "kept",
@@ -113,7 +120,7 @@ def pending_row(
         project=ProjectId(row["project__public_id"]),
         user=UserId(row["owner__public_id"]),
         pools=(PoolId(row["pool__public_id"]),) if row["pool__public_id"] else every_pool,
-        submitted_s=row["submitted_at"].timestamp(),
+        submitted_s=row["submitted_s"],
         priority=row["priority"],
         preemptible=row["preemptible"],
         tasks=row["tasks"],
@@ -142,4 +149,4 @@ def _not_before_s(row: dict[str, Any]) -> float | None:
     if row["reason"] not in _PAUSED_AFTER:
         return None
     pause_s = min(FIRST_PAUSE_S * 2 ** max(0, row["attempts_made"] - 1), LAST_PAUSE_S)
-    return float(row["queued_at"].timestamp() + pause_s)
+    return float(row["queued_s"] + pause_s)
