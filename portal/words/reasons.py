@@ -27,7 +27,7 @@ class VerdictCode(StrEnum):
     NEVER = "never"
 
 
-NO_FORECAST: dict[VerdictCode, str] = {
+NO_FORECAST: dict[str, str] = {
     VerdictCode.HELD: "It is held: when it starts is worked out once it is released.",
     VerdictCode.DEPENDENCY: "When it starts then is worked out once they have ended.",
     VerdictCode.VOLUME_UNAVAILABLE: "The node of its home volume takes no work, and when it will is not known.",
