@@ -138,6 +138,11 @@ class Cells:
                         return True
         return count <= 0
 
+    def holds(self, place: Place, need: Need, sorts: Iterable[int]) -> bool:
+        """True when one task finds its place in the cell of ``place``, if that is of these sorts."""
+        cell = place[0]
+        return self._sort_of[cell] in sorts and _tasks(self._state(cell), need) > 0
+
     def take(self, need: Need, sorts: Iterable[int]) -> Place | None:
         """A place for one task in the cell that it fills best; None when there is none."""
         best: tuple[tuple[int, int], int, State] | None = None

@@ -84,9 +84,12 @@ class Stage:
         self.share_milli = {line.stake.project: 1.0 for line in lines}
         for project in self.share_milli:
             self.share_milli[project] = max(1.0, share_milli.get(project, 0.0))
-        self.lines_of: dict[ProjectId, list[int]] = {}
+        kinds: dict[object, list[int]] = {}
         for number, line in enumerate(lines):
-            self.lines_of.setdefault(line.stake.project, []).append(number)
+            kinds.setdefault((line.needs, line.from_s, line.closed), []).append(number)
+        self.kinds = list(kinds.values())
+        """Lines that find places, or none, together."""
+        self.kind_of = {number: kind for kind, numbers in enumerate(self.kinds) for number in numbers}
         self.held: dict[ProjectId, float] = {}
         for job in running:
             self.held[job.stake.project] = self.held.get(job.stake.project, 0.0) + job.stake.amounts.gpu_milli
@@ -124,12 +127,18 @@ class _Play:
         heapq.heapify(self._ends)
         self._closings = 0  # so many have passed
         self._at = [0] * len(stage.lines)
-        self._end = [len(line.turns) for line in stage.lines]
-        for number in stage.lines_of[stage.lines[stage.line_of[target]].stake.project]:
-            self._end[number] = bisect_right(stage.lines[number].turns, target)
-        # who may start and who may not: known until something starts, or something ends or opens
-        self._may: set[int] = set()
-        self._may_not: set[int] = set()
+        self._until = [len(line.turns) for line in stage.lines]
+        project = stage.lines[stage.line_of[target]].stake.project
+        for number, line in enumerate(stage.lines):
+            if line.stake.project == project:
+                self._until[number] = bisect_right(line.turns, target)
+        # which kinds find places, and which lines a quota leaves room for: known until something starts or closes
+        # (what did) or until something ends or opens (what did not)
+        self._open: dict[tuple[int, Need], Sequence[int]] = {}  # known until a reservation begins or ends
+        self._fit: set[int] = set()
+        self._unfit: set[int] = set()
+        self._within: set[int] = set()
+        self._beyond: set[int] = set()
 
     def starts_s(self, most_steps: int) -> float:
         """When the target starts, or how far the play came."""
@@ -143,11 +152,11 @@ class _Play:
                 return math.inf
             at_s, _, stake, places = heapq.heappop(self._ends)
             self._advance(at_s)
-            self._may_not.clear()
-            if stake is not None:
-                self._count(stake, -1)
-                for place in places:
-                    self._cells.give(place)
+            if stake is None:
+                self._open.clear()
+                self._unfit.clear()
+            else:
+                self._end(stake, places)
                 steps += 1
                 if steps == most_steps:
                     return self._now_s
@@ -158,7 +167,23 @@ class _Play:
         passed = bisect_left(self._stage.closings_s, at_s)
         if passed != self._closings:
             self._closings = passed
-            self._may.clear()
+            self._open.clear()
+            self._fit.clear()
+
+    def _end(self, stake: Stake, places: Sequence[Place]) -> None:
+        """A job lets go; who found no place may find one there."""
+        self._count(stake, -1)
+        self._beyond.clear()
+        for place in places:
+            self._cells.give(place)
+        for kind in list(self._unfit):
+            line = self._stage.lines[self._stage.kinds[kind][0]]
+            if line.from_s > self._now_s:
+                continue
+            for need, _ in line.needs:
+                sorts = self._sorts(kind, need)
+                if any(self._cells.holds(place, need, sorts) for place in places):
+                    self._unfit.discard(kind)
 
     def _count(self, stake: Stake, sign: int) -> None:
         self._held[stake.project] = self._held.get(stake.project, 0.0) + sign * stake.amounts.gpu_milli
@@ -170,58 +195,68 @@ class _Play:
 
     def _next(self) -> int | None:
         """The line whose turn it is, of those that may start."""
+        heads: dict[ProjectId, tuple[int, int]] = {}
+        for kind, lines in enumerate(self._stage.kinds):
+            if kind in self._unfit or not (kind in self._fit or self._finds_places(kind)):
+                continue
+            for number in lines:
+                if self._at[number] < self._until[number]:
+                    stake, turn = self._stage.lines[number].stake, self._first(number)
+                    head = heads.get(stake.project)
+                    if (head is None or turn < head[0]) and self._is_within(number, stake):
+                        heads[stake.project] = (turn, number)
         best: tuple[float, float] | None = None
         found = None
-        for project, lines in self._stage.lines_of.items():
-            first, mine = math.inf, -1
-            for line in lines:
-                if (
-                    self._at[line] < self._end[line]
-                    and (turn := self._first(line)) < first
-                    and (line in self._may or (line not in self._may_not and self._looks(line)))
-                ):
-                    first, mine = turn, line
-            if mine >= 0:
-                milli = self._held.get(project, 0.0) + self._stage.lines[mine].stake.amounts.gpu_milli
-                after = math.inf if first == self._target else first  # nothing is promised by a tie
-                key = (milli / self._stage.share_milli[project], after)
-                if best is None or key < best:
-                    best, found = key, mine
+        for project, (turn, number) in heads.items():
+            milli = self._held.get(project, 0.0) + self._stage.lines[number].stake.amounts.gpu_milli
+            after = math.inf if turn == self._target else turn  # nothing is promised by a tie
+            key = (milli / self._stage.share_milli[project], after)
+            if best is None or key < best:
+                best, found = key, number
         return found
 
-    def _looks(self, number: int) -> bool:
-        """Whether a line may start now; noted for as long as it holds."""
-        line = self._stage.lines[number]
-        may = line.from_s <= self._now_s and self._fits(line) and not self._is_bounded(line.stake)
-        (self._may if may else self._may_not).add(number)
-        return may
+    def _finds_places(self, kind: int) -> bool:
+        line = self._stage.lines[self._stage.kinds[kind][0]]
+        fits = line.from_s <= self._now_s and self._fits(kind, line)
+        (self._fit if fits else self._unfit).add(kind)
+        return fits
 
-    def _is_bounded(self, stake: Stake) -> bool:
-        return self._ledger is not None and self._ledger.closed_to(
-            stake.leaf, stake.user, stake.amounts, stake.preemptible
-        )
+    def _is_within(self, number: int, stake: Stake) -> bool:
+        """True when no limit, and no guarantee of firm work, would be passed."""
+        if self._ledger is None or number in self._within:
+            return True
+        if number in self._beyond:
+            return False
+        closed = self._ledger.closed_to(stake.leaf, stake.user, stake.amounts, stake.preemptible)
+        (self._beyond if closed else self._within).add(number)
+        return not closed
 
-    def _fits(self, line: Line) -> bool:
+    def _fits(self, kind: int, line: Line) -> bool:
         if len(line.needs) == 1:
             need, count = line.needs[0]
-            return self._cells.fits(need, self._sorts(line, need), count)
-        places = self._places(line)
+            return self._cells.fits(need, self._sorts(kind, need), count)
+        places = self._places(kind, line)
         for place in places or ():
             self._cells.give(place)
         return places is not None
 
-    def _sorts(self, line: Line, need: Need) -> Sequence[int]:
+    def _sorts(self, kind: int, need: Need) -> Sequence[int]:
         """Where a task can stand that is open now."""
-        if not line.closed:
+        spans = self._stage.lines[self._stage.kinds[kind][0]].closed
+        if not spans:
             return need.sorts
-        closed = [each.sorts for each in line.closed if each.after_s < self._now_s < each.until_s]
-        return [sort for sort in need.sorts if not any(sort in sorts for sorts in closed)]
+        known = self._open.get((kind, need))
+        if known is None:
+            closed = [each.sorts for each in spans if each.after_s < self._now_s < each.until_s]
+            known = [sort for sort in need.sorts if not any(sort in sorts for sorts in closed)]
+            self._open[kind, need] = known
+        return known
 
-    def _places(self, line: Line) -> list[Place] | None:
+    def _places(self, kind: int, line: Line) -> list[Place] | None:
         """Places for the whole gang, taken; None and nothing taken when there are too few."""
         places: list[Place] = []
         for need, count in line.needs:
-            sorts = self._sorts(line, need)
+            sorts = self._sorts(kind, need)
             for _ in range(count):
                 place = self._cells.take(need, sorts)
                 if place is None:
@@ -234,10 +269,11 @@ class _Play:
     def _start(self, number: int) -> None:
         line = self._stage.lines[number]
         turn = self._first(number)
-        places = self._places(line) or ()
+        places = self._places(self._stage.kind_of[number], line) or ()
         self._at[number] += 1
         self._count(line.stake, +1)
-        self._may.clear()
+        self._fit.clear()
+        self._within.clear()
         self._number += 1
         ends_s = self._now_s + self._stage.runs_s[turn][self._play]
         heapq.heappush(self._ends, (ends_s, self._number, line.stake, places))
