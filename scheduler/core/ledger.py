@@ -236,16 +236,20 @@ class PoolLedger:
         amounts: Amounts,
         preemptible: bool,
         *,
+        empty: bool = False,
         gone: Gone = Gone.NOBODY,
     ) -> bool:
-        """True when a limit, or for non-preemptible work a guarantee, is in the way of ``amounts`` more."""
-        if self.limit_in_the_way(project, amounts, gone=gone) is not None:
+        """True when a limit, or for non-preemptible work a guarantee, is in the way of ``amounts`` more.
+
+        ``empty``: even with nothing held.
+        """
+        if self.limit_in_the_way(project, amounts, empty=empty, gone=gone) is not None:
             return True
-        if self.user_limit_in_the_way(project, user, amounts, gone=gone) is not None:
+        if self.user_limit_in_the_way(project, user, amounts, empty=empty, gone=gone) is not None:
             return True
         if preemptible:
             return False
-        return self.guarantee_in_the_way(project, amounts, gone=gone) is not None
+        return self.guarantee_in_the_way(project, amounts, empty=empty, gone=gone) is not None
 
 
 def _add(book: dict[ProjectId, Amounts], path: tuple[ProjectId, ...], amounts: Amounts, sign: int) -> None:

@@ -98,12 +98,24 @@ class Stage:
         self.openings_s = sorted(at_s for at_s in openings if at_s > 0.0)
         self.closings_s = sorted({each.after_s for each in spans if each.after_s > 0.0})
 
+    def is_hopeless(self, turn: int) -> bool:
+        """True when a job finds no GPU of its kind at all, or a quota is too small for it even with nothing held."""
+        line = self.lines[self.line_of[turn]]
+        if not all(need.sorts for need, _ in line.needs):
+            return True
+        stake = line.stake
+        return self.ledger is not None and self.ledger.closed_to(
+            stake.leaf, stake.user, stake.amounts, stake.preemptible, empty=True
+        )
+
 
 def play_forward(stage: Stage, target: int, plays: int = PLAYS, most_steps: int = MOST_STEPS) -> list[float]:
     """In how many seconds the turn ``target`` starts, in each play, ascending.
 
     Infinite where it does not even when all others have ended. Who has a later turn in its project is left out.
     """
+    if stage.is_hopeless(target):
+        return [math.inf] * plays
     return sorted(_Play(stage, play, target).starts_s(most_steps) for play in range(plays))
 
 

@@ -144,8 +144,12 @@ def test_what_nobody_may_take_back_waits_for_its_guarantee() -> None:
     assert start_s(ground(5), running, [firm], quota("p", guaranteed=3), quota("top", guaranteed=2)) == 400.0
 
 
-def test_a_job_that_a_limit_never_lets_start_is_promised_nothing() -> None:
-    assert start_s(ground(9), [], [in_line(P, 10.0, (task(3), 1))], quota("p", limit=2)) == math.inf
+def test_a_job_that_a_limit_never_lets_start_is_promised_nothing_however_long_the_play() -> None:
+    running = [runs_on(Q, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
+    me = in_line(P, 10.0, (task(3), 1))
+    assert start_s(ground(9), running, [me], quota("p", limit=2), most_steps=7) == math.inf
+    firm = in_line(P, 10.0, (task(3), 1), preemptible=False)
+    assert start_s(ground(9), running, [firm], quota("p", guaranteed=2), most_steps=7) == math.inf
 
 
 # -- where tasks can stand ----------------------------------------------------------------------------------
@@ -156,7 +160,8 @@ def test_a_task_waits_for_cells_of_its_sorts() -> None:
     free = ground(0, 0, sorts=(0, 1))
     assert start_s(free, running, [in_line(P, 10.0, (task(1, 1), 1))]) == 80.0
     assert start_s(free, running, [in_line(P, 10.0, (task(1, 0, 1), 1))]) == 50.0
-    assert start_s(free, running, [in_line(P, 10.0, (Need(1, WHOLE_MILLI, ()), 1))]) == math.inf
+    nowhere = in_line(P, 10.0, (Need(1, WHOLE_MILLI, ()), 1))
+    assert start_s(free, running, [nowhere], most_steps=1) == math.inf
 
 
 def test_shares_join_a_gpu_and_a_whole_one_waits_for_all_of_them() -> None:
