@@ -124,6 +124,7 @@ class Cells:
         self._having: list[dict[State, dict[int, None]]] = [
             {} for _ in range(max(ground.sort_of, default=-1) + 1)
         ]
+        self._states: list[State] = [(0, ())] * len(ground.sort_of)
         for cell in range(len(ground.sort_of)):
             self._enter(cell)
 
@@ -141,7 +142,7 @@ class Cells:
     def holds(self, place: Place, need: Need, sorts: Iterable[int]) -> bool:
         """True when one task finds its place in the cell of ``place``, if that is of these sorts."""
         cell = place[0]
-        return self._sort_of[cell] in sorts and _tasks(self._state(cell), need) > 0
+        return self._sort_of[cell] in sorts and _tasks(self._states[cell], need) > 0
 
     def take(self, need: Need, sorts: Iterable[int]) -> Place | None:
         """A place for one task in the cell that it fills best; None when there is none."""
@@ -193,19 +194,18 @@ class Cells:
             shared[gpu] -= need.milli
         return cell, need.milli, tuple(gpus)
 
-    def _state(self, cell: int) -> State:
-        shared = self._shared.get(cell)
-        return (self._whole[cell], tuple(sorted(shared.values())) if shared else ())
-
     def _enter(self, cell: int) -> None:
-        self._having[self._sort_of[cell]].setdefault(self._state(cell), {})[cell] = None
+        shared = self._shared.get(cell)
+        state = (self._whole[cell], tuple(sorted(shared.values())) if shared else ())
+        self._states[cell] = state
+        self._having[self._sort_of[cell]].setdefault(state, {})[cell] = None
 
     def _leave(self, cell: int) -> None:
-        state = self._state(cell)
-        cells = self._having[self._sort_of[cell]]
-        del cells[state][cell]
-        if not cells[state]:
-            del cells[state]
+        having, state = self._having[self._sort_of[cell]], self._states[cell]
+        cells = having[state]
+        del cells[cell]
+        if not cells:
+            del having[state]
 
 
 def _tasks(state: State, need: Need) -> int:

@@ -144,9 +144,9 @@ class _Play:
         for number, line in enumerate(stage.lines):
             if line.stake.project == project:
                 self._until[number] = bisect_right(line.turns, target)
+        self._open: dict[tuple[int, Need], Sequence[int]] = {}  # known until a reservation begins or ends
         # which kinds find places, and which lines a quota leaves room for: known until something starts or closes
         # (what did) or until something ends or opens (what did not)
-        self._open: dict[tuple[int, Need], Sequence[int]] = {}  # known until a reservation begins or ends
         self._fit: set[int] = set()
         self._unfit: set[int] = set()
         self._within: set[int] = set()
@@ -190,12 +190,13 @@ class _Play:
             self._cells.give(place)
         for kind in list(self._unfit):
             line = self._stage.lines[self._stage.kinds[kind][0]]
-            if line.from_s > self._now_s:
-                continue
-            for need, _ in line.needs:
-                sorts = self._sorts(kind, need)
-                if any(self._cells.holds(place, need, sorts) for place in places):
-                    self._unfit.discard(kind)
+            if line.from_s <= self._now_s:
+                for need, _ in line.needs:
+                    sorts = self._sorts(kind, need) if line.closed else need.sorts
+                    for place in places:
+                        if self._cells.holds(place, need, sorts):
+                            self._unfit.discard(kind)
+                            break
 
     def _count(self, stake: Stake, sign: int) -> None:
         self._held[stake.project] = self._held.get(stake.project, 0.0) + sign * stake.amounts.gpu_milli
@@ -209,10 +210,11 @@ class _Play:
         """The line whose turn it is, of those that may start."""
         heads: dict[ProjectId, tuple[int, int]] = {}
         for kind, lines in enumerate(self._stage.kinds):
-            if kind in self._unfit or not (kind in self._fit or self._finds_places(kind)):
+            if kind in self._unfit:
                 continue
-            for number in lines:
-                if self._at[number] < self._until[number]:
+            left = [number for number in lines if self._at[number] < self._until[number]]
+            if left and (kind in self._fit or self._finds_places(kind)):
+                for number in left:
                     stake, turn = self._stage.lines[number].stake, self._first(number)
                     head = heads.get(stake.project)
                     if (head is None or turn < head[0]) and self._is_within(number, stake):
