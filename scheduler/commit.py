@@ -1,8 +1,8 @@
 """Writes a plan into the record: in short transactions of many starts, each start whole or refused (laws 3 and 4).
 
 A plan was made from a photograph; here the record has the last word. What does not hold is refused alone: a start
-whose job, places or limits moved on is left out of its transaction, and a transaction that the database refuses is
-tried again in halves. Nothing in this file talks to a node.
+whose job, places or limits moved on, or whose nodes are reserved by now, is left out of its transaction, and a
+transaction that the database refuses is tried again in halves. Nothing in this file talks to a node.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState, NodeState
 from scheduler import leases
 from scheduler.awaited import held_back
+from scheduler.calendar import Calendar
 from scheduler.core.plan import Eviction, Start
 from scheduler.leases import Held
 from scheduler.limits import Limits
@@ -105,6 +106,7 @@ def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
     rows = Job.objects.select_for_update(of=("self",), no_key=True).select_related("project", "owner")
     jobs = {job.public_id: job for job in rows.filter(public_id__in=_ids(starts)).order_by("pk")}
     places = _Places(starts)
+    calendar = Calendar({task.node for start in starts for task in start.tasks})
     limits = Limits(
         (jobs[start.job].project_id, places.pools[start.pool].pk)
         for start in starts
@@ -119,6 +121,7 @@ def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
             if job.pk in waits:
                 raise Conflict("It is to start after another job that has not ended yet.", code="dependency")
             pool, seats = places.seats(start)
+            calendar.check(job, start)
             limits.take(job, pool)
         except Conflict as moved:
             refused.append(_refusal(start, moved))

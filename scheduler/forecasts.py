@@ -1,7 +1,8 @@
 """Keeps when waiting jobs are expected to start, and holds the first forecast of each against what came.
 
 Intervals come with the verdicts of a cycle, or from whoever else works them out; a new one is written for a job
-that has none, and when its median moved by more than a fifth of what was left to wait.
+that has none, and when its median moved by more than a fifth of what was left to wait. What was promised of a job is
+taken back when nothing can be promised any more.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Mapping
+from enum import Enum
 
 from django.db import transaction
 from django.db.models import F
@@ -33,12 +35,25 @@ SCORED_AT_ONCE = 2000
 _INTERVAL = ("foreseen_at", "p10_at", "p50_at", "p90_at")
 
 
-def write_intervals(intervals: Mapping[JobId, StartInterval], leader: Held | None = None) -> int:
-    """Writes the intervals that are new or moved, for jobs that have a verdict; gives their number.
+class NoStart(Enum):
+    """Why nothing is promised of a waiting job."""
+
+    UNASKED = "unasked"
+    """Its verdict is one after which nobody asks (``NO_FORECAST``)."""
+    UNSEEN = "unseen"
+    """It was looked for, and there is none even when everything that runs or goes before has ended."""
+
+
+Start = StartInterval | NoStart
+"""What is foreseen of a waiting job."""
+
+
+def write_intervals(intervals: Mapping[JobId, Start], leader: Held | None = None) -> int:
+    """Writes what is new or moved, for jobs that have a verdict; gives the number of intervals written.
 
     With ``leader`` it raises Deposed when that scheduler has been replaced.
     """
-    sound = {job: interval for job, interval in intervals.items() if is_sound(interval)}
+    sound = {job: start for job, start in intervals.items() if isinstance(start, NoStart) or is_sound(start)}
     if unsound := len(intervals) - len(sound):
         log.warning("%s start intervals make no sense and were dropped", unsound)
     moved_jobs = _moved_jobs(sound)
@@ -54,7 +69,10 @@ def write_intervals(intervals: Mapping[JobId, StartInterval], leader: Held | Non
         made = []
         for row in moved:
             interval = sound[JobId(row.job.public_id)]
-            row.foreseen_at = now
+            row.foreseen_at = None if interval is NoStart.UNASKED else now
+            if isinstance(interval, NoStart):
+                row.p10_at = row.p50_at = row.p90_at = None
+                continue
             row.p10_at, row.p50_at, row.p90_at = map(_at, (interval.p10_s, interval.p50_s, interval.p90_s))
             made.append(
                 Forecast(
@@ -81,8 +99,10 @@ def is_sound(interval: StartInterval) -> bool:
     return 1e9 <= interval.p10_s <= interval.p50_s <= interval.p90_s < 1e10
 
 
-def has_moved(middle: dt.datetime | None, foreseen_at: dt.datetime | None, interval: StartInterval) -> bool:
+def has_moved(middle: dt.datetime | None, foreseen_at: dt.datetime | None, interval: Start) -> bool:
     """True when the median is new, or moved by more than a fifth of the wait that was foreseen (1 min at least)."""
+    if isinstance(interval, NoStart):
+        return middle is not None or (foreseen_at is None) is (interval is NoStart.UNSEEN)
     if middle is None or foreseen_at is None:
         return True
     foreseen_s = (middle - foreseen_at).total_seconds()
@@ -90,8 +110,8 @@ def has_moved(middle: dt.datetime | None, foreseen_at: dt.datetime | None, inter
     return shift_s > max(LEAST_MOVE_S, MOVED_BY * foreseen_s)
 
 
-def _moved_jobs(intervals: Mapping[JobId, StartInterval]) -> list[JobId]:
-    """The jobs (public ids) with a verdict whose interval is new or moved: one query, and none without intervals."""
+def _moved_jobs(intervals: Mapping[JobId, Start]) -> list[JobId]:
+    """The jobs (public ids) with a verdict for which something new is foreseen: at most one query."""
     if not intervals:
         return []
     rows = Standing.objects.filter(job__public_id__in=list(intervals))

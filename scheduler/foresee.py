@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from django.db.models import F
 
 from portal.models import ClusterSettings, Forecast, Standing
+from portal.words.reasons import NO_FORECAST
 from scheduler.core.calibration import REMEMBERED, Calibration, Interval
 from scheduler.core.cluster import JobId, PendingRow
 from scheduler.core.decide import decide
-from scheduler.core.forecast import Outlook
+from scheduler.core.forecast import Outlook, waits_in
 from scheduler.core.plan import StartInterval
 from scheduler.expectations import Expectations
-from scheduler.forecasts import write_intervals
+from scheduler.forecasts import NoStart, Start, write_intervals
 from scheduler.snapshot import Photo, take_photo
 
 WITHIN_S = 20.0
@@ -37,11 +38,11 @@ def foresee(within_s: float = WITHIN_S, expectations: Expectations | None = None
     return write_intervals(_intervals(photo, expectations or Expectations(), deadline_s))
 
 
-def _intervals(photo: Photo, expectations: Expectations, deadline_s: float) -> dict[JobId, StartInterval]:
+def _intervals(photo: Photo, expectations: Expectations, deadline_s: float) -> dict[JobId, Start]:
     policy = photo.policy
     snapshot = expectations.fill(photo.snapshot, policy)
     plan = decide(snapshot, policy)
-    waiting = {verdict.job for verdict in plan.verdicts}
+    waiting = {verdict.job: verdict for verdict in plan.verdicts}
     calibration = learned_calibration()
     outlooks = {
         pool.id: Outlook(
@@ -49,17 +50,25 @@ def _intervals(photo: Photo, expectations: Expectations, deadline_s: float) -> d
         )
         for pool in snapshot.pools
     }
-    found: dict[JobId, StartInterval] = {}
+    rows = [row for row in snapshot.pending if row.job in waiting]
     # when a job's turn comes that waits for others depends on how they end: nothing is promised before
-    asks = (r for r in snapshot.pending if r.job in waiting and not (r.held or r.after))
-    for row in _in_turn(asks):
+    found: dict[JobId, Start] = {
+        row.job: NoStart.UNASKED
+        for row in rows
+        if waiting[row.job].code in NO_FORECAST or row.held or row.after
+    }
+    for row in _in_turn(row for row in rows if row.job not in found and row.total_milli):
         if time.monotonic() > deadline_s:
             break
-        if not row.total_milli or not row.pools or row.pools[0] not in outlooks:
+        pool = waits_in(row, waiting[row.job])
+        if pool is None:
             continue
-        median_s = outlooks[row.pools[0]].median_s(row.job)
-        interval = calibration.interval(row.total_milli, median_s)
-        found[row.job] = _from(snapshot.now_s, interval, median_s)
+        median_s = outlooks[pool].median_s(row.job)
+        if median_s is None:
+            found[row.job] = NoStart.UNSEEN
+        else:
+            interval = calibration.interval(row.total_milli, median_s)
+            found[row.job] = _from(snapshot.now_s, interval, median_s, row.not_before_s or 0.0)
     return found
 
 
@@ -72,11 +81,12 @@ def _in_turn(rows: Iterable[PendingRow]) -> list[PendingRow]:
     return sorted(rows, key=lambda row: (known.get(row.job, 0.0), row.submitted_s, row.job))
 
 
-def _from(now_s: float, interval: Interval, median_s: float) -> StartInterval:
-    """Seconds from now as times, with what the plays said before any correction."""
-    return StartInterval(
-        now_s + interval.p10_s, now_s + interval.p50_s, now_s + interval.p90_s, played_s=median_s
+def _from(now_s: float, interval: Interval, median_s: float, not_before_s: float) -> StartInterval:
+    """Seconds from now as times, none before it may start, with what the plays said before any correction."""
+    p10_s, p50_s, p90_s = (
+        max(not_before_s, now_s + s) for s in (interval.p10_s, interval.p50_s, interval.p90_s)
     )
+    return StartInterval(p10_s, p50_s, p90_s, played_s=median_s)
 
 
 def learned_calibration() -> Calibration:

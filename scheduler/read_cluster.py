@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from django.contrib.postgres.aggregates import ArrayAgg
+from django.db import connection
 from django.db.models import Exists, OuterRef, Q
 
 from portal.models import (
@@ -166,9 +167,16 @@ def read_topologies() -> tuple[TopologyRow, ...]:
     return tuple(TopologyRow(name, tuple(levels)) for name, levels in rows)
 
 
-def read_reservations(now_s: float, nodes: tuple[NodeRow, ...]) -> tuple[ReservationRow, ...]:
-    """What is reserved now or later, of the nodes that the photograph shows."""
-    shown = {node.id for node in nodes}
+def read_now_s() -> float:
+    """The database's clock: float seconds since the epoch."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+        (now_s,) = cursor.fetchone()
+    return float(now_s)
+
+
+def read_reservations(now_s: float, nodes: Collection[NodeId]) -> tuple[ReservationRow, ...]:
+    """What is reserved of ``nodes`` now or later."""
     rows = (
         Reservation.objects.filter(
             cancelled_at__isnull=True, during__endswith__gt=dt.datetime.fromtimestamp(now_s, dt.UTC)
@@ -184,7 +192,7 @@ def read_reservations(now_s: float, nodes: tuple[NodeRow, ...]) -> tuple[Reserva
     )
     found = []
     for id_, name, during, node_ids, project_ids in rows:
-        if inside := tuple(NodeId(node) for node in node_ids if node in shown):
+        if inside := tuple(NodeId(node) for node in node_ids if node in nodes):
             projects = tuple(map(ProjectId, project_ids))
             begin_s, end_s = during.lower.timestamp(), during.upper.timestamp()
             found.append(ReservationRow(id_, name, inside, projects, begin_s, end_s))

@@ -26,6 +26,7 @@ from scheduler.keeps import Kept
 from scheduler.read_cluster import (
     read_gpus,
     read_nodes,
+    read_now_s,
     read_pools,
     read_projects,
     read_quotas,
@@ -81,7 +82,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         held = read_holdings(album.held)
         nodes, runtimes = read_nodes(read_gpus(album.gpus), held.values(), album.nodes)
         topologies = read_topologies()
-        reservations = read_reservations(now_s, nodes)
+        reservations = read_reservations(now_s, {node.id for node in nodes})
         projects = read_projects()
         quotas = read_quotas()
         usage = read_usage(now_s, policy.half_life_s)
@@ -119,6 +120,4 @@ def _one_moment() -> Iterator[float]:
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
-            (now_s,) = cursor.fetchone()
-        yield now_s
+        yield read_now_s()

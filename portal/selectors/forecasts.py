@@ -9,7 +9,8 @@ from itertools import zip_longest
 from django.db.models import Avg, Count, Q
 from django.utils import timezone
 
-from portal.models import Forecast, Job
+from portal.models import Forecast, Job, Standing
+from portal.words.reasons import NO_FORECAST
 
 DAYS = 30
 MOVES_SHOWN = 20
@@ -55,6 +56,23 @@ class Move:
     def later(self) -> bool:
         """The median moved away."""
         return (self.shift_s or 0) > 0
+
+
+def why_none(job: Job, standing: Standing | None) -> str | None:
+    """Why no start of a waiting job is foreseen, as a sentence; None: it is, or was not looked for yet."""
+    if standing is None:
+        return None
+    sentence = NO_FORECAST.get(standing.code)
+    if sentence is not None or standing.p50_at is not None:
+        return sentence
+    if not job.total_milli:
+        return "It asks for no GPU, and forecasts tell when GPUs come free."
+    if standing.foreseen_at is not None:
+        return (
+            "Waiting alone does not help it: even once everything that runs or goes before it has ended, it could "
+            "not start. The verdict says what is in the way."
+        )
+    return None
 
 
 def measured(days: int = DAYS) -> Measured:

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 
 from portal.access import Policy, policy, signed_in, visible_nodes
 from portal.models import Cycle, Gpu, Job, NodePool, Standing, User
-from portal.selectors.forecasts import measured
+from portal.selectors.forecasts import measured, why_none
 from portal.selectors.policy import policy_sheet
 from portal.selectors.queue import (
     LAST,
@@ -146,6 +146,11 @@ class Row:
         if code in set(VerdictCode) and (word := WAIT_WORDS.get(VerdictCode(code))):
             return word
         return code.replace("_", " ").capitalize()
+
+    @property
+    def unforeseen(self) -> bool:
+        """True when nothing is said of when it starts, and that for a reason."""
+        return why_none(self.job, self.standing) is not None
 
     @property
     def gpus(self) -> str:

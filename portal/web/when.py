@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from django.utils import timezone
 
 from portal.models import Job, Standing, User
-from portal.selectors.forecasts import Measured, Move, measured, moves_of
+from portal.selectors.forecasts import Measured, Move, measured, moves_of, why_none
 from portal.selectors.jobs import jobs_for
 from portal.web.words import duration, plural
 
@@ -24,6 +24,8 @@ class When:
     high: dt.datetime | None
     made_at: dt.datetime | None
     measured: Measured
+    none_because: str | None = None
+    """Why there is none, where that is known; what was foreseen before does not hold then."""
     moves: list[tuple[Move, list[str]]] = field(default_factory=list)
 
     @property
@@ -64,6 +66,7 @@ def when_of(user: User, job: Job, standing: Standing) -> When:
         standing.p90_at,
         standing.foreseen_at,
         measured(),
+        why_none(job, standing),
         [(move, why(move, names)) for move in moves],
     )
 

@@ -27,6 +27,15 @@ class VerdictCode(StrEnum):
     NEVER = "never"
 
 
+NO_FORECAST: dict[str, str] = {
+    VerdictCode.HELD: "It is held: when it starts is worked out once it is released.",
+    VerdictCode.DEPENDENCY: "When it starts then is worked out once they have ended.",
+    VerdictCode.VOLUME_UNAVAILABLE: "The node of its home volume takes no work, and when it will is not known.",
+    VerdictCode.NEVER: "This cluster cannot run it as it asks.",
+}
+"""Verdicts after which nobody foresees a start, and why."""
+
+
 class EndReason(StrEnum):
     """Why an attempt ended; the job page turns each into a sentence with cause and fix."""
 

@@ -1,42 +1,42 @@
-"""When a waiting job will start: the queue played forward with drawn durations.
+"""When a waiting job will start: what is known of a pool's future, and the queue played forward from there.
 
-One play: running jobs end after drawn times; whoever ends gives its node GPUs back, and free GPUs go to the
-project that holds least of its share with its next job counted, in each project by turn, passing over what
-does not fit; a task stands on the node that it fills best. Jobs still to come are not known and not drawn.
-The plays give a median; how past waits came out against such medians gives the interval around it
-(``calibration.py``).
+Running jobs end and waiting ones run as jobs like them did; a play (``play.py``) tells who starts when. It obeys what
+a decision obeys: where a task can stand (``ground.py``), limits and guarantees, reserved nodes. The plays give a
+median; how past waits came out against such medians gives the interval around it (``calibration.py``).
 
 Everything is deterministic: draws are the fractions of ``job * golden ratio + play``, not random numbers.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import NamedTuple
 
 from scheduler.core.ageing import ordered_s
 from scheduler.core.carry import after_commit
 from scheduler.core.cluster import (
-    WHOLE_MILLI,
     JobId,
     NodeId,
-    NodeRow,
     PendingRow,
     PoolId,
-    ProjectId,
+    ReservationRow,
     RunningRow,
     Snapshot,
+    UserId,
 )
-from scheduler.core.plan import Plan
+from scheduler.core.gang import shape_of
+from scheduler.core.ground import Need, Survey
+from scheduler.core.ledger import PoolLedger
+from scheduler.core.placement import Shape
+from scheduler.core.plan import Plan, Verdict
+from scheduler.core.play import PLAYS, Closed, Holds, Line, Stage, Stake, play_forward
 from scheduler.core.policy import Policy
 from scheduler.core.predict import Durations, Kind
-
-PLAYS = 8
-MOST_STEPS = 3_000
-"""Ends looked at in one play; a job that has not started by then starts at the last of them."""
+from scheduler.core.reserved import stands_in_the_way
+from scheduler.core.resources import NOTHING, Amounts
+from scheduler.core.tree import Tree
 
 GOLDEN = 0.618_033_988_749_895
 UNKNOWN_S = 600.0
@@ -45,27 +45,11 @@ UNKNOWN_S = 600.0
 LEAVING_S = 1.0
 """A job that is asked to leave is gone after this."""
 
+NOBODY = UserId("")
+"""Stands for everybody where nobody is counted."""
 
-class Holds(NamedTuple):
-    """A running job: what is left of it in each play, in seconds."""
-
-    project: ProjectId
-    places: tuple[tuple[int, int], ...]  # node and thousandths of a GPU, for each task
-    left_s: Sequence[float]
-
-
-class Waits(NamedTuple):
-    """A waiting job, in the order of turns: how long it will run in each play, in seconds."""
-
-    job: JobId
-    project: ProjectId
-    tasks: tuple[int, ...]  # thousandths of a GPU, for each task
-    runs_s: Sequence[float]
-
-    @property
-    def milli(self) -> int:
-        """Of the whole gang."""
-        return sum(self.tasks)
+Asked = tuple[tuple[tuple[Shape, int], ...], Amounts]
+"""What the tasks of a gang ask, with how many are alike, and what they count for together."""
 
 
 def parts(number: int, plays: int = PLAYS) -> list[float]:
@@ -73,126 +57,10 @@ def parts(number: int, plays: int = PLAYS) -> list[float]:
     return [(number * GOLDEN + (play + 0.5) / plays) % 1.0 for play in range(plays)]
 
 
-def play_forward(
-    target: Waits,
-    free_milli: Sequence[int],
-    running: Sequence[Holds],
-    waiting: Sequence[Waits],
-    share_milli: Mapping[ProjectId, float],
-    plays: int = PLAYS,
-    most_steps: int = MOST_STEPS,
-) -> list[float]:
-    """In how many seconds ``target`` starts, in each play, ascending.
-
-    ``free_milli`` is what each node has free, ``waiting`` holds who else has a turn.
-    """
-    return sorted(
-        _Play(play, free_milli, running, (*waiting, target), share_milli).starts_s(len(waiting), most_steps)
-        for play in range(plays)
-    )
-
-
-class _Play:
-    """One play of the queue."""
-
-    def __init__(
-        self,
-        play: int,
-        free_milli: Sequence[int],
-        running: Sequence[Holds],
-        waiting: Sequence[Waits],
-        share_milli: Mapping[ProjectId, float],
-    ) -> None:
-        self._play = play
-        self._waiting = waiting
-        self._share_milli = share_milli
-        self._nodes = _Nodes(free_milli)
-        self._ends = [(job.left_s[play], n, job.project, job.places) for n, job in enumerate(running)]
-        heapq.heapify(self._ends)
-        self._number = len(running)
-        self._held: dict[ProjectId, int] = {}
-        for job in running:
-            self._count(job.project, job.places, +1)
-        # by project and kind of gang, whose turns wait; equal gangs fit or do not fit together
-        self._queues: dict[ProjectId, dict[tuple[int, ...], deque[int]]] = {}
-        for turn, each in enumerate(waiting):
-            self._queues.setdefault(each.project, {}).setdefault(each.tasks, deque()).append(turn)
-
-    def starts_s(self, target: int, most_steps: int) -> float:
-        """When the turn ``target`` starts, or how far the play came."""
-        now_s = 0.0
-        for _ in range(most_steps):
-            while (turn := self._next()) is not None:
-                if turn == target:
-                    return now_s
-                self._start(turn, now_s)
-            if not self._ends:
-                break
-            now_s, _, project, places = heapq.heappop(self._ends)
-            self._count(project, places, -1)
-            for node, milli in places:
-                self._nodes.give(node, milli)
-        return now_s
-
-    def _count(self, project: ProjectId, places: tuple[tuple[int, int], ...], sign: int) -> None:
-        milli = sum(milli for _, milli in places)
-        self._held[project] = self._held.get(project, 0) + sign * milli
-
-    def _next(self) -> int | None:
-        """Whose turn it is, of those that fit."""
-        best: tuple[float, int] | None = None
-        for project, queues in self._queues.items():
-            turns = [queue[0] for tasks, queue in queues.items() if self._nodes.fits(tasks)]
-            if turns:
-                turn = min(turns)
-                milli = self._held.get(project, 0) + self._waiting[turn].milli
-                mine = (milli / max(1.0, self._share_milli.get(project, 0.0)), turn)
-                if best is None or mine < best:
-                    best = mine
-        return None if best is None else best[1]
-
-    def _start(self, turn: int, now_s: float) -> None:
-        job = self._waiting[turn]
-        queues = self._queues[job.project]
-        queues[job.tasks].popleft()
-        if not queues[job.tasks]:
-            del queues[job.tasks]
-        places = tuple((self._nodes.take(milli), milli) for milli in job.tasks)
-        self._count(job.project, places, +1)
-        self._number += 1
-        heapq.heappush(self._ends, (now_s + job.runs_s[self._play], self._number, job.project, places))
-
-
-class _Nodes:
-    """What nodes have free, and which nodes have how much."""
-
-    def __init__(self, free_milli: Sequence[int]) -> None:
-        self._free = list(free_milli)
-        self._having: dict[int, list[int]] = {}
-        for node, milli in enumerate(free_milli):
-            self._having.setdefault(milli, []).append(node)
-
-    def fits(self, tasks: tuple[int, ...]) -> bool:
-        """True when a gang of equal tasks, or of one, finds nodes."""
-        first, count = tasks[0], len(tasks)
-        if count == 1:
-            return any(milli >= first and nodes for milli, nodes in self._having.items())
-        least = max(1, min(tasks))
-        return sum(len(nodes) * (milli // least) for milli, nodes in self._having.items()) >= count
-
-    def take(self, milli: int) -> int:
-        """The node that ``milli`` more fill best; the emptiest, overfull, when a gang of unequal tasks got there."""
-        fitting = [free for free, nodes in self._having.items() if nodes and free >= milli]
-        free = min(fitting) if fitting else max(free for free, nodes in self._having.items() if nodes)
-        node = self._having[free][-1]
-        self.give(node, -milli)
-        return node
-
-    def give(self, node: int, milli: int) -> None:
-        """Frees (or takes, when negative) GPUs of a node."""
-        self._having[self._free[node]].remove(node)
-        self._free[node] += milli
-        self._having.setdefault(self._free[node], []).append(node)
+def waits_in(row: PendingRow, verdict: Verdict | None) -> PoolId | None:
+    """The pool in which a job waits for its turn: where its verdict sees it, else its first choice."""
+    seen = verdict.numbers.get("pool") if verdict is not None else None
+    return PoolId(str(seen)) if seen is not None else next(iter(row.pools), None)
 
 
 class Outlook:
@@ -212,63 +80,125 @@ class Outlook:
         template_of: Mapping[JobId, str | None] = MappingProxyType({}),
     ) -> None:
         after = after_commit(snapshot, plan)
+        self._now_s = after.now_s
         self._durations = durations
-        self._policy = policy
         self._had_s = had_s
         self._template_of = template_of
-        nodes = sorted((node for node in after.nodes if node.pool == pool), key=lambda node: node.id)
-        index = {node.id: n for n, node in enumerate(nodes)}
-        self._free_milli = [_free_milli(node) for node in nodes]
-        self._running = [
-            self._holds(row, after.now_s, index, number)
+        self._tree = Tree(after.projects)
+        self._ledger = PoolLedger(self._tree.quotas(after.quotas, pool), self._tree.path)
+        nodes = [node for node in after.nodes if node.pool == pool]
+        self._smallest_gpu_mib = min((gpu.memory_mib for node in nodes for gpu in node.gpus), default=1)
+        self._reservations = _still_to_come(after, {node.id for node in nodes})
+        verdicts = {verdict.job: verdict for verdict in plan.verdicts}
+        rows = sorted(
+            (
+                row
+                for row in after.pending
+                if _has_a_turn(row) and waits_in(row, verdicts.get(row.job)) == pool
+            ),
+            key=lambda row: (-row.priority, ordered_s(row, policy), row.job),
+        )
+        asked = [self._asked(row) for row in rows]
+        shapes = list(dict.fromkeys(shape for tasks, _ in asked for shape, _ in tasks))
+        self._survey = Survey(nodes, shapes, [row.nodes for row in self._reservations])
+        running = [
+            self._holds(row, number)
             for number, row in enumerate(sorted(after.running, key=lambda row: row.job))
             if row.pool == pool
         ]
-        rows = sorted(
-            (row for row in after.pending if row.pools[:1] == (pool,) and row.total_milli and not row.after),
-            key=lambda row: (ordered_s(row, policy), row.job),
+        for job in running:
+            self._count(job.stake)
+        self._turn = {row.job: turn for turn, row in enumerate(rows)}
+        self._stage = Stage(
+            self._survey.ground(job.places for job in running),
+            running,
+            self._lines(rows, asked),
+            [self._runs_s(row, turn) for turn, row in enumerate(rows)],
+            {each.project: each.fair_share_milli for each in plan.receipts if each.pool == pool},
+            self._ledger if self._ledger.bounds(all(row.preemptible for row in rows)) else None,
         )
-        self._waiting = {row.job: self._waits(row, number) for number, row in enumerate(rows)}
-        self._turn = {job: number for number, job in enumerate(self._waiting)}
-        self._share_milli = {
-            each.project: each.fair_share_milli for each in plan.receipts if each.pool == pool
-        }
 
-    def median_s(self, job: JobId) -> float:
+    def median_s(self, job: JobId) -> float | None:
         """In how many seconds a waiting job of this pool starts, at the median of the plays.
 
-        Raises:
-            KeyError: it does not wait here, or asks for no GPU.
-        """
-        target = self._waiting[job]
-        others = [
-            each
-            for each in self._waiting.values()
-            if each.project != target.project or self._turn[each.job] < self._turn[job]
-        ]
-        plays = play_forward(target, self._free_milli, self._running, others, self._share_milli)
-        return plays[len(plays) // 2]
+        None when it does not even once everything that runs or has its turn before it has ended.
 
-    def _holds(self, row: RunningRow, now_s: float, index: Mapping[NodeId, int], number: int) -> Holds:
-        places = tuple(
-            (index[task.node], sum(gpu.milli for gpu in task.gpus))
-            for task in row.tasks
-            if task.node in index
-        )
+        Raises:
+            KeyError: it has no turn here: it is held, awaits other jobs, or asks for no GPU.
+        """
+        plays = play_forward(self._stage, self._turn[job])
+        median_s = plays[len(plays) // 2]
+        return None if median_s == math.inf else median_s
+
+    def _count(self, stake: Stake) -> None:
+        self._ledger.add(stake.leaf, stake.user, stake.amounts, stake.preemptible)
+
+    def _stake(self, row: PendingRow | RunningRow, amounts: Amounts) -> Stake:
+        """For whom a job counts; only what a quota bounds is told apart."""
+        leaf = self._tree.leaf_of[row.project]
+        user = row.user if self._ledger.counts_people(leaf) else NOBODY
+        counted = amounts if self._ledger.counts_all else Amounts(amounts.gpu_milli)
+        return Stake(row.project, leaf, user, row.preemptible, counted)
+
+    # -- who runs --------------------------------------------------------------------------------------
+
+    def _holds(self, row: RunningRow, number: int) -> Holds:
+        milli = sum(gpu.milli for task in row.tasks for gpu in task.gpus)
+        cpu_milli = sum(task.cpu_milli for task in row.tasks)
+        memory_mib = sum(task.memory_mib for task in row.tasks)
+        stake = self._stake(row, Amounts(milli, cpu_milli, memory_mib))
+        places = self._survey.places(row.tasks)
         if row.stopping:
-            return Holds(row.project, places, [LEAVING_S] * PLAYS)
-        ran_s = max(0.0, now_s - row.started_s)
-        kind = Kind(row.project, row.user, self._template_of.get(row.job), sum(milli for _, milli in places))
+            return Holds(stake, places, [LEAVING_S] * PLAYS)
+        ran_s = max(0.0, self._now_s - row.started_s)
+        kind = Kind(row.project, row.user, self._template_of.get(row.job), milli)
         had_s = self._had_s.get(row.job, 0.0) + ran_s
         limit_s = None if row.time_limit_s is None else row.time_limit_s + had_s - ran_s
-        return Holds(row.project, places, self._drawn(kind, had_s, limit_s, number))
+        return Holds(stake, places, self._drawn(kind, had_s, limit_s, number))
 
-    def _waits(self, row: PendingRow, number: int) -> Waits:
-        tasks = tuple(ask.gpus * ask.milli for ask in row.asks) or (row.task_milli,) * row.tasks
+    # -- who waits -------------------------------------------------------------------------------------
+
+    def _asked(self, row: PendingRow) -> Asked:
+        """What a job asks with the fewest tasks that it starts with."""
+        avoid = tuple(sorted(row.avoid_nodes))
+        found: Counter[Shape] = Counter()
+        amounts = NOTHING
+        for ask, count in Counter((row.asks or (row.ask,) * row.tasks)[: row.min_tasks]).items():
+            shape, each = shape_of(ask, avoid, row.node_affinity, self._smallest_gpu_mib)
+            amounts = amounts.plus(each.times(count))
+            if ask.gpus:
+                found[shape] += count
+        return tuple(found.items()), amounts
+
+    def _lines(self, rows: Sequence[PendingRow], asked: Sequence[Asked]) -> list[Line]:
+        """The waiting jobs, those together that fit and are held back together."""
+        turns: dict[Line, list[int]] = {}
+        for turn, (row, (tasks, amounts)) in enumerate(zip(rows, asked, strict=True)):
+            needs = tuple(
+                (Need(shape.gpus, shape.milli, self._survey.sorts_of[shape]), count) for shape, count in tasks
+            )
+            from_s = max(0.0, (row.not_before_s or 0.0) - self._now_s)
+            line = Line(self._stake(row, amounts), needs, (), from_s, self._closed_to(row))
+            turns.setdefault(line, []).append(turn)
+        return [line._replace(turns=mine) for line, mine in turns.items()]
+
+    def _closed_to(self, row: PendingRow) -> tuple[Closed, ...]:
+        """When reserved nodes take no job like this: from when it is not surely gone before, until they are free."""
+        lineage = self._tree.path[self._tree.leaf_of[row.project]]
+        found = []
+        for reservation, sorts in zip(self._reservations, self._survey.apart, strict=True):
+            if sorts and stands_in_the_way(reservation, lineage, self._now_s, None):
+                lasts_s = math.inf if row.time_limit_s is None else row.time_limit_s
+                after_s = reservation.from_s - lasts_s - self._now_s
+                after_s = after_s if after_s >= 0.0 else -math.inf
+                found.append(Closed(sorts, after_s, reservation.to_s - self._now_s))
+        return tuple(found)
+
+    def _runs_s(self, row: PendingRow, number: int) -> list[float]:
         kind = Kind(row.project, row.user, self._template_of.get(row.job), row.total_milli)
         had_s = self._had_s.get(row.job, 0.0)
         limit_s = None if row.time_limit_s is None else row.time_limit_s + had_s
-        return Waits(row.job, row.project, tasks, self._drawn(kind, had_s, limit_s, number))
+        return self._drawn(kind, had_s, limit_s, number)
 
     def _drawn(self, kind: Kind, had_s: float, limit_s: float | None, number: int) -> list[float]:
         """How long a job still runs, in each play."""
@@ -279,8 +209,12 @@ class Outlook:
         return drawn
 
 
-def _free_milli(node: NodeRow) -> int:
-    """What a node that takes work has free."""
-    if not (node.schedulable and node.reachable):
-        return 0
-    return sum(WHOLE_MILLI - gpu.used_milli for gpu in node.gpus if gpu.healthy)
+def _has_a_turn(row: PendingRow) -> bool:
+    """False for a job that takes no GPU, or that waits for something else than its turn."""
+    return bool(row.total_milli) and not (row.held or row.after)
+
+
+def _still_to_come(snapshot: Snapshot, nodes: Set[NodeId]) -> list[ReservationRow]:
+    """What is reserved of these nodes now or later."""
+    rows = (row for row in snapshot.reservations if row.to_s > snapshot.now_s)
+    return sorted((row for row in rows if not nodes.isdisjoint(row.nodes)), key=lambda row: row.id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 
@@ -51,6 +52,12 @@ class People:
         there = {Gone.NOBODY: self.leaving, Gone.ASKED: self.unasked, Gone.EVERYBODY: {}}[gone]
         return self.held.get(user, 0.0) + there.get(user, 0.0)
 
+    def copy(self) -> People:
+        """The same, to change on its own."""
+        other = copy(self)
+        other.held, other.leaving, other.unasked = dict(self.held), dict(self.leaving), dict(self.unasked)
+        return other
+
     def may_hold(self, asked: Mapping[UserId, float]) -> float:
         """What all people together hold and may still get of what they ask for."""
         everybody = sorted({*self.held, *self.leaving, *asked})
@@ -74,12 +81,22 @@ class PoolLedger:
         self._leaving_firm: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
         self._unasked: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
         self._unasked_firm: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
-        self._bounded = any(quota.cpu or quota.memory for quota in quotas.values())
+        self.counts_all = any(quota.cpu or quota.memory for quota in quotas.values())
+        """False: only GPUs can be in the way."""
         self.people = {
             project: People(quota.user_limit_milli)
             for project, quota in quotas.items()
             if quota.user_limit_milli is not None
         }
+
+    def copy(self) -> PoolLedger:
+        """The same ledger, to count on its own; what never changes is shared."""
+        other = copy(self)
+        other.held, other.firm, other.leaving = dict(self.held), dict(self.firm), dict(self.leaving)
+        other._leaving_firm = dict(self._leaving_firm)
+        other._unasked, other._unasked_firm = dict(self._unasked), dict(self._unasked_firm)
+        other.people = {project: people.copy() for project, people in self.people.items()}
+        return other
 
     def divide(self, fair_share: Mapping[ProjectId, Amounts], created_s: Mapping[ProjectId, float]) -> None:
         """Take over the fair shares: from now on ``owed`` tells what each project may call its own."""
@@ -127,6 +144,11 @@ class PoolLedger:
             _add(self._leaving_firm, path, amounts, sign)
             if not asked:
                 _add(self._unasked_firm, path, amounts, sign)
+
+    def bounds(self, preemptible: bool) -> bool:
+        """True when a quota can keep somebody from starting, if all are ``preemptible``."""
+        limited = any(each != math.inf for limit in self.limit.values() for each in limit)
+        return limited or bool(self.people) or not preemptible
 
     def over_limit(self, project: ProjectId) -> bool:
         """True when ``project`` would hold more than a limit even once everybody leaving has left."""
@@ -196,7 +218,7 @@ class PoolLedger:
         amounts: Amounts,
         empty: bool,
     ) -> Bound | None:
-        resources = (0, 1, 2) if self._bounded else (0,)
+        resources = (0, 1, 2) if self.counts_all else (0,)
         for level in self.paths[project]:
             for resource in resources:
                 bound = bounds[level][resource]
@@ -214,16 +236,20 @@ class PoolLedger:
         amounts: Amounts,
         preemptible: bool,
         *,
+        empty: bool = False,
         gone: Gone = Gone.NOBODY,
     ) -> bool:
-        """True when a limit, or for non-preemptible work a guarantee, is in the way of ``amounts`` more."""
-        if self.limit_in_the_way(project, amounts, gone=gone) is not None:
+        """True when a limit, or for non-preemptible work a guarantee, is in the way of ``amounts`` more.
+
+        ``empty``: even with nothing held.
+        """
+        if self.limit_in_the_way(project, amounts, empty=empty, gone=gone) is not None:
             return True
-        if self.user_limit_in_the_way(project, user, amounts, gone=gone) is not None:
+        if self.user_limit_in_the_way(project, user, amounts, empty=empty, gone=gone) is not None:
             return True
         if preemptible:
             return False
-        return self.guarantee_in_the_way(project, amounts, gone=gone) is not None
+        return self.guarantee_in_the_way(project, amounts, empty=empty, gone=gone) is not None
 
 
 def _add(book: dict[ProjectId, Amounts], path: tuple[ProjectId, ...], amounts: Amounts, sign: int) -> None:

@@ -55,6 +55,8 @@ class Forecasting(Watcher):
             outlook = Outlook(snapshot, plan, POOL, self._durations, self._policy, self._had_s)
             for job in waiting:
                 median_s = outlook.median_s(job)
+                if median_s is None:
+                    continue
                 gpus = self._jobs[job].gpus
                 interval = self._calibration.interval(gpus * WHOLE_MILLI, median_s)
                 self._forecasts[job] = (snapshot.now_s, median_s, interval, self._baseline(gpus))

@@ -3,67 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scheduler.core.cluster import JobId, ProjectId, Snapshot
-from scheduler.core.decide import decide
-from scheduler.core.forecast import (
-    PLAYS,
-    Holds,
-    Outlook,
-    Waits,
-    parts,
-    play_forward,
+from scheduler.core.cluster import (
+    Awaited,
+    GpuRow,
+    GpuUuid,
+    JobId,
+    NodeId,
+    PendingRow,
+    PoolId,
+    PoolRow,
+    ProjectId,
+    QuotaRow,
+    ReservationRow,
+    RunningRow,
+    Snapshot,
 )
+from scheduler.core.decide import decide
+from scheduler.core.forecast import Outlook, parts, waits_in
+from scheduler.core.play import PLAYS
 from scheduler.core.policy import Policy
 from scheduler.core.predict import Durations, Kind
-from tests.core.drawn import MAIN, NOW_S, cluster, node, project, runs, waits
+from tests.core.drawn import (
+    MAIN,
+    NOW_S,
+    cluster,
+    crowded,
+    node,
+    project,
+    quota,
+    runs,
+    snapshots,
+    waits,
+)
 
-P, Q = ProjectId("p"), ProjectId("q")
-SHARE = {P: 4_000.0, Q: 4_000.0}
-
-
-def runs_on(of: ProjectId, left_s: float, *places: tuple[int, int]) -> Holds:
-    return Holds(of, places, [left_s] * PLAYS)
-
-
-def in_line(job: str, of: ProjectId, runs_s: float, *tasks: int) -> Waits:
-    return Waits(JobId(job), of, tasks, [runs_s] * PLAYS)
-
-
-def start_s(target: Waits, free: list[int], running: list[Holds], before: list[Waits], **bound: int) -> float:
-    plays = play_forward(target, free, running, before, SHARE, **bound)
-    assert len(set(plays)) == 1
-    return plays[0]
-
-
-def test_a_job_starts_when_enough_has_ended_and_who_is_before_it_has_started() -> None:
-    running = [runs_on(P, 50.0, (0, 1_000)), runs_on(P, 80.0, (0, 1_000))]
-    me = in_line("me", P, 10.0, 1_000)
-    assert start_s(me, [0], running, []) == 50.0
-    assert start_s(me, [0], running, [in_line("a", P, 10.0, 1_000)]) == 60.0
-    assert start_s(me, [0], running, [in_line("a", P, 500.0, 1_000)]) == 80.0
-    assert start_s(me, [1_000], running, []) == 0.0
-
-
-def test_a_gang_waits_for_whole_nodes_and_smaller_ones_pass() -> None:
-    running = [runs_on(P, 50.0, (0, 2_000)), runs_on(P, 80.0, (1, 2_000))]
-    gang = in_line("gang", P, 10.0, 4_000, 4_000)
-    assert start_s(gang, [2_000, 2_000], running, []) == 80.0
-    assert start_s(in_line("me", P, 10.0, 2_000), [2_000, 0], running, [gang]) == 0.0
-
-
-def test_who_holds_least_of_its_share_goes_first() -> None:
-    running = [runs_on(P, 900.0, (0, 2_000)), runs_on(P, 50.0, (0, 1_000)), runs_on(Q, 900.0, (0, 1_000))]
-    before = [in_line("a", P, 10.0, 1_000)]
-    assert start_s(in_line("me", Q, 10.0, 1_000), [0], running, before) == 50.0
-    assert start_s(in_line("me", P, 10.0, 1_000), [0], running, [in_line("a", Q, 10.0, 1_000)]) == 60.0
-
-
-def test_a_play_is_bounded_and_says_how_far_it_came() -> None:
-    running = [runs_on(P, 10.0 * n, (0, 1)) for n in range(1, 100)]
-    assert start_s(in_line("me", P, 1.0, 9_000), [0], running, [], most_steps=7) == 70.0
+KEEPS_ALL = Policy(actions=("allocate",))
+"""Nobody is asked to leave: what is foreseen follows from who ends when."""
 
 
 def test_draws_are_spread_evenly_over_plays_and_jobs() -> None:
@@ -119,3 +99,218 @@ def test_who_does_not_wait_here_has_no_forecast() -> None:
     snapshot, policy = crowd(), Policy()
     with pytest.raises(KeyError):
         Outlook(snapshot, decide(snapshot, policy), MAIN, taught(), policy).median_s(JobId("r0"))
+
+
+# -- what a decision obeys, a forecast knows ------------------------------------------------------------------
+
+
+def ends_in(job: str, of: str, left_s: float, *places: tuple[str, range], **changes: Any) -> RunningRow:
+    """A running job that surely ends then: it runs into its time limit, and nothing like it is known."""
+    return runs(job, of, *places, started_s=NOW_S - 10_000.0, time_limit_s=10_000.0 + left_s, **changes)
+
+
+def asks(job: str, of: str, count: int = 1, **changes: Any) -> PendingRow:
+    """A waiting job that would run for a minute."""
+    return waits(job, of, count, **{"time_limit_s": 60.0, **changes})
+
+
+def foreseen(snapshot: Snapshot, job: str, policy: Policy = KEEPS_ALL) -> float | None:
+    """In how many seconds a job starts that does not start at once; nothing is known of how long jobs run."""
+    plan = decide(snapshot, policy)
+    assert job not in {start.job for start in plan.starts}
+    median_s = Outlook(snapshot, plan, MAIN, Durations(), policy).median_s(JobId(job))
+    return None if median_s is None else round(median_s, 3)
+
+
+@pytest.mark.parametrize("bound", [quota("p", limit=2), quota("top", limit=2)], ids=["own", "above"])
+def test_a_limit_is_waited_for_though_gpus_are_free(bound: QuotaRow) -> None:
+    running = [ends_in("r0", "p", 500.0, ("n0", range(1))), ends_in("r1", "p", 900.0, ("n0", range(1, 2)))]
+    snapshot = cluster(
+        [node("n0")],
+        [project("top"), project("p", "top")],
+        [bound],
+        running=running,
+        pending=[asks("me", "p")],
+    )
+    assert foreseen(snapshot, "me") == 500.0
+
+
+def test_what_one_person_may_hold_is_waited_for() -> None:
+    running = [ends_in("r0", "p", 500.0, ("n0", range(2)))]
+    snapshot = cluster(
+        [node("n0")], [project("p")], [quota("p", person=2)], running=running, pending=[asks("me", "p")]
+    )
+    assert foreseen(snapshot, "me") == 500.0
+
+
+def test_firm_work_waits_for_its_guarantee() -> None:
+    running = [ends_in("r0", "p", 500.0, ("n0", range(2)), preemptible=False)]
+    snapshot = cluster(
+        [node("n0")],
+        [project("p")],
+        [quota("p", 2)],
+        running=running,
+        pending=[asks("me", "p", preemptible=False)],
+    )
+    assert foreseen(snapshot, "me") == 500.0
+
+
+NODES = [node("a", 2), node("h", 2, model="H100")]
+BUSY = [ends_in("soon", "p", 100.0, ("a", range(2))), ends_in("late", "p", 700.0, ("h", range(2)))]
+
+
+@pytest.mark.parametrize(
+    ("wish", "wanted"),
+    [
+        ({}, 100.0),
+        ({"gpu_model": "H100"}, 700.0),
+        ({"gpu_model": "A100|H100"}, 100.0),
+        ({"node_affinity": NodeId("h")}, 700.0),
+        ({"avoid_nodes": (NodeId("a"),)}, 700.0),
+        ({"avoid_nodes": (NodeId("a"),), "unfit_nodes": (NodeId("a"),)}, 700.0),
+        ({"cpu_milli": 48_000}, 700.0),
+    ],
+)
+def test_a_job_waits_for_the_nodes_on_which_it_can_stand(wish: dict[str, Any], wanted: float) -> None:
+    nodes = [replace(NODES[0], cpu_milli=32_000), NODES[1]]
+    snapshot = cluster(nodes, [project("p")], running=BUSY, pending=[asks("me", "p", 2, **wish)])
+    assert foreseen(snapshot, "me") == wanted
+
+
+def test_memory_and_capability_and_slices_are_told_apart_on_one_node() -> None:
+    cards = (
+        GpuRow(GpuUuid("x-gpu0"), 0, "A100", 40_960, compute_capability=8.0),
+        GpuRow(GpuUuid("x-gpu1"), 1, "A100", 81_920, compute_capability=9.0),
+        GpuRow(GpuUuid("x-gpu2"), 2, "A100", 10_240, mig_profile="1g.10gb", compute_capability=8.0),
+    )
+    running = [ends_in(f"r{i}", "p", 100.0 * (i + 1), ("x", range(i, i + 1))) for i in range(3)]
+    pending = [
+        asks("any", "p"),
+        asks("large", "p", min_gpu_memory_mib=50_000),
+        asks("new", "p", min_compute_capability=8.6),
+        asks("slice", "p", mig_profile="1g.10gb"),
+    ]
+    snapshot = cluster([node("x", gpus=cards)], [project("p")], running=running, pending=pending)
+    plan = decide(snapshot, KEEPS_ALL)
+    outlook = Outlook(snapshot, plan, MAIN, Durations(), KEEPS_ALL)
+    medians = [round(outlook.median_s(JobId(row.job)) or 0.0) for row in pending]
+    assert medians == [100, 200, 260, 300]  # "large" stands where "new" could, for a minute
+
+
+def test_a_node_that_takes_no_work_and_a_lost_gpu_give_nothing_back() -> None:
+    drained = replace(NODES[0], schedulable=False)
+    snapshot = cluster([drained, NODES[1]], [project("p")], running=BUSY, pending=[asks("me", "p")])
+    assert foreseen(snapshot, "me") == 700.0
+    lost = replace(NODES[0], gpus=tuple(replace(gpu, healthy=False) for gpu in NODES[0].gpus))
+    snapshot = cluster([lost, NODES[1]], [project("p")], running=BUSY, pending=[asks("me", "p")])
+    assert foreseen(snapshot, "me") == 700.0
+
+
+def reserved(nodes: str, of: str | None, from_s: float, to_s: float) -> ReservationRow:
+    projects = () if of is None else (ProjectId(of),)
+    return ReservationRow("r", "r", (NodeId(nodes),), projects, NOW_S + from_s, NOW_S + to_s)
+
+
+@pytest.mark.parametrize(
+    ("row", "limit_s", "wanted"),
+    [
+        (reserved("n0", "q", -10.0, 400.0), 60.0, 400.0),  # kept for another until then
+        (reserved("n0", None, -10.0, 400.0), 60.0, 400.0),  # maintenance
+        (reserved("n0", "p", -10.0, 400.0), 60.0, 100.0),  # its own
+        (reserved("n0", "q", 150.0, 400.0), 60.0, 400.0),  # not gone before it begins
+        (reserved("n0", "q", 170.0, 400.0), 60.0, 100.0),  # surely gone before
+        (reserved("n0", "q", 9_000.0, 9_400.0), None, 9_400.0),  # never surely gone
+    ],
+)
+def test_reserved_nodes_open_and_close_as_the_clock_goes(
+    row: ReservationRow, limit_s: float | None, wanted: float
+) -> None:
+    snapshot = cluster(
+        [node("n0", 1)], [project("p"), project("q")], running=[ends_in("r0", "p", 100.0, ("n0", range(1)))],
+        pending=[asks("me", "p", time_limit_s=limit_s)],
+    )  # fmt: skip
+    assert foreseen(replace(snapshot, reservations=(row,)), "me") == wanted
+
+
+def test_who_is_held_or_awaits_others_takes_nobodys_turn() -> None:
+    running = [ends_in("r0", "p", 100.0, ("n0", range(1)))]
+    before = [
+        asks("held", "p", age_s=50.0, held=True),
+        asks("after", "p", age_s=40.0, after=(Awaited(JobId("r0"), "r0", ProjectId("p")),)),
+    ]
+    snapshot = cluster([node("n0", 1)], [project("p")], running=running, pending=[*before, asks("me", "p")])
+    assert foreseen(snapshot, "me") == 100.0
+
+
+def test_nobody_is_foreseen_before_it_is_to_start() -> None:
+    snapshot = cluster([node("n0", 1)], [project("p")], pending=[asks("me", "p", not_before_s=NOW_S + 300.0)])
+    assert foreseen(snapshot, "me") == 300.0
+
+
+def test_priority_goes_before_age() -> None:
+    running = [ends_in("r0", "p", 100.0, ("n0", range(1)))]
+    pending = [asks("old", "p", age_s=900.0), asks("urgent", "p", priority=75)]
+    snapshot = cluster([node("n0", 1)], [project("p")], running=running, pending=pending)
+    assert [foreseen(snapshot, "urgent"), foreseen(snapshot, "old")] == [100.0, 160.0]
+
+
+def test_a_job_waits_in_the_pool_that_can_hold_it() -> None:
+    pools = [PoolRow(MAIN, "main"), PoolRow(PoolId("big"), "big")]
+    running = [ends_in("r0", "p", 100.0, ("b0", range(4)), pool=PoolId("big"))]
+    snapshot = cluster(
+        [node("n0", 1), node("b0", 4, pool="big")], [project("p")], running=running, pools=pools,
+        pending=[asks("me", "p", 4, pools=(MAIN, PoolId("big")))],
+    )  # fmt: skip
+    plan = decide(snapshot, KEEPS_ALL)
+    (verdict,) = plan.verdicts
+    assert waits_in(snapshot.pending[0], verdict) == "big"
+    outlook = Outlook(snapshot, plan, PoolId("big"), Durations(), KEEPS_ALL)
+    assert outlook.median_s(JobId("me")) == pytest.approx(100.0)
+
+
+def test_an_elastic_job_starts_with_the_fewest_tasks_that_do() -> None:
+    running = [ends_in("r0", "p", 100.0, ("n0", range(2)))]
+    snapshot = cluster(
+        [node("n0", 2)], [project("p")], running=running, pending=[asks("me", "p", tasks=8, min_tasks=2)]
+    )
+    assert foreseen(snapshot, "me") == 100.0
+
+
+@pytest.mark.parametrize(
+    ("me", "quotas"),
+    [
+        (asks("me", "p", 3), []),  # no node is so large
+        (asks("me", "p", 2), [quota("p", limit=1)]),
+        (asks("me", "p", 2, preemptible=False), [quota("p", 1)]),
+    ],
+)
+def test_nothing_is_promised_of_what_never_starts(me: PendingRow, quotas: list[QuotaRow]) -> None:
+    running = [ends_in("r0", "p", 100.0, ("n0", range(2)))]
+    snapshot = cluster([node("n0", 2)], [project("p")], quotas, running=running, pending=[me])
+    assert foreseen(snapshot, "me") is None
+
+
+@given(st.one_of(snapshots(), crowded()))
+def test_whatever_is_photographed_is_foreseen_the_same_in_any_order(snapshot: Snapshot) -> None:
+    turned = replace(
+        snapshot,
+        nodes=snapshot.nodes[::-1], running=snapshot.running[::-1], pending=snapshot.pending[::-1],
+        quotas=snapshot.quotas[::-1], reservations=snapshot.reservations[::-1],
+    )  # fmt: skip
+    assert all_foreseen(snapshot) == all_foreseen(turned)
+
+
+def all_foreseen(snapshot: Snapshot) -> dict[str, float | None]:
+    """Of every job that has a turn, with the rules that must hold for each."""
+    plan = decide(snapshot, Policy())
+    rows = {row.job: row for row in snapshot.pending}
+    outlooks = {pool.id: Outlook(snapshot, plan, pool.id, Durations(), Policy()) for pool in snapshot.pools}
+    found: dict[str, float | None] = {}
+    for verdict in plan.verdicts:
+        row, pool = rows[verdict.job], waits_in(rows[verdict.job], verdict)
+        if row.held or row.after or not row.total_milli or pool is None:
+            continue
+        median_s = found[row.job] = outlooks[pool].median_s(row.job)
+        if median_s is not None and row.not_before_s is not None:
+            assert NOW_S + median_s >= row.not_before_s
+    return found

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
+from django.db.models import F
 from django.utils import timezone
 
-from portal.models import Forecast, Job, Standing
+from portal.models import Forecast, Job, Node, Quota, Standing
+from portal.services import lifecycle
 from portal.services.jobs import do_cancel_job
 from scheduler.cycle import run_cycle
 from scheduler.foresee import foresee, learned_calibration
@@ -36,6 +38,7 @@ def ended(scene, minutes: float, count: int, **fields) -> None:
 
 
 def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_should_have_ended(scene) -> None:
+    Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=4000)
     ended(scene, 30, 6)
     submit(scene)
     run_cycle("test", "me")
@@ -74,3 +77,54 @@ def test_what_came_of_forecasts_widens_the_next_ones(scene) -> None:
     interval = learned_calibration().interval(1000, 1000.0)
     assert interval.p10_s == pytest.approx(1400)  # a tenth of them waited at most so long
     assert interval.p90_s == pytest.approx(5400, abs=201)
+
+
+def test_what_was_promised_of_a_job_is_taken_back_when_it_is_held(scene) -> None:
+    submit(scene)
+    run_cycle("test", "me")
+    waiting = submit(scene, gpus_per_task=4)
+    run_cycle("test", "me")
+    assert foresee() == 1
+    lifecycle.set_held(waiting.pk, True, actor="x")
+    run_cycle("test", "me")
+    assert foresee() == 0
+    standing = Standing.objects.get(job=waiting)
+    assert (standing.code, standing.p10_at, standing.p50_at, standing.p90_at) == ("held", None, None, None)
+    assert standing.foreseen_at is None
+    lifecycle.set_held(waiting.pk, False, actor="x")
+    run_cycle("test", "me")
+    assert foresee() == 1
+    assert (
+        Forecast.objects.filter(job=waiting, at_submit=True).count() == 1
+    )  # the first is the one that counts
+
+
+@pytest.mark.parametrize("why", ["limit", "drained"])
+def test_nothing_is_promised_where_waiting_alone_does_not_help(scene, why) -> None:
+    waiting = submit(scene, gpus_per_task=2)
+    if why == "limit":
+        Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=1000)
+    else:
+        Node.objects.update(state="cordoned")
+    run_cycle("test", "me")
+    assert foresee() == 0
+    standing = Standing.objects.get(job=waiting)
+    assert standing.p50_at is None
+    assert standing.foreseen_at is not None  # it was looked for
+    assert not Forecast.objects.exists()
+    seen_at = standing.foreseen_at
+    foresee()
+    assert Standing.objects.get(job=waiting).foreseen_at == seen_at  # nothing new, nothing written
+
+
+def test_no_interval_begins_before_a_job_may_be_tried_again(scene) -> None:
+    job = submit(scene)
+    Job.objects.filter(pk=job.pk).update(
+        reason="start_refused", attempts_made=5, queued_at=timezone.now(), version=F("version") + 1
+    )
+    run_cycle("test", "me")
+    standing = Standing.objects.get(job=job)
+    assert standing.code == "delayed_until"
+    assert foresee() == 1
+    standing.refresh_from_db()
+    assert standing.p10_at.timestamp() == pytest.approx(standing.numbers["not_before_s"], abs=1e-3)

@@ -7,9 +7,13 @@ import datetime as dt
 import pytest
 from django.utils import timezone
 
-from portal.models import Job, Standing
+from portal.models import Cycle, Job, Standing
 from portal.services.reservations import ReservationWords, do_cancel_reservation, do_save_reservation
 from portal.services.topologies import do_save_topology, do_set_labels
+from scheduler.core.cluster import Snapshot
+from scheduler.core.decide import decide
+from scheduler.core.plan import Plan
+from scheduler.core.policy import Policy
 from scheduler.cycle import run_cycle
 from tests import record
 
@@ -79,3 +83,65 @@ def test_a_job_near_together_is_told_what_it_waits_for(scene) -> None:
     do_set_labels(scene["admin"], apart, {"rack": "r1"})
     cycle()
     assert Job.objects.get(pk=gang.pk).state == "RUNNING"
+
+
+@pytest.mark.parametrize("kept_for", ["other", None], ids=["another project", "nobody"])
+def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(scene, kept_for) -> None:
+    do_cancel_reservation(scene["admin"], scene["reservation"])
+    apart = record.node(scene["pool"])
+    below = record.project("below", parent=scene["other"], member=scene["owner"])
+    jobs = [
+        submit(scene, "project", name="closed out", gpus_per_task=2),
+        submit(scene, "other", name="kept for", gpus_per_task=1),
+        record.job(scene["owner"], below, scene["environment"], name="below it", gpus_per_task=1),
+        submit(scene, "project", name="elsewhere", gpus_per_task=4),
+    ]
+
+    def late(snapshot: Snapshot, policy: Policy) -> Plan:
+        """An administrator reserves the node on which the smaller jobs start, while the plan is made."""
+        plan = decide(snapshot, policy)
+        where = {start.job: start.tasks[0].node for start in plan.starts}
+        busy = next(
+            node for node in (scene["node"], apart) if node.public_id == where[jobs[0].public_id]
+        )  # fmt: skip
+        assert [where[job.public_id] == busy.public_id for job in jobs] == [True, True, True, False]
+        projects = [scene[kept_for]] if kept_for else []
+        words = ReservationWords(
+            "repair", scene["pool"], [busy], projects, timezone.now(), timezone.now() + HOUR
+        )
+        do_save_reservation(scene["admin"], words)
+        return plan
+
+    outcome = run_cycle("test", "me", decide=late)
+    refused = ["closed out"] if kept_for else ["closed out", "kept for", "below it"]
+    by_id = {job.public_id: job.name for job in jobs}
+    assert outcome is not None
+    assert {by_id[each.job]: (each.code, each.sentence) for each in outcome.refused} == dict.fromkeys(
+        refused, ("reserved", "A node of the plan is reserved (repair).")
+    )
+    states = dict(Job.objects.values_list("name", "state"))
+    assert {name for name, state in states.items() if state == "PENDING"} == set(refused)
+    assert Cycle.objects.latest("id").refused_commits == len(refused)
+    assert outcome.again
+    cycle()
+    assert Job.objects.get(pk=jobs[0].pk).state == "PENDING"  # planned anew, elsewhere or not at all
+
+
+def test_a_reservation_to_come_refuses_only_who_is_not_surely_gone_before(scene) -> None:
+    do_cancel_reservation(scene["admin"], scene["reservation"])
+    submit(scene, "project", name="short", time_limit_s=600)
+    submit(scene, "project", name="long", time_limit_s=2 * 3600)
+    submit(scene, "project", name="endless")
+
+    def late(snapshot: Snapshot, policy: Policy) -> Plan:
+        begin = timezone.now() + HOUR
+        do_save_reservation(
+            scene["admin"],
+            ReservationWords("repair", scene["pool"], [scene["node"]], [], begin, begin + HOUR),
+        )
+        return decide(snapshot, policy)
+
+    run_cycle("test", "me", decide=late)
+    assert dict(Job.objects.values_list("name", "state")) == {
+        "short": "RUNNING", "long": "PENDING", "endless": "PENDING",
+    }  # fmt: skip

@@ -425,3 +425,32 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
     assert "The first forecast." in page
     Standing.objects.filter(job=job).update(p90_at=made.made_at)
     assert "It was to have started by now" in words(client_of("member").get(address))
+
+
+@pytest.mark.parametrize(
+    ("code", "foreseen", "heading", "words_of_it"),
+    [
+        ("never", True, "No forecast", "This cluster cannot run it as it asks."),
+        ("volume_unavailable", True, "No forecast", "The node of its home volume takes no work"),
+        ("dependency", False, "After the others", "is worked out once they have ended"),
+        ("limit", True, "No forecast", "Waiting alone does not help it"),
+        ("limit", False, "No estimate yet", "Until enough of them have ended"),
+    ],
+)
+def test_where_no_start_is_foreseen_it_is_said_why(scene, client_of, code, foreseen, heading, words_of_it):
+    job = scene.jobs["depth-anything-ft"]
+    now = timezone.now()
+    stale = {} if code == "limit" else {"p10_at": now, "p50_at": now, "p90_at": now}  # of another verdict
+    Standing.objects.filter(job=job).update(code=code, foreseen_at=now if foreseen else None, **stale)
+    page = words(client_of("member").get(reverse("job", args=[job.public_id])))
+    assert heading in page and words_of_it in page and "Meant to hold" not in page
+    assert ("no forecast" in words(client_of("member").get("/queue/"))) is (heading != "No estimate yet")
+    told = client_of("member").get(f"/api/v1/jobs/{job.public_id}/").json()
+    assert told["interval"] is None
+    assert (told["interval_missing"] is None) is (heading == "No estimate yet")
+
+
+def test_a_job_without_gpus_is_not_foreseen(scene, client_of):
+    job = scene.jobs["depth-anything-ft"]
+    Job.objects.filter(pk=job.pk).update(gpus_per_task=0)
+    assert "It asks for no GPU" in words(client_of("member").get(reverse("job", args=[job.public_id])))

@@ -12,7 +12,7 @@ from portal.models import Attempt as AttemptRow
 from portal.models import Job as JobRow
 from portal.models import JobEvent, Standing
 from portal.models import Task as TaskRow
-from portal.selectors.forecasts import Move
+from portal.selectors.forecasts import Move, why_none
 from portal.selectors.jobs import Chain
 from portal.selectors.receipts import Receipt
 from portal.words.states import AttemptState, Desired, JobKind, JobState
@@ -213,7 +213,10 @@ class JobWhole(Job):
     """One job with everything that is known of it."""
 
     verdict = Verdict(allow_null=True)
-    interval = Interval(allow_null=True, help_text="null: it does not wait, or there is no estimate yet.")
+    interval = Interval(allow_null=True, help_text="null: it does not wait, or no start is foreseen.")
+    interval_missing = serializers.CharField(
+        allow_null=True, help_text="Why no start is foreseen; null: one is, or it was not worked out yet."
+    )
     receipts = ReceiptOut(
         many=True, help_text="While it waits: of its project, then of those above it that you may see."
     )
@@ -365,10 +368,12 @@ def job_whole(
     with_environ: bool,
 ) -> dict[str, Any]:
     """One job with everything that is known of it; other jobs are named only when in ``seen``."""
+    missing = why_none(row, standing_of(row))
     return {
         **job(row),
         "verdict": verdict(standing_of(row), seen),
-        "interval": interval(standing_of(row)),
+        "interval": None if missing else interval(standing_of(row)),
+        "interval_missing": missing,
         "receipts": [receipt(one) for one in receipts],
         "forecasts": [forecast(move, seen) for move in moves],
         "desired": row.desired,

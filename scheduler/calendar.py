@@ -1,0 +1,40 @@
+"""The reservations of nodes, as they stand in the record when a plan is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+
+from portal.errors import Conflict
+from portal.lineage import lineage
+from portal.models import Job
+from scheduler.core.cluster import NodeId, ProjectId
+from scheduler.core.plan import Start
+from scheduler.core.reserved import stands_in_the_way
+from scheduler.read_cluster import read_now_s, read_projects, read_reservations
+
+
+class Calendar:
+    """What of some nodes is reserved now or later, in one transaction.
+
+    One that is committed after this was read came after the starts: who stands on its nodes then may stay.
+    """
+
+    def __init__(self, nodes: Collection[NodeId]) -> None:
+        self._now_s = read_now_s()
+        self._rows = read_reservations(self._now_s, nodes)
+
+    @cached_property
+    def _above(self) -> dict[ProjectId, ProjectId | None]:
+        return {row.id: row.parent for row in read_projects()}
+
+    def check(self, job: Job, start: Start) -> None:
+        """Raises Conflict when nodes of the start are closed to the job, by the rule that decisions obey."""
+        nodes = {task.node for task in start.tasks}
+        ends_s = None if job.time_limit_s is None else self._now_s + job.time_limit_s
+        for row in self._rows:
+            if nodes.isdisjoint(row.nodes):
+                continue
+            line = lineage(ProjectId(job.project.public_id), self._above.get)
+            if stands_in_the_way(row, line, self._now_s, ends_s):
+                raise Conflict(f"A node of the plan is reserved ({row.name}).", code="reserved")

@@ -1,0 +1,228 @@
+"""Where the tasks of waiting jobs can stand, for plays of the queue: cells of alike GPUs, and what is free in them.
+
+A *cell* is those GPUs of one node that the same waiting tasks may use; cells open to the same tasks are of one
+*sort*. Which these are is asked of ``Floor`` once. In a pool of equal nodes with equal wishes there is one sort,
+and a cell is a node. A task stands in one cell. What it takes of CPU and memory is not followed: a cell is of no
+use to a task only where its node has too little of them even when nothing else stands there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from scheduler.core.cluster import WHOLE_MILLI, NodeId, NodeRow, RunningTask
+from scheduler.core.placement import Floor, Shape
+
+Place = tuple[int, int, tuple[int, ...]]
+"""A cell with a number of whole GPUs; or with thousandths, and the numbers of the GPUs of which they are."""
+
+State = tuple[int, tuple[int, ...]]
+"""What a cell has free: whole GPUs, and the thousandths of those that carry shares, ascending."""
+
+
+class Need(NamedTuple):
+    """What one task takes: so many GPUs, so much of each, in a cell of one of these sorts (ascending)."""
+
+    gpus: int
+    milli: int
+    sorts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """All cells of a pool and what is free in them now."""
+
+    sort_of: tuple[int, ...]
+    whole: tuple[int, ...]
+    shared: Mapping[int, Mapping[int, int]]
+    """By cell, its GPUs that carry shares, by number: the thousandths free of each."""
+    gpus: int
+    """Numbers of GPUs are smaller than this."""
+
+
+class Survey:
+    """Divides the nodes of a pool into cells for some shapes of tasks; ``apart`` are sets of nodes to tell apart."""
+
+    def __init__(
+        self, nodes: Iterable[NodeRow], shapes: Sequence[Shape], apart: Sequence[Iterable[NodeId]]
+    ) -> None:
+        self._floor = Floor(nodes, "pack")
+        self._width = self._floor.free_milli.shape[1]
+        empty = Floor(self._floor.nodes, "pack", empty=True)
+        opens = [
+            self._floor.eligible(shape) & ((empty.capacity(shape) > 0) & self._floor.usable)[:, None]
+            for shape in shapes
+        ]
+        members = [np.isin([node.id for node in self._floor.nodes], list(each)) for each in apart]
+        every = np.ones(self._floor.free_milli.shape, dtype=bool)
+        layers = [*opens, *(every & member[:, None] for member in members)]
+        self._cell_at: dict[tuple[int, int], int] = {}
+        self._sort_of: list[int] = []
+        sorts: dict[bytes, int] = {}
+        if opens and len(self._floor.nodes):
+            signs = np.packbits(np.stack(layers), axis=0).transpose(1, 2, 0).copy()
+            used = np.logical_or.reduce(opens)
+            for node in range(len(self._floor.nodes)):
+                mine: dict[bytes, int] = {}
+                for slot in np.flatnonzero(used[node]).tolist():
+                    sign = signs[node, slot].tobytes()
+                    if sign not in mine:
+                        mine[sign] = len(self._sort_of)
+                        self._sort_of.append(sorts.setdefault(sign, len(sorts)))
+                    self._cell_at[node, slot] = mine[sign]
+        bits = [np.unpackbits(np.frombuffer(sign, dtype=np.uint8)) for sign in sorts]
+        layer_sorts = [tuple(s for s, has in enumerate(bits) if has[layer]) for layer in range(len(layers))]
+        self.sorts_of: dict[Shape, tuple[int, ...]] = dict(
+            zip(shapes, layer_sorts[: len(shapes)], strict=True)
+        )
+        """Where tasks of each shape can stand."""
+        self.apart: list[frozenset[int]] = [frozenset(each) for each in layer_sorts[len(shapes) :]]
+        """The sorts of each set of nodes that was to be told apart."""
+
+    def places(self, tasks: Iterable[RunningTask]) -> tuple[Place, ...]:
+        """What running tasks give back once they end; GPUs that no waiting task may use are left out."""
+        whole: Counter[int] = Counter()
+        shares: list[Place] = []
+        for held in self._floor.held_by(tasks):
+            for slot in held.slots:
+                cell = self._cell_at.get((held.node, slot))
+                if cell is None:
+                    continue
+                if held.milli == WHOLE_MILLI:
+                    whole[cell] += 1
+                else:
+                    shares.append((cell, held.milli, (held.node * self._width + slot,)))
+        return (*((cell, gpus, ()) for cell, gpus in whole.items()), *shares)
+
+    def ground(self, running: Iterable[Sequence[Place]]) -> Ground:
+        """What is free now, beside these places."""
+        carry = {gpu for places in running for _, _, gpus in places for gpu in gpus}
+        whole = [0] * len(self._sort_of)
+        shared: dict[int, dict[int, int]] = {}
+        for (node, slot), cell in self._cell_at.items():
+            milli, gpu = int(self._floor.free_milli[node, slot]), node * self._width + slot
+            if milli == WHOLE_MILLI:
+                whole[cell] += 1
+            elif milli > 0 or gpu in carry:
+                shared.setdefault(cell, {})[gpu] = milli
+        return Ground(tuple(self._sort_of), tuple(whole), shared, len(self._floor.nodes) * self._width)
+
+
+class Cells:
+    """What is free in each cell while a queue is played, and which cells have how much."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._sort_of = ground.sort_of
+        self._whole = list(ground.whole)
+        self._shared = {cell: dict(gpus) for cell, gpus in ground.shared.items()}
+        self._next_gpu = ground.gpus
+        self._having: list[dict[State, dict[int, None]]] = [
+            {} for _ in range(max(ground.sort_of, default=-1) + 1)
+        ]
+        self._states: list[State] = [(0, ())] * len(ground.sort_of)
+        for cell in range(len(ground.sort_of)):
+            self._enter(cell)
+
+    def fits(self, need: Need, sorts: Iterable[int], count: int) -> bool:
+        """True when ``count`` equal tasks find places in cells of these sorts."""
+        for sort in sorts:
+            for state, cells in self._having[sort].items():
+                tasks = _tasks(state, need)
+                if tasks:
+                    count -= tasks * len(cells)
+                    if count <= 0:
+                        return True
+        return count <= 0
+
+    def holds(self, place: Place, need: Need, sorts: Iterable[int]) -> bool:
+        """True when one task finds its place in the cell of ``place``, if that is of these sorts."""
+        cell = place[0]
+        return self._sort_of[cell] in sorts and _tasks(self._states[cell], need) > 0
+
+    def take(self, need: Need, sorts: Iterable[int]) -> Place | None:
+        """A place for one task in the cell that it fills best; None when there is none."""
+        best: tuple[tuple[int, int], int, State] | None = None
+        for sort in sorts:
+            for state in self._having[sort]:
+                if _tasks(state, need):
+                    mine = (_room(state, need), sort, state)
+                    if best is None or mine[0] < best[0]:
+                        best = mine
+        if best is None:
+            return None
+        _, sort, state = best
+        cell = next(reversed(self._having[sort][state]))
+        self._leave(cell)
+        place = self._whole_of(cell, need) if need.milli == WHOLE_MILLI else self._shares_of(cell, need)
+        self._enter(cell)
+        return place
+
+    def give(self, place: Place) -> None:
+        """Frees a place."""
+        cell, amount, gpus = place
+        self._leave(cell)
+        if not gpus:
+            self._whole[cell] += amount
+        for gpu in gpus:
+            shared = self._shared[cell]
+            shared[gpu] += amount
+            if shared[gpu] == WHOLE_MILLI:
+                del shared[gpu]
+                self._whole[cell] += 1
+        self._enter(cell)
+
+    def _whole_of(self, cell: int, need: Need) -> Place:
+        self._whole[cell] -= need.gpus
+        return cell, need.gpus, ()
+
+    def _shares_of(self, cell: int, need: Need) -> Place:
+        """Shares of the fullest GPUs that have so much left, then of whole ones."""
+        shared = self._shared.setdefault(cell, {})
+        roomy = sorted((milli, gpu) for gpu, milli in shared.items() if milli >= need.milli)
+        gpus = [gpu for _, gpu in roomy[: need.gpus]]
+        while len(gpus) < need.gpus:
+            self._whole[cell] -= 1
+            shared[self._next_gpu] = WHOLE_MILLI
+            gpus.append(self._next_gpu)
+            self._next_gpu += 1
+        for gpu in gpus:
+            shared[gpu] -= need.milli
+        return cell, need.milli, tuple(gpus)
+
+    def _enter(self, cell: int) -> None:
+        shared = self._shared.get(cell)
+        state = (self._whole[cell], tuple(sorted(shared.values())) if shared else ())
+        self._states[cell] = state
+        self._having[self._sort_of[cell]].setdefault(state, {})[cell] = None
+
+    def _leave(self, cell: int) -> None:
+        having, state = self._having[self._sort_of[cell]], self._states[cell]
+        cells = having[state]
+        del cells[cell]
+        if not cells:
+            del having[state]
+
+
+def _tasks(state: State, need: Need) -> int:
+    """How many tasks a cell in ``state`` takes; of shares of several GPUs no two on one GPU, which is the least."""
+    whole, shared = state
+    if need.milli == WHOLE_MILLI:
+        return whole // need.gpus
+    if need.gpus == 1:
+        return whole * (WHOLE_MILLI // need.milli) + sum(milli // need.milli for milli in shared)
+    able = whole if need.milli <= WHOLE_MILLI else 0
+    return (able + sum(milli >= need.milli for milli in shared)) // need.gpus
+
+
+def _room(state: State, need: Need) -> tuple[int, int]:
+    """What a cell that takes the task has, least first: of the GPU that a share joins, then in all."""
+    whole, shared = state
+    joins = (
+        0 if need.milli == WHOLE_MILLI else min((m for m in shared if m >= need.milli), default=WHOLE_MILLI)
+    )
+    return joins, whole * WHOLE_MILLI + sum(shared)

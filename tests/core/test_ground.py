@@ -1,0 +1,83 @@
+"""Cells of alike GPUs: they hold what a floor holds, and get back what was taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.cluster import WHOLE_MILLI, Snapshot
+from scheduler.core.gang import shape_of
+from scheduler.core.ground import Cells, Ground, Need, Survey
+from scheduler.core.placement import Floor
+from tests.core.drawn import snapshots
+
+MILLI = st.sampled_from([WHOLE_MILLI, WHOLE_MILLI, 500, 300, 250])
+NEEDS = st.builds(Need, st.integers(1, 3), MILLI, st.sampled_from([(0,), (1,), (0, 1)]))
+
+
+@st.composite
+def grounds(draw: st.DrawFn) -> Ground:
+    sorts = tuple(draw(st.lists(st.integers(0, 1), min_size=1, max_size=4)))
+    whole = tuple(draw(st.integers(0, 4)) for _ in sorts)
+    shared = {
+        cell: {10 * cell + gpu: draw(st.sampled_from([0, 200, 500, 700])) for gpu in range(draw(st.integers(0, 2)))}
+        for cell in range(len(sorts))
+    }  # fmt: skip
+    return Ground((*sorts, 0, 1), (*whole, 0, 0), shared, 1_000)
+
+
+def milli_free(cells: Cells) -> Counter[tuple[int, object]]:
+    """How many cells of each sort have how much."""
+    return Counter(
+        (sort, state)
+        for sort, having in enumerate(cells._having)
+        for state, mine in having.items()
+        for _ in mine
+    )
+
+
+@given(grounds(), st.lists(NEEDS, max_size=12), st.randoms(use_true_random=False))
+def test_what_is_taken_comes_back_and_nothing_is_given_twice(ground, needs, dice) -> None:
+    cells = Cells(ground)
+    before = milli_free(cells)
+    taken = []
+    for need in needs:
+        fits = cells.fits(need, need.sorts, 1)
+        place = cells.take(need, need.sorts)
+        assert (place is not None) is fits
+        if place is not None:
+            assert ground.sort_of[place[0]] in need.sorts
+            taken.append(place)
+        for (_, (whole, shared)), _ in milli_free(cells).items():
+            assert whole >= 0 and all(0 <= milli < WHOLE_MILLI for milli in shared)
+    dice.shuffle(taken)
+    for place in taken:
+        cells.give(place)
+    assert milli_free(cells) == before
+
+
+@given(grounds(), NEEDS, st.integers(1, 6))
+def test_a_gang_that_fits_finds_all_its_places(ground: Ground, need: Need, count: int) -> None:
+    cells = Cells(ground)
+    if cells.fits(need, need.sorts, count):
+        assert all(cells.take(need, need.sorts) is not None for _ in range(count))
+
+
+@given(snapshots())
+def test_cells_hold_one_task_where_the_floor_does(snapshot: Snapshot) -> None:
+    """Tasks of one GPU; CPU and memory, which a play does not follow, are left out."""
+    for pool in snapshot.pools:
+        nodes = [
+            replace(row, cpu_used_milli=0, memory_used_mib=0) for row in snapshot.nodes if row.pool == pool.id
+        ]
+        rows = [row for row in snapshot.pending if row.gpus_per_task == 1]
+        shapes = [shape_of(row.ask, tuple(sorted(row.avoid_nodes)), row.node_affinity, 1)[0] for row in rows]
+        survey = Survey(nodes, list(dict.fromkeys(shapes)), [row.nodes for row in snapshot.reservations])
+        running = [survey.places(row.tasks) for row in snapshot.running if row.pool == pool.id]
+        cells, floor = Cells(survey.ground(running)), Floor(nodes, "pack")
+        for shape in shapes:
+            need = Need(shape.gpus, shape.milli, survey.sorts_of[shape])
+            assert cells.fits(need, need.sorts, 1) is bool(floor.capacity(shape).sum() >= 1)

@@ -1,0 +1,218 @@
+"""A play of the queue: who starts when, drawn by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from scheduler.core.cluster import WHOLE_MILLI, ProjectId, QuotaRow, UserId
+from scheduler.core.ground import Ground, Need, Place
+from scheduler.core.ledger import PoolLedger
+from scheduler.core.play import PLAYS, Closed, Holds, Line, Stage, Stake, play_forward
+from scheduler.core.resources import Amounts
+from tests.core.drawn import quota
+
+P, Q = ProjectId("p"), ProjectId("q")
+SHARE = {P: 4_000.0, Q: 4_000.0}
+ADA, BOB = UserId("ada"), UserId("bob")
+PATHS = {P: (P, ProjectId("top")), Q: (Q, ProjectId("top")), ProjectId("top"): (ProjectId("top"),)}
+"""Two projects below one."""
+
+
+def stake(of: ProjectId, milli: int, user: UserId = ADA, preemptible: bool = True) -> Stake:
+    return Stake(of, of, user, preemptible, Amounts(milli))
+
+
+def runs_on(
+    of: ProjectId, left_s: float, *places: Place, user: UserId = ADA, preemptible: bool = True
+) -> Holds:
+    milli = sum(amount * (len(gpus) or WHOLE_MILLI) for _, amount, gpus in places)
+    return Holds(stake(of, milli, user, preemptible), places, [left_s] * PLAYS)
+
+
+def in_line(
+    of: ProjectId,
+    runs_s: float,
+    *needs: tuple[Need, int],
+    user: UserId = ADA,
+    preemptible: bool = True,
+    **more: Any,
+) -> tuple[Line, float]:
+    """One waiting job, and how long it runs."""
+    milli = sum(need.gpus * need.milli * count for need, count in needs)
+    return Line(stake(of, milli, user, preemptible), needs, (), **more), runs_s
+
+
+def task(gpus: int, *sorts: int, milli: int = WHOLE_MILLI) -> Need:
+    return Need(gpus, milli, sorts or (0,))
+
+
+def ground(*whole: int, sorts: Sequence[int] = (), shared: dict[int, dict[int, int]] | None = None) -> Ground:
+    """Cells with so many GPUs free, all of sort 0 unless told otherwise."""
+    return Ground(tuple(sorts or (0 for _ in whole)), whole, shared or {}, 100)
+
+
+def ledger(running: Sequence[Holds], *quotas: QuotaRow) -> PoolLedger:
+    """Of two projects below one, with what runs."""
+    rows = {each: quota(each) for each in PATHS} | {row.project: row for row in quotas}
+    found = PoolLedger(rows, PATHS)
+    for job in running:
+        found.add(job.stake.leaf, job.stake.user, job.stake.amounts, job.stake.preemptible)
+    return found
+
+
+def start_s(
+    free: Ground,
+    running: Sequence[Holds],
+    line: Sequence[tuple[Line, float]],
+    *quotas: QuotaRow,
+    **bound: int,
+) -> float:
+    """When the last of a line starts."""
+    lines = [each._replace(turns=(turn,)) for turn, (each, _) in enumerate(line)]
+    runs_s = [[runs] * PLAYS for _, runs in line]
+    stage = Stage(free, running, lines, runs_s, SHARE, ledger(running, *quotas) if quotas else None)
+    plays = play_forward(stage, len(line) - 1, **bound)
+    assert len(set(plays)) == 1
+    return plays[0]
+
+
+def test_a_job_starts_when_enough_has_ended_and_who_is_before_it_has_started() -> None:
+    running = [runs_on(P, 50.0, (0, 1, ())), runs_on(P, 80.0, (0, 1, ()))]
+    me = in_line(P, 10.0, (task(1), 1))
+    assert start_s(ground(0), running, [me]) == 50.0
+    assert start_s(ground(0), running, [me, me]) == 60.0
+    assert start_s(ground(0), running, [in_line(P, 500.0, (task(1), 1)), me]) == 80.0
+    assert start_s(ground(1), running, [me]) == 0.0
+
+
+def test_a_gang_waits_for_whole_nodes_and_smaller_ones_pass() -> None:
+    running = [runs_on(P, 50.0, (0, 2, ())), runs_on(P, 80.0, (1, 2, ()))]
+    gang = in_line(P, 10.0, (task(4), 2))
+    assert start_s(ground(2, 2), running, [gang]) == 80.0
+    assert start_s(ground(2, 0), running, [gang, in_line(P, 10.0, (task(2), 1))]) == 0.0
+
+
+def test_who_holds_least_of_its_share_goes_first() -> None:
+    running = [runs_on(P, 900.0, (0, 2, ())), runs_on(P, 50.0, (0, 1, ())), runs_on(Q, 900.0, (0, 1, ()))]
+    mine, theirs = in_line(P, 10.0, (task(1), 1)), in_line(Q, 10.0, (task(1), 1))
+    assert start_s(ground(0), running, [mine, theirs]) == 50.0
+    assert start_s(ground(0), running, [theirs, mine]) == 60.0
+
+
+def test_a_play_is_bounded_and_says_how_far_it_came() -> None:
+    running = [runs_on(P, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
+    me = in_line(P, 1.0, (task(200), 1))
+    assert start_s(ground(0), running, [me], most_steps=7) == 70.0
+    assert start_s(ground(0), running, [me]) == math.inf  # even the empty pool is too small
+
+
+# -- limits and guarantees ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [quota("p", limit=2), quota("top", limit=3)], ids=["own", "above"])
+def test_a_limit_of_the_project_or_above_holds_a_job_back_until_enough_has_ended(bound: QuotaRow) -> None:
+    running = [
+        runs_on(P, 300.0, (0, 1, ())), runs_on(P, 200.0, (0, 1, ())), runs_on(Q, 700.0, (0, 1, ()))
+    ]  # fmt: skip
+    me = in_line(P, 10.0, (task(1), 1))
+    assert start_s(ground(5), running, [me], bound) == 200.0
+    assert start_s(ground(5), running, [in_line(P, 50.0, (task(1), 1)), me], bound) == 250.0
+    assert start_s(ground(5), running, [in_line(P, 10.0, (task(2), 1)), me], bound) == 200.0  # passes it
+
+
+def test_what_one_person_may_hold_keeps_only_that_person_back() -> None:
+    running = [runs_on(P, 300.0, (0, 2, ()), user=ADA)]
+    bound = quota("top", person=2)
+    assert start_s(ground(5), running, [in_line(P, 10.0, (task(1), 1), user=ADA)], bound) == 300.0
+    hers, his = in_line(P, 10.0, (task(1), 1), user=ADA), in_line(P, 10.0, (task(1), 1), user=BOB)
+    assert start_s(ground(5), running, [hers, his], bound) == 0.0
+
+
+def test_what_nobody_may_take_back_waits_for_its_guarantee() -> None:
+    running = [
+        runs_on(P, 400.0, (0, 2, ()), preemptible=False), runs_on(P, 100.0, (0, 1, ()))
+    ]  # fmt: skip
+    firm = in_line(P, 10.0, (task(1), 1), preemptible=False)
+    loose = in_line(P, 10.0, (task(1), 1))
+    promised = [quota("p", guaranteed=2), quota("top", guaranteed=2)]
+    assert start_s(ground(5), running, [firm], *promised) == 400.0
+    assert start_s(ground(5), running, [firm, loose], *promised) == 0.0
+    assert start_s(ground(5), running, [firm], quota("p", guaranteed=3), quota("top", guaranteed=2)) == 400.0
+
+
+def test_a_job_that_a_limit_never_lets_start_is_promised_nothing_however_long_the_play() -> None:
+    running = [runs_on(Q, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
+    me = in_line(P, 10.0, (task(3), 1))
+    assert start_s(ground(9), running, [me], quota("p", limit=2), most_steps=7) == math.inf
+    firm = in_line(P, 10.0, (task(3), 1), preemptible=False)
+    assert start_s(ground(9), running, [firm], quota("p", guaranteed=2), most_steps=7) == math.inf
+
+
+# -- where tasks can stand ----------------------------------------------------------------------------------
+
+
+def test_a_task_waits_for_cells_of_its_sorts() -> None:
+    running = [runs_on(P, 50.0, (0, 1, ())), runs_on(P, 80.0, (1, 1, ()))]
+    free = ground(0, 0, sorts=(0, 1))
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, 1), 1))]) == 80.0
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, 0, 1), 1))]) == 50.0
+    nowhere = in_line(P, 10.0, (Need(1, WHOLE_MILLI, ()), 1))
+    assert start_s(free, running, [nowhere], most_steps=1) == math.inf
+
+
+def test_shares_join_a_gpu_and_a_whole_one_waits_for_all_of_them() -> None:
+    free = ground(0, shared={0: {7: 400}})
+    running = [runs_on(P, 50.0, (0, 300, (7,))), runs_on(P, 90.0, (0, 300, (7,)))]
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, milli=400), 1))]) == 0.0
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, milli=500), 1))]) == 50.0
+    assert start_s(free, running, [in_line(P, 10.0, (task(1), 1))]) == 90.0
+    share = in_line(P, 500.0, (task(1, milli=400), 1))
+    assert start_s(free, running, [share, in_line(P, 10.0, (task(1), 1))]) == 500.0
+
+
+def test_two_halves_free_on_two_gpus_are_no_whole_one() -> None:
+    free = ground(0, shared={0: {7: 500, 8: 500}})
+    running = [runs_on(P, 60.0, (0, 500, (8,))), runs_on(P, 70.0, (0, 500, (7,)))]
+    assert start_s(free, running, [in_line(P, 10.0, (task(1), 1))]) == 60.0
+    assert (
+        start_s(free, running, [in_line(P, 10.0, (task(2, milli=500), 1))]) == 0.0
+    )  # a share of each of two
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, milli=500), 2))]) == 0.0
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, milli=500), 3))]) == 60.0
+
+
+def test_a_gang_of_unequal_tasks_stands_whole_or_not_at_all() -> None:
+    gang = in_line(P, 10.0, (task(4), 1), (task(2), 1))
+    running = [runs_on(P, 50.0, (1, 2, ()))]
+    assert start_s(ground(4, 0), running, [gang]) == 50.0
+    assert start_s(ground(4, 0), running, [gang, in_line(P, 10.0, (task(4), 1))]) == 0.0  # it took nothing
+
+
+# -- the clock ------------------------------------------------------------------------------------------------
+
+
+def test_nobody_starts_before_it_is_to() -> None:
+    later = in_line(P, 10.0, (task(1), 1), from_s=30.0)
+    assert start_s(ground(1), [], [later]) == 30.0
+    assert start_s(ground(1), [], [later, in_line(P, 500.0, (task(1), 1))]) == 0.0  # nothing is kept for it
+
+
+def test_reserved_cells_open_when_they_are_free_again() -> None:
+    closed = (Closed(frozenset({0}), -math.inf, 70.0),)
+    assert start_s(ground(1), [], [in_line(P, 10.0, (task(1), 1), closed=closed)]) == 70.0
+    elsewhere = in_line(P, 10.0, (task(1, 0, 1), 1), closed=closed)
+    running = [runs_on(P, 40.0, (1, 1, ()))]
+    assert start_s(ground(1, 0, sorts=(0, 1)), running, [elsewhere]) == 40.0
+
+
+def test_cells_close_when_a_reservation_comes_too_near() -> None:
+    closed = (Closed(frozenset({0}), 60.0, 500.0),)
+    me = in_line(P, 10.0, (task(1), 1), closed=closed)
+    assert start_s(ground(0), [runs_on(P, 60.0, (0, 1, ()))], [me]) == 60.0
+    assert start_s(ground(0), [runs_on(P, 61.0, (0, 1, ()))], [me]) == 500.0
+    other = in_line(Q, 10.0, (task(1), 1))  # one for whom it is
+    assert start_s(ground(0), [runs_on(P, 61.0, (0, 1, ()))], [me, other]) == 61.0
