@@ -7,7 +7,7 @@ writes nothing but intervals.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from django.db.models import F
 
@@ -26,20 +26,29 @@ WITHIN_S = 20.0
 """One pass ends after this; who had no turn comes first in the next."""
 
 
-def foresee(within_s: float = WITHIN_S, expectations: Expectations | None = None) -> int:
+class Foresight:
+    """What is kept from pass to pass; losing it costs a slow pass, and perhaps jobs looked at twice in a row."""
+
+    def __init__(self) -> None:
+        self.expectations = Expectations()
+        self.looked_s: dict[JobId, float] = {}
+        """When the start of a job was last worked out, moved or not: Unix time."""
+
+
+def foresee(within_s: float = WITHIN_S, kept: Foresight | None = None) -> int:
     """Writes the start intervals that are new or moved; gives their number.
 
-    Without ``expectations``, which are kept from pass to pass, everything is learned anew.
+    Without what is ``kept`` from pass to pass everything is learned anew.
     """
     deadline_s = time.monotonic() + within_s
     photo = take_photo(ClusterSettings.objects.get_or_create(id=1)[0])
     if photo.adopt_only or not photo.snapshot.pending:
         return 0
-    return write_intervals(_intervals(photo, expectations or Expectations(), deadline_s))
+    return write_intervals(_intervals(photo, kept or Foresight(), deadline_s))
 
 
-def _intervals(photo: Photo, expectations: Expectations, deadline_s: float) -> dict[JobId, Start]:
-    policy = photo.policy
+def _intervals(photo: Photo, kept: Foresight, deadline_s: float) -> dict[JobId, Start]:
+    policy, expectations = photo.policy, kept.expectations
     snapshot = expectations.fill(photo.snapshot, policy)
     plan = decide(snapshot, policy)
     waiting = {verdict.job: verdict for verdict in plan.verdicts}
@@ -57,9 +66,13 @@ def _intervals(photo: Photo, expectations: Expectations, deadline_s: float) -> d
         for row in rows
         if waiting[row.job].code in NO_FORECAST or row.held or row.after
     }
-    for row in _in_turn(row for row in rows if row.job not in found and row.total_milli):
+    asks = [row for row in rows if row.job not in found and row.total_milli]
+    turns = in_turn(asks, kept.looked_s)
+    kept.looked_s = {row.job: kept.looked_s[row.job] for row in asks if row.job in kept.looked_s}
+    for row in turns:
         if time.monotonic() > deadline_s:
             break
+        kept.looked_s[row.job] = time.time()
         pool = waits_in(row, waiting[row.job])
         if pool is None:
             continue
@@ -72,13 +85,17 @@ def _intervals(photo: Photo, expectations: Expectations, deadline_s: float) -> d
     return found
 
 
-def _in_turn(rows: Iterable[PendingRow]) -> list[PendingRow]:
-    """Who was never foreseen first, then whose forecast is oldest."""
+def in_turn(rows: Iterable[PendingRow], looked_s: Mapping[JobId, float]) -> list[PendingRow]:
+    """Who was never foreseen first, then who was looked at longest ago, also where nothing moved then."""
     foreseen = dict(
         Standing.objects.filter(foreseen_at__isnull=False).values_list("job__public_id", "foreseen_at")
     )
-    known = {job: at.timestamp() for job, at in foreseen.items() if at is not None}
-    return sorted(rows, key=lambda row: (known.get(row.job, 0.0), row.submitted_s, row.job))
+    known = {JobId(job): at.timestamp() for job, at in foreseen.items() if at is not None}
+
+    def turn(row: PendingRow) -> tuple[float, float, JobId]:
+        return (max(known.get(row.job, 0.0), looked_s.get(row.job, 0.0)), row.submitted_s, row.job)
+
+    return sorted(rows, key=turn)
 
 
 def _from(now_s: float, interval: Interval, median_s: float, not_before_s: float) -> StartInterval:

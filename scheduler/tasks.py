@@ -20,8 +20,7 @@ from portal.wake import send_hint
 from scheduler import leases, sweep
 from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
-from scheduler.expectations import Expectations
-from scheduler.foresee import foresee
+from scheduler.foresee import Foresight, foresee
 from scheduler.node_checks import run_check, run_enrolment
 from scheduler.recall import TELLS_EVERY_S
 from scheduler.remembered import Remembered
@@ -104,7 +103,7 @@ class CycleGate:
 
 
 GATE = CycleGate()
-FORESEEN = Expectations()
+FORESEEN = Foresight()
 """What the process that foresees starts keeps from pass to pass."""
 
 
@@ -166,7 +165,7 @@ def demo() -> None:
 @_door("scheduler.foresee")
 def foresee_starts() -> None:
     """Works out when waiting jobs should start."""
-    foresee(expectations=FORESEEN)
+    foresee(kept=FORESEEN)
 
 
 @_door("scheduler.trim")

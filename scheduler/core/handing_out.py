@@ -22,8 +22,7 @@ class HandingOut:
 
     def honour_kept(self) -> None:
         """Keep the places that an earlier plan kept; who can have all of them now starts there."""
-        ready = (gang for group in self._table.groups for gang in group)
-        waiting = [(gang, gang.row.kept) for gang in ready if gang.row and gang.row.kept]
+        waiting = [(self._table.gangs[row.job], row.kept) for row in self._table.pending if row.kept]
         for pool, scene in self._table.scenes.items():
             gangs = [(gang, row.kept) for gang in scene.gangs.values() if (row := gang.running) and row.kept]
             gangs += [each for each in waiting if pool in each[0].possible]

@@ -6,7 +6,7 @@ A photograph that differs little from the one before shares most of its row obje
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any, NamedTuple
 
 from scheduler.core.asked import Asked
@@ -96,9 +96,10 @@ class Memory:
         known = self._running.get(id(row))
         return known[1] if known is not None and known[0] is row and not known[1].touched else None
 
-    def keep_waiting(self, gangs: Iterable[Gang]) -> None:
+    def keep_waiting(self, gangs: Collection[Gang]) -> None:
         """For the next decision: gangs of which nothing runs. Each holds its row, so no other takes the row's id."""
-        self._waiting = {id(gang.row): gang for gang in gangs}
+        rows = [gang.row for gang in gangs]
+        self._waiting = dict(zip(map(id, rows), gangs, strict=True))
 
     def keep_running(self, row: RunningRow, gang: Gang) -> None:
         """For the next decision."""

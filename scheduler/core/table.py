@@ -81,17 +81,18 @@ class Table:
         counted = counting_people(self.scenes.values())
         where = {job: pool for pool, scene in self.scenes.items() for job in scene.gangs}
         for row, known in zip(self.pending, self.memory.waiting(self.pending), strict=True):
-            gang = known if row.job not in where else None
-            if gang is None:
-                gang = self._make_gang(row, where.get(row.job))
-                gang.ordered_s = ordered_s(row, self.policy)
-                gang.key = _fit_key(gang)
-                gang.fickle = _fickle(row)
-                whose = gang.user if gang.leaf in counted else None
-                question = (*gang.key, gang.leaf, gang.preemptible, gang.priority, whose)
-                gang.question = questions.setdefault(question, len(questions))
-            self.gangs[row.job] = gang
-        self.memory.keep_waiting(gang for job, gang in self.gangs.items() if job not in where)
+            if known is not None and row.job not in where:
+                self.gangs[row.job] = known
+                continue
+            gang = self.gangs[row.job] = self._make_gang(row, where.get(row.job))
+            gang.ordered_s = ordered_s(row, self.policy)
+            gang.key = _fit_key(gang)
+            gang.fickle = _fickle(row)
+            whose = gang.user if gang.leaf in counted else None
+            question = (*gang.key, gang.leaf, gang.preemptible, gang.priority, whose)
+            gang.question = questions.setdefault(question, len(questions))
+        grows = where.keys() & self.gangs.keys()
+        self.memory.keep_waiting([gang for job, gang in self.gangs.items() if job not in grows])
 
     def _make_gang(self, row: PendingRow, runs_in: PoolId | None) -> Gang:
         pool = runs_in or next((pool for pool in row.pools if pool in self.scenes), None)

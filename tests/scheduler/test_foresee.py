@@ -8,11 +8,12 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
-from portal.models import Forecast, Job, Node, Quota, Standing
+from portal.models import ClusterSettings, Forecast, Job, Node, Quota, Standing
 from portal.services import lifecycle
 from portal.services.jobs import do_cancel_job
 from scheduler.cycle import run_cycle
-from scheduler.foresee import foresee, learned_calibration
+from scheduler.foresee import Foresight, foresee, in_turn, learned_calibration
+from scheduler.snapshot import take_photo
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -53,6 +54,21 @@ def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_shou
     assert first.at_submit
     assert first.played_s == pytest.approx(in_s, abs=60)
     assert foresee() == 0  # nothing moved
+
+
+def test_who_was_looked_at_longest_ago_comes_first_though_nothing_moved(scene) -> None:
+    jobs = [submit(scene, gpus_per_task=4) for _ in range(4)]
+    run_cycle("test", "me")
+    rows = {row.job: row for row in take_photo(ClusterSettings.objects.get()).snapshot.pending}
+    first, *others = sorted(rows.values(), key=lambda row: row.submitted_s)
+    assert {row.job for row in rows.values()} <= {job.public_id for job in jobs}
+    kept = Foresight()
+    assert in_turn(rows.values(), kept.looked_s) == [first, *others]
+    foresee(kept=kept)
+    assert set(kept.looked_s) == set(rows)
+    for number, row in enumerate(reversed([first, *others])):
+        kept.looked_s[row.job] = 4e9 + number
+    assert in_turn(rows.values(), kept.looked_s) == [*reversed(others), first]
 
 
 def test_nothing_waits(scene) -> None:
