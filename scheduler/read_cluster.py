@@ -6,7 +6,7 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 from django.contrib.postgres.aggregates import ArrayAgg
@@ -78,37 +78,27 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
     chosen = rows if nodes is None else rows.filter(node__in=nodes)
     columns = chosen.annotate(alone=alone).values_list(
         "node_id", "present", "health", "uuid", "index", "model", "memory_mib", "used_milli", "alone", "island",
-        "mig_profile", "compute_capability",
+        "mig_profile", "compute_capability", named=True,
     )  # fmt: skip
-    for node, gpus in groupby(columns, key=itemgetter(0)):
-        yield node, tuple(_gpu_row(*gpu[1:]) for gpu in gpus)
-
-
-def _gpu_row(
-    present: bool,
-    health: str,
-    uuid: str,
-    index: int,
-    model: str,
-    memory_mib: int,
-    used_milli: int,
-    alone: bool,
-    island: int | None,
-    mig_profile: str,
-    compute_capability: float | None,
-) -> GpuRow:
-    return GpuRow(
-        uuid=GpuUuid(uuid),
-        index=index,
-        model=model,
-        memory_mib=memory_mib,
-        used_milli=used_milli,
-        whole=alone,
-        healthy=present and health == GpuHealth.OK.value,
-        island=island,
-        mig_profile=mig_profile or None,
-        compute_capability=compute_capability,
-    )
+    for node, gpus in groupby(columns, key=attrgetter("node_id")):
+        yield (
+            node,
+            tuple(
+                GpuRow(
+                    uuid=GpuUuid(gpu.uuid),
+                    index=gpu.index,
+                    model=gpu.model,
+                    memory_mib=gpu.memory_mib,
+                    used_milli=gpu.used_milli,
+                    whole=gpu.alone,
+                    healthy=gpu.present and gpu.health == GpuHealth.OK.value,
+                    island=gpu.island,
+                    mig_profile=gpu.mig_profile or None,
+                    compute_capability=gpu.compute_capability,
+                )
+                for gpu in gpus
+            ),
+        )
 
 
 def read_nodes(

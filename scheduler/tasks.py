@@ -59,7 +59,6 @@ class CycleGate:
         self._lock = threading.Lock()
         self._began_s = 0.0
         self._holder = leases.new_holder()
-        self._deposed = False
         self._tells_at_s = 0.0  # when a cycle was asked for that tells why jobs wait
         self._remembered = Remembered()
 
