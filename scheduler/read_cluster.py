@@ -25,7 +25,7 @@ from portal.models import (
 )
 from portal.selectors.past_use import past_use
 from portal.words.states import GpuHealth, NodeState
-from scheduler.album import Built, Known, marks_of
+from scheduler.album import Built, Known, blocks_of, marks_of
 from scheduler.core.cluster import (
     GpuRow,
     GpuUuid,
@@ -104,6 +104,7 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
 def read_nodes(
     gpus: dict[int, tuple[GpuRow, ...]],
     held: Iterable[Holding],
+    known: Known[Any],
     built: Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow],
 ) -> tuple[tuple[NodeRow, ...], dict[str, str]]:
     """Node rows, and the runtime of each node by its id."""
@@ -114,25 +115,23 @@ def read_nodes(
             cpu[node_id] += attempt.row["job__cpu_milli"]
             memory[node_id] += attempt.row["job__memory_mib"]
     away = {NodeState.RETIRED.value, NodeState.ENROLLING.value}
+    nodes = known.read_blocks(blocks_of("portal_node", "id"), _nodes)
     rows = {
-        node.id: (node, gpus.get(node.id, ()), cpu[node.id], memory[node.id])
-        for node in Node.objects.order_by("name").values_list(
-            "id",
-            "public_id",
-            "name",
-            "pool__public_id",
-            "state",
-            "reachable",
-            "cpu_milli",
-            "memory_mib",
-            "runtime",
-            "labels",
-            named=True,
-        )
-        if node.state not in away or node.id in cpu
+        id_: (node, gpus.get(id_, ()), cpu[id_], memory[id_])
+        for id_, node in nodes.items()
+        if node.state not in away or id_ in cpu
     }
     runtimes = {node.public_id: node.runtime for node, *_ in rows.values()}
     return built.of(rows, None, lambda _, row: node_row(*row)), runtimes
+
+
+def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
+    chosen = Node.objects.all() if nodes is None else Node.objects.filter(pk__in=nodes)
+    for node in chosen.values_list(
+        "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
+        "labels", named=True,
+    ):  # fmt: skip
+        yield node.id, node
 
 
 def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:

@@ -58,12 +58,13 @@ def read_holdings(known: Known[Holding]) -> dict[int, Holding]:
     """
     return known.read(
         marks_of(
-            "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin, winner.xmin, (SELECT"
-            "       string_agg(id::text || ':' || node_id::text, ' ' ORDER BY rank)"
-            "       FROM portal_task WHERE attempt_id = attempt.id AND NOT gone))"
+            "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin, winner.xmin, tasks.here)"
             "  FROM portal_attempt attempt JOIN portal_job job ON job.id = attempt.job_id"
             "  LEFT JOIN portal_job winner ON winner.id = attempt.stop_for_id"
-            " WHERE attempt.state = ANY(%s) ORDER BY attempt.id",
+            "  LEFT JOIN (SELECT attempt_id, string_agg(id::text || ':' || node_id::text, ' ' ORDER BY rank) AS here"
+            "               FROM portal_task WHERE NOT gone GROUP BY attempt_id) tasks"
+            "    ON tasks.attempt_id = attempt.id"
+            " WHERE attempt.state = ANY(%s)",
             [list(_LIVE)],
         ),
         _read,

@@ -11,7 +11,7 @@ from django.db.models import FloatField, Func
 from portal.models import Job
 from portal.words.reasons import EndReason
 from portal.words.states import Desired, JobState
-from scheduler.album import Built, Known, marks_of
+from scheduler.album import Built, Known, blocks_of
 from scheduler.awaited import waits_of
 from scheduler.core.cluster import (
     JobId,
@@ -52,10 +52,9 @@ def read_waiting(
         "job_id", "node__public_id"
     ):
         avoided[job].append(node)
-    waiting = known.read(
-        marks_of(
-            "SELECT id, xmin::text FROM portal_job WHERE state = %s AND desired = %s ORDER BY id",
-            [JobState.PENDING.value, Desired.RUN.value],
+    waiting = known.read_blocks(
+        blocks_of(
+            "portal_job", "id", "state = %s AND desired = %s", [JobState.PENDING.value, Desired.RUN.value]
         ),
         _read,
     )

@@ -65,6 +65,7 @@ class Album:
         self.gpus = Known[tuple[GpuRow, ...]]()
         self.held = Known[Holding]()
         self.waiting = Known[dict[str, Any]]()
+        self.machines = Known[Any]()
         self.nodes = Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow]()
         self.running = Built[Holding, RunningRow]()
         self.pending = Built[dict[str, Any], PendingRow]()
@@ -80,7 +81,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
     with _one_moment() as now_s:
         pools = read_pools(settings.policy)
         held = read_holdings(album.held)
-        nodes, runtimes = read_nodes(read_gpus(album.gpus), held.values(), album.nodes)
+        nodes, runtimes = read_nodes(read_gpus(album.gpus), held.values(), album.machines, album.nodes)
         topologies = read_topologies()
         reservations = read_reservations(now_s, {node.id for node in nodes})
         projects = read_projects()

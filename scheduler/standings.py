@@ -15,7 +15,7 @@ from django.utils import timezone
 from portal.events import announce_all
 from portal.models import Standing
 from scheduler import leases
-from scheduler.album import Known, marks_of
+from scheduler.album import Known, blocks_of
 from scheduler.core.plan import Change, Verdict
 from scheduler.leases import Held
 
@@ -50,7 +50,7 @@ class Standings:
 
     def read(self) -> dict[int, Told]:
         """By row number of the job."""
-        return self._known.read(marks_of("SELECT job_id, xmin::text FROM portal_standing"), _read)
+        return self._known.read_blocks(blocks_of("portal_standing", "job_id"), _read)
 
     def write(self, leader: Held, jobs: Mapping[str, int], verdicts: Sequence[Verdict]) -> int:
         """Writes the verdicts that changed and gives how many; ``jobs`` by id their rows. Raises Deposed."""
