@@ -161,4 +161,4 @@ def _only(shape: Shape, mask: Bools, nodes: Sequence[NodeRow]) -> Shape:
 
 
 def _fits(floor: Floor, shape: Shape, tasks: int) -> bool:
-    return int(floor.capacity(shape).sum()) >= tasks
+    return floor.room(shape) >= tasks

@@ -68,11 +68,11 @@ def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None)
     waiting = [row.job for row in snapshot.pending]
     grows = {row.job for row in snapshot.pending if row.ranks}
     _unique("jobs", [row.job for row in snapshot.running if row.job not in grows] + waiting)
-    _check_running(snapshot, projects, pools, nodes)
+    _check_running(snapshot, projects, pools, nodes, before)
     for pending in [row for row in snapshot.pending if before.get(id(row)) is not row]:
         _check_pending(pending, projects, pools)
     if checked is not None:
-        rows = (*snapshot.nodes, *snapshot.pending)
+        rows = (*snapshot.nodes, *snapshot.running, *snapshot.pending)
         checked.clear()
         checked.update(zip(map(id, rows), rows, strict=True))
 
@@ -140,12 +140,21 @@ def _check_reservations(snapshot: Snapshot, projects: frozenset[str], nodes: fro
 
 
 def _check_running(
-    snapshot: Snapshot, projects: frozenset[str], pools: frozenset[str], nodes: frozenset[str]
+    snapshot: Snapshot,
+    projects: frozenset[str],
+    pools: frozenset[str],
+    nodes: frozenset[str],
+    before: Mapping[int, object],
 ) -> None:
     node_of = {gpu.uuid: node.id for node in snapshot.nodes for gpu in node.gpus}
     used = {gpu.uuid: gpu.used_milli for node in snapshot.nodes for gpu in node.gpus}
     held: Counter[GpuUuid] = Counter()
     for row in snapshot.running:
+        if before.get(id(row)) is row:
+            for task in row.tasks:
+                for gpu in task.gpus:
+                    held[gpu.uuid] += gpu.milli
+            continue
         at = f"running[{row.job}]"
         _known(f"{at}.project", row.project, projects)
         _known(f"{at}.pool", row.pool, pools)

@@ -168,7 +168,7 @@ class Explainer:
         shape = self._scenes[job.pools[0]].shape_at_best(job)
         scenes = [self._scenes[pool] for pool in job.pools]
         floors = [scene.empty_floor for scene in scenes]
-        most_tasks = sum(int(floor.capacity(shape).sum()) for floor in floors)
+        most_tasks = sum(floor.room(shape) for floor in floors)
         near = job.near
         within = [scene.domains.required(near) for scene in scenes] if near else [None]
         together = max(scene.domains.most_together(near, scene.empty_floor, shape) for scene in scenes)
@@ -373,7 +373,7 @@ class Explainer:
         """What is free after the plan for a request; ``too_few`` is not said of a pool that is closed."""
         shape, floor = scene.shape(job), scene.floor
         free, largest = floor.free_gpus(shape)
-        possible_tasks = int(floor.capacity(shape).sum())
+        possible_tasks = floor.room(shape)
         together = scene.domains.most_together(job.near, floor, shape)
         numbers: Numbers = {
             "needed_gpus": job.total_milli / WHOLE_MILLI,

@@ -148,6 +148,7 @@ class Gang:
 
     __slots__ = (
         "_asked",
+        "_waiting",
         "checkpoint_s",
         "fickle",
         "fixed",
@@ -212,6 +213,7 @@ class Gang:
         self.key: tuple[object, ...] = ()
         self.next: list[Task] | None = None
         self._asked: Amounts | None = None
+        self._waiting: Amounts | None = None
 
     def build_groups(self, rows: Sequence[GroupRow], least: int | None, near: Near | None) -> None:
         """Make the tree of groups; parents may stand after their children."""
@@ -229,7 +231,7 @@ class Gang:
         """The tasks that would be placed next; kept until a state changes."""
         if self.next is None:
             self.next = self.root.to_place()
-            self._asked = None
+            self._asked = self._waiting = None
         return self.next
 
     @property
@@ -239,6 +241,14 @@ class Gang:
         if self._asked is None:
             self._asked = total(tasks)
         return self._asked
+
+    @property
+    def waiting(self) -> Amounts:
+        """What all its tasks that wait ask together."""
+        self.to_place()  # after a change of state nothing is known
+        if self._waiting is None:
+            self._waiting = total(task for task in self.tasks if task.state is State.WAITS)
+        return self._waiting
 
     @property
     def active(self) -> int:
@@ -261,6 +271,13 @@ class Gang:
         if self.root.children:
             return 2 if any(not g.children and g.active > g.needed for g in self.groups.values()) else 1
         return 2 if self.root.active > self.root.needed else 1
+
+
+def first_to_place(group: Sequence[Gang]) -> Gang | None:
+    """The first gang of a kind with tasks to place; nearly always it is the first of all."""
+    if group[0].to_place():
+        return group[0]
+    return next((gang for gang in group if gang.to_place()), None)
 
 
 class Wanted(NamedTuple):

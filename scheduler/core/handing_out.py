@@ -66,7 +66,7 @@ class HandingOut:
                 tasks = [task for task in gang.tasks if task.state is State.KEPT]
                 if not tasks or any(task.held for task in tasks):
                     continue
-                if int(scene.now.capacity(tasks[0].shape).sum()) < (len(tasks) if gang.plain else 1):
+                if scene.now.room(tasks[0].shape) < (len(tasks) if gang.plain else 1):
                     continue
                 trial = Trial(scene)
                 for task in tasks:
@@ -113,7 +113,7 @@ class HandingOut:
 
         jobs: list[Gang] = []
         for group in groups:
-            first = next((gang for gang in group if self._comes(gang)), None)
+            first = group[0] if self._comes(group[0]) else next(filter(self._comes, group), None)
             if first is None:
                 continue
             if first.key not in tried:
@@ -161,9 +161,9 @@ class HandingOut:
         if not gang.plain:
             return False
         tasks = gang.to_place()
-        if int(scene.floor.capacity(tasks[0].shape).sum()) >= len(tasks):
+        if scene.floor.room(tasks[0].shape) >= len(tasks):
             return False
-        return not (last and scene.split and int(scene.later.capacity(tasks[0].shape).sum()) >= len(tasks))
+        return not (last and scene.split and scene.later.room(tasks[0].shape) >= len(tasks))
 
     def _start(self, scene: PoolScene, gang: Gang) -> bool:
         """Start what comes next of a gang on free places, or change nothing."""
@@ -185,7 +185,7 @@ class HandingOut:
             return False
         if self._closed(scene, gang):
             return False
-        if gang.plain and int(scene.floor.capacity(tasks[0].shape).sum()) >= len(tasks):
+        if gang.plain and scene.floor.room(tasks[0].shape) >= len(tasks):
             return False  # places that are free now are not kept idle for a job that a bound holds back
         return Seats(Trial(scene), self._table.domains[scene.pool.id], later=True).place(gang, tasks)
 

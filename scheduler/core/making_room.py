@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler.core.cluster import JobId
-from scheduler.core.gang import Gang, State, Task, total
+from scheduler.core.gang import Gang, State, Task, first_to_place, total
 from scheduler.core.ledger import Gone
 from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
@@ -49,7 +49,7 @@ class MakingRoom:
             for group in self._table.first_in[pool]:
                 if group[0].question in hopeless:
                     continue
-                first = next((gang for gang in group if gang.to_place()), None)
+                first = first_to_place(group)
                 if first is not None and not useless(first):
                     mine += [gang for gang in group if gang.to_place() and self._may_disturb(gang)]
             queue = TurnQueue(scene, mine, useless)

@@ -105,7 +105,7 @@ class Held(NamedTuple):
 class _Scores:
     """Capacities and scores of one shape over all nodes, and how much of the change log they have seen."""
 
-    __slots__ = ("best_free", "capacity", "fitting", "score", "seen")
+    __slots__ = ("best_free", "capacity", "fitting", "room", "score", "seen")
 
     def __init__(self, nodes: int, seen: int) -> None:
         self.capacity: Ints = np.zeros(nodes, dtype=np.int64)
@@ -113,6 +113,7 @@ class _Scores:
         self.best_free: Ints = np.zeros(nodes, dtype=np.int64)  # of the GPU that a share takes; 0 is any
         self.fitting: Bools = np.zeros(nodes, dtype=bool)
         self.seen = seen
+        self.room: int | None = None  # the sum of capacities, once somebody asks
 
 
 class Pile:
@@ -286,6 +287,13 @@ class Floor:
         measured = bool(self._measured) and shape in self._measured
         return self._fresh(shape, measured).capacity
 
+    def room(self, shape: Shape) -> int:
+        """How many tasks of ``shape`` all nodes together could take now."""
+        scores = self._fresh(shape, bool(self._measured) and shape in self._measured)
+        if scores.room is None:
+            scores.room = int(scores.capacity.sum())
+        return scores.room
+
     def place_gang(self, shape: Shape, tasks: int, rather_not: Floor | None = None) -> list[Held] | None:
         """Take places for all ``tasks`` of a gang, or None and nothing taken.
 
@@ -338,7 +346,7 @@ class Floor:
             scores = cache[shape] = _Scores(len(rows), len(self._changed))
         elif scores.seen < len(self._changed):
             changed = set(self._changed[scores.seen :])
-            scores.seen = len(self._changed)
+            scores.seen, scores.room = len(self._changed), None
             if len(changed) == 1 and not measured and self._refresh_one(scores, shape, *changed):
                 return scores
             rows = np.fromiter(changed, dtype=np.int64)

@@ -47,8 +47,8 @@ class RoomMaker:
         self._who = Candidates(scene, policy, now_s, on_paper_at_s)
         self._search = Search(scene, domains, policy, self._who)
         self._free: tuple[int, int] | None = None
-        self._over: dict[ProjectId, bool] = {}  # who holds more than its share already, as the scene stood at
-        self._over_at = -1
+        self._reclaims: dict[tuple[ProjectId, Amounts, bool], bool] = {}  # who may, as the scene stood at
+        self._reclaims_at = -1
         self._paper_steps = 0
         self._papers: dict[float, RoomMaker] = {}  # by moment, while nothing changes any more
 
@@ -201,15 +201,17 @@ class RoomMaker:
 
     def may_reclaim(self, gang: Gang) -> bool:
         """True when the job's project may ask others at all: with it, it stays within its share."""
-        ledger, leaf = self._scene.ledger, gang.leaf
-        if self._over_at != self._scene.changes:
-            self._over_at = self._scene.changes
-            self._over.clear()
-        if leaf not in self._over:
-            self._over[leaf] = not ledger.held[leaf].fits_in(ledger.owed[leaf].fair_share)
-        return not self._over[leaf] and may_ask(
-            ledger.owed[leaf], ledger.held[leaf], ledger.firm[leaf], gang.asked, gang.preemptible
-        )
+        if self._reclaims_at != self._scene.changes:
+            self._reclaims_at = self._scene.changes
+            self._reclaims.clear()
+        leaf, asked = gang.leaf, gang.asked
+        known = self._reclaims.get((leaf, asked, gang.preemptible))
+        if known is None:
+            ledger = self._scene.ledger
+            known = self._reclaims[leaf, asked, gang.preemptible] = may_ask(
+                ledger.owed[leaf], ledger.held[leaf], ledger.firm[leaf], asked, gang.preemptible
+            )
+        return known
 
     def _taking(
         self,

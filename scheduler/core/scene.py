@@ -73,8 +73,11 @@ class PoolScene:
         self.ledger = PoolLedger(self.quotas, tree.path)
         self.smallest_gpu_mib = min((gpu.memory_mib for node in self._nodes for gpu in node.gpus), default=1)
         self.gangs: dict[JobId, Gang] = {}
+        standing: dict[tuple[ProjectId, UserId, bool], Amounts] = {}
         for row in self.running:
-            self._stands(row)
+            self._stands(row, standing)
+        for (leaf, user, preemptible), amounts in standing.items():
+            self.ledger.add(leaf, user, amounts, preemptible)
         self.capacity_milli = self._capacity_milli()
         ready = [node for node in self._nodes if self._takes_work(node)]
         self.capacity = Amounts(
@@ -115,8 +118,8 @@ class PoolScene:
             return None
         return known
 
-    def _stands(self, row: RunningRow) -> None:
-        """Count a running job in; what it leaves is free later."""
+    def _stands(self, row: RunningRow, standing: dict[tuple[ProjectId, UserId, bool], Amounts]) -> None:
+        """Take a running job in; what it holds is added to ``standing``, what it leaves is free later."""
         gang = self._memory.running(row, self._floor) if self._memory is not None else None
         if gang is None:
             held = [tuple(self._floor.held_by((task,))) for task in row.tasks]
@@ -127,7 +130,8 @@ class PoolScene:
         asked = row.stopping_for is not None
         for task in gang.tasks:
             if task.state is State.RUNS:
-                self.ledger.add(gang.leaf, gang.user, task.amounts, gang.preemptible)
+                whose = (gang.leaf, gang.user, gang.preemptible)
+                standing[whose] = standing.get(whose, NOTHING).plus(task.amounts)
             else:
                 self.ledger.add_leaving(gang.leaf, gang.user, task.amounts, gang.preemptible, asked=asked)
                 for place in task.held:
@@ -204,7 +208,7 @@ class PoolScene:
         people: list[tuple[ProjectId, dict[UserId, float]]] = [(level, {}) for level in self.ledger.people]
         for group in waiting:
             gang, count = group[0], len(group)
-            amounts = total(task for task in gang.tasks if task.state is State.WAITS)
+            amounts = gang.waiting
             alike[gang.leaf, amounts] += count
             for level, mine in people:
                 if level in self.tree.path[gang.leaf]:
@@ -302,14 +306,14 @@ class PoolScene:
         if job.groups:
             gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
             asked = Counter(task.shape._replace(avoid_nodes=avoid_at_best(job)) for task in gang.to_place())
-            return all(int(floor.capacity(shape).sum()) >= count for shape, count in asked.items())
+            return all(floor.room(shape) >= count for shape, count in asked.items())
         if not job.asks:
             tasks = job.tasks if job.min_tasks is None else job.min_tasks
             return self.domains.most_together(job.near, floor, self.shape_at_best(job)) >= tasks
         shapes = {
             shape_of(ask, avoid_at_best(job), job.node_affinity, self.smallest_gpu_mib)[0] for ask in job.asks
         }
-        return all(int(floor.capacity(shape).sum()) >= 1 for shape in shapes)
+        return all(floor.room(shape) >= 1 for shape in shapes)
 
     def would_fit_empty(self, job: PendingRow) -> bool:
         """True when the gang would fit on the nodes open to it if nothing else stood there; groups count as one."""
@@ -344,7 +348,7 @@ class PoolScene:
         wanted = gang.to_place()
         if not wanted or self.ledger.closed_to(leaf, job.user, total(wanted), job.preemptible):
             return False
-        return int(self.floor.capacity(wanted[0].shape).sum()) >= len(wanted)
+        return self.floor.room(wanted[0].shape) >= len(wanted)
 
     def gang_fits_now(self, gang: Gang) -> bool:
         """``fits_now`` of a waiting gang, with what is known of its tasks already."""

@@ -125,7 +125,7 @@ class Search:
         self._refused = False
         steps: list[list[Task]] = []
         victims = 0
-        missing = len(wanted) - int(scene.later.capacity(shape).sum())
+        missing = len(wanted) - scene.later.room(shape)
         tried = 0
         for node in prices.cheapest(candidates.keys()) if prices.most >= len(wanted) else ():
             mark, held_back = trial.mark(), len(steps)
@@ -253,7 +253,7 @@ class Search:
 
     def _may_fit(self, gang: Gang, wanted: Sequence[Task]) -> bool:
         """A quick look: is there room for the first task, and for all of them if they are equal?"""
-        room = int(self._scene.later.capacity(wanted[0].shape).sum())
+        room = self._scene.later.room(wanted[0].shape)
         return room >= (len(wanted) if gang.plain else 1)
 
     def _try(
