@@ -6,7 +6,7 @@ from collections.abc import Iterable, Set
 
 from scheduler.core.ageing import ends_soon
 from scheduler.core.cluster import WHOLE_MILLI, ProjectId
-from scheduler.core.gang import Gang, State, Task, total
+from scheduler.core.gang import Gang, State, Task
 from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
 from scheduler.core.scene import PoolScene
@@ -65,8 +65,7 @@ class Candidates:
             self._leavers = {}
             self.surplus = False
             for gang in self._scene.gangs.values():
-                stands = any(t.state in (State.RUNS, State.STARTS) for t in gang.tasks)
-                if gang.preemptible and not gang.fixed and stands:
+                if gang.preemptible and not gang.fixed and gang.standing:
                     self._leavers.setdefault(gang.leaf, []).append(gang)
                     self.surplus = self.surplus or gang.growth > 1
         return self._leavers
@@ -88,7 +87,7 @@ class Candidates:
         if gang.started_s is None:
             return 0.0
         since_s = max(gang.started_s, gang.checkpoint_s or gang.started_s)
-        milli = total(task for task in gang.tasks if task.state is State.RUNS).gpu_milli
+        milli = sum(task.amounts.gpu_milli for task in gang.standing if task.state is State.RUNS)
         return max(0.0, self._now_s - since_s) * milli / WHOLE_MILLI
 
     def _protected(self, gang: Gang, kind: str) -> bool:
@@ -130,7 +129,7 @@ class Candidates:
     def drop(self, gone: Iterable[Task]) -> None:
         """Gangs of which nothing stands any more leave the lists."""
         for gang in {task.gang.job: task.gang for task in gone}.values():
-            if not any(task.state in (State.RUNS, State.STARTS) for task in gang.tasks):
+            if not gang.standing:
                 for key, mine in self._lists.items():
                     if key[0] == gang.leaf and gang in mine:
                         mine.remove(gang)

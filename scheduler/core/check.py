@@ -40,7 +40,8 @@ class SnapshotError(ValueError):
 def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None) -> None:
     """Raise ``SnapshotError`` naming the first field that cannot be true.
 
-    ``checked`` holds rows of an earlier photograph that passed, by ``id``; it is made to hold this one's.
+    ``checked`` holds rows that passed in an earlier photograph of the same projects, pools and machines, by
+    ``id``; it is made to hold this one's.
     """
     before = dict(checked) if checked else {}
     _finite("now_s", snapshot.now_s)
@@ -49,7 +50,8 @@ def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None)
         if pool.placement is not None and pool.placement not in CHOICES["placement"].options:
             raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is no placement")
     nodes = _unique("nodes", (node.id for node in snapshot.nodes))
-    _unique("gpus", (gpu.uuid for node in snapshot.nodes for gpu in node.gpus))
+    if not before:
+        _unique("gpus", (gpu.uuid for node in snapshot.nodes for gpu in node.gpus))
     for node in snapshot.nodes:
         if before.get(id(node)) is not node:
             _known(f"nodes[{node.id}].pool", node.pool, pools)
@@ -146,15 +148,11 @@ def _check_running(
     nodes: frozenset[str],
     before: Mapping[int, object],
 ) -> None:
-    node_of = {gpu.uuid: node.id for node in snapshot.nodes for gpu in node.gpus}
-    used = {gpu.uuid: gpu.used_milli for node in snapshot.nodes for gpu in node.gpus}
-    held: Counter[GpuUuid] = Counter()
-    for row in snapshot.running:
-        if before.get(id(row)) is row:
-            for task in row.tasks:
-                for gpu in task.gpus:
-                    held[gpu.uuid] += gpu.milli
-            continue
+    came = [row for row in snapshot.running if before.get(id(row)) is not row]
+    touched = {node.id for node in snapshot.nodes if before.get(id(node)) is not node}
+    touched.update(task.node for row in came for task in row.tasks)
+    gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes if node.id in touched for gpu in node.gpus}
+    for row in came:
         at = f"running[{row.job}]"
         _known(f"{at}.project", row.project, projects)
         _known(f"{at}.pool", row.pool, pools)
@@ -162,16 +160,22 @@ def _check_running(
         for rank, task in enumerate(row.tasks):
             _known(f"{at}.tasks[{rank}].node", task.node, nodes)
             for gpu in task.gpus:
-                if node_of.get(gpu.uuid) != task.node:
+                if gpu.uuid not in gpus or gpus[gpu.uuid][0] != task.node:
                     raise SnapshotError(f"{at}.tasks[{rank}].gpus", f"{gpu.uuid} is not on {task.node}")
                 if not 1 <= gpu.milli <= WHOLE_MILLI:
                     raise SnapshotError(f"{at}.tasks[{rank}].gpus", f"{gpu.milli} is outside 1 to 1000")
-                held[gpu.uuid] += gpu.milli
+    held: Counter[GpuUuid] = Counter()
+    for row in snapshot.running:
+        for task in row.tasks:
+            if task.node in touched:
+                for gpu in task.gpus:
+                    held[gpu.uuid] += gpu.milli
     for uuid, milli in held.items():
-        if milli > used[uuid]:
+        node, used = gpus[uuid][0], gpus[uuid][1].used_milli
+        if milli > used:
             raise SnapshotError(
-                f"nodes[{node_of[uuid]}].gpus[{uuid}].used_milli",
-                f"running jobs hold {milli} milli of it, the node says {used[uuid]}",
+                f"nodes[{node}].gpus[{uuid}].used_milli",
+                f"running jobs hold {milli} milli of it, the node says {used}",
             )
 
 

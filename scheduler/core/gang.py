@@ -148,6 +148,8 @@ class Gang:
 
     __slots__ = (
         "_asked",
+        "_growth",
+        "_standing",
         "_waiting",
         "checkpoint_s",
         "fickle",
@@ -211,9 +213,12 @@ class Gang:
         self.possible: Sequence[PoolId] = ()  # the pools where it could run if they were empty
         self.fickle = False  # what is possible changes with time, with other jobs or with one node
         self.key: tuple[object, ...] = ()
+        # known until a task changes its state
         self.next: list[Task] | None = None
         self._asked: Amounts | None = None
         self._waiting: Amounts | None = None
+        self._growth: int | None = None
+        self._standing: list[Task] | None = None
 
     def build_groups(self, rows: Sequence[GroupRow], least: int | None, near: Near | None) -> None:
         """Make the tree of groups; parents may stand after their children."""
@@ -227,28 +232,37 @@ class Gang:
         for row in rows:
             self.groups[row.parent or ""].children.append(self.groups[row.name])
 
+    def changed(self) -> None:
+        """A task came or changed its state: what follows from that is worked out anew."""
+        self.next = self._asked = self._waiting = self._growth = self._standing = None
+        self.touched = True
+
     def to_place(self) -> list[Task]:
-        """The tasks that would be placed next; kept until a state changes."""
+        """The tasks that would be placed next."""
         if self.next is None:
             self.next = self.root.to_place()
-            self._asked = self._waiting = None
         return self.next
 
     @property
     def asked(self) -> Amounts:
         """What the tasks that come next ask together."""
-        tasks = self.to_place()
         if self._asked is None:
-            self._asked = total(tasks)
+            self._asked = total(self.to_place())
         return self._asked
 
     @property
     def waiting(self) -> Amounts:
         """What all its tasks that wait ask together."""
-        self.to_place()  # after a change of state nothing is known
         if self._waiting is None:
             self._waiting = total(task for task in self.tasks if task.state is State.WAITS)
         return self._waiting
+
+    @property
+    def standing(self) -> list[Task]:
+        """Its tasks that could leave: they run or start."""
+        if self._standing is None:
+            self._standing = [task for task in self.tasks if task.state in (State.RUNS, State.STARTS)]
+        return self._standing
 
     @property
     def active(self) -> int:
@@ -266,6 +280,11 @@ class Gang:
     @property
     def growth(self) -> int:
         """0 below what it needs, 1 just whole, 2 beyond."""
+        if self._growth is None:
+            self._growth = self._grown()
+        return self._growth
+
+    def _grown(self) -> int:
         if not self.root.whole:
             return 0
         if self.root.children:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from scheduler.core.cluster import ProjectId
-from scheduler.core.gang import Gang, State, Task
+from scheduler.core.gang import Gang
 from scheduler.core.placement import Pile, Shape
 from scheduler.core.scene import PoolScene
 
@@ -27,7 +27,7 @@ class Leavers:
         held = []
         for gang in gangs:
             self.lost[gang.job] = lost_work(gang)
-            held.append([place for task in standing(gang) for place in task.held])
+            held.append([place for task in gang.standing for place in task.held])
             for node in dict.fromkeys(place.node for place in held[-1]):
                 self.there.setdefault(node, []).append(gang)
         self.cleared = scene.later.copy()
@@ -36,7 +36,7 @@ class Leavers:
     def least(self, node: int) -> float:
         """What the first of those who still stand on a node would lose."""
         for gang in self.there[node]:
-            if any(task.state in (State.RUNS, State.STARTS) for task in gang.tasks):
+            if gang.standing:
                 return self.lost[gang.job]
         return math.inf
 
@@ -99,7 +99,7 @@ class Prices:
         for gang in self._leavers.there[node]:
             if gang.leaf not in givers:
                 continue
-            places = [place for task in standing(gang) for place in task.held if place.node == node]
+            places = [place for task in gang.standing for place in task.held if place.node == node]
             if not places:
                 continue
             lost += self._leavers.lost[gang.job]
@@ -112,8 +112,3 @@ class Prices:
         for place in taken:
             later.change(place, -1)
         return price
-
-
-def standing(gang: Gang) -> list[Task]:
-    """The tasks that could leave."""
-    return [task for task in gang.tasks if task.state is State.RUNS or task.state is State.STARTS]

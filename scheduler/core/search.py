@@ -17,7 +17,7 @@ from scheduler.core.ledger import Gone
 from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
-from scheduler.core.prices import Leavers, Prices, standing
+from scheduler.core.prices import Leavers, Prices
 from scheduler.core.scene import PoolScene
 from scheduler.core.seats import Seats
 from scheduler.core.trial import Trial
@@ -131,7 +131,7 @@ class Search:
             mark, held_back = trial.mark(), len(steps)
             before = scene.later.capacity_on(shape, node)
             for victim in prices.there(node):
-                tasks = standing(victim)
+                tasks = victim.standing
                 if not tasks or victim.leaf not in candidates or victims >= self._policy.max_victims:
                     continue
                 if self.steps_used >= wish.budget_steps:

@@ -101,7 +101,7 @@ class Table:
             return gang_of_pending(row, self.tree.leaf_of[row.project], scene.smallest_gpu_mib)
         gang = scene.gangs[row.job]
         add_waiting(gang, row, scene.smallest_gpu_mib)
-        gang.touched = True
+        gang.changed()
         self.pool_of[row.job] = runs_in
         return gang
 

@@ -66,8 +66,7 @@ class Trial:
         self._count(task, -1)
         task.state, task.held, task.kept = state, held, kept
         self._count(task, +1)
-        task.gang.next = None
-        task.gang.touched = True
+        task.gang.changed()
         scene.changes += 1
 
     def _count(self, task: Task, sign: int) -> None:
