@@ -18,9 +18,12 @@ from redis.exceptions import RedisError
 from portal.config.celery import app
 from portal.killpoints import killpoint
 from portal.models import Outbox
-from portal.valkey import PAUSE
+from portal.valkey import PAUSE, note_trouble, valkey
 
 log = logging.getLogger(__name__)
+
+ASKED_WITHIN_S = 1.0
+"""How long an answer of the broker is waited for."""
 
 
 def wake(cause: str) -> None:
@@ -64,28 +67,30 @@ def send_hints(rows: Sequence[Outbox]) -> int:
 def _send(row: Outbox) -> bool:
     """Sends one message; False when the broker is away, or was silent just now: the row stays in the outbox."""
     killpoint("hint.before_send")
-    if not send_hint(row.name, row.arguments, row.queue):
+    if PAUSE:
+        return False
+    try:
+        app.send_task(
+            row.name,
+            args=row.arguments,
+            queue=row.queue,
+            retry=False,
+            ignore_result=True,
+            headers={"fairway_sent_s": time.time()},  # a cycle that began later has seen what this is about
+        )
+    except (BrokerAway, RedisError, OSError) as problem:
+        log.warning("the hint %s was not sent: %s", row.name, problem)
         return False
     killpoint("hint.sent")
     return True
 
 
-def send_hint(task: str, arguments: list[str], queue: str, after_s: float = 0.0) -> bool:
-    """Sends a message that nobody sends again, to be read in ``after_s`` seconds; False when the broker is away."""
+def hints_wait(queue: str) -> bool:
+    """True when messages of a queue wait to be read; False when the broker does not say."""
     if PAUSE:
         return False
     try:
-        app.send_task(
-            task,
-            args=arguments,
-            queue=queue,
-            retry=False,
-            ignore_result=True,
-            countdown=after_s or None,
-            # a cycle that began later has seen what this is about
-            headers={"fairway_sent_s": time.time() + after_s},
-        )
-    except (BrokerAway, RedisError, OSError) as problem:
-        log.warning("the hint %s was not sent: %s", task, problem)
+        return bool(valkey(ASKED_WITHIN_S).llen(queue))
+    except (RedisError, OSError) as problem:
+        note_trouble(problem)
         return False
-    return True

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, LiteralString, TypeVar
 
 from django.db import connection
-from psycopg.sql import SQL, Identifier, Literal
 
 Source = TypeVar("Source")
 Value = TypeVar("Value")
@@ -96,19 +95,18 @@ def _marks_in(blocks: Iterable[str]) -> dict[int, object]:
 
 
 def blocks_of(
-    table: str, number: str, where: LiteralString = "TRUE", parameters: Sequence[Any] = ()
+    table: LiteralString, number: LiteralString, where: LiteralString = "TRUE", parameters: Sequence[Any] = ()
 ) -> list[tuple[int, str]]:
     """The marks of many rows of a table, some hundred to a text such as ``7:901 8:933``; ``number`` is their key.
 
     Ten thousand marks one by one take longer to fetch and compare than all else that is read of them.
     """
-    query = SQL(
-        "SELECT {number} / {block}, string_agg({number}::text || ':' || xmin::text, ' ' ORDER BY {number})"
-        "  FROM {table} WHERE {where} GROUP BY 1"
+    query = (  # every word of it stands in our own code
+        f"SELECT {number} / {BLOCK}, string_agg({number}::text || ':' || xmin::text, ' ' ORDER BY {number})"  # noqa: S608
+        f" FROM {table} WHERE {where} GROUP BY 1"
     )
-    parts = {"number": Identifier(number), "block": Literal(BLOCK), "table": Identifier(table)}
     with connection.cursor() as cursor:
-        cursor.execute(query.format(where=SQL(where), **parts).as_string(), parameters)
+        cursor.execute(query, parameters)
         blocks: list[tuple[int, str]] = cursor.fetchall()
     return blocks
 

@@ -24,8 +24,10 @@ from scheduler.failed import keep_failed
 from scheduler.forecasts import write_intervals
 from scheduler.keeps import write_keeps
 from scheduler.leases import Held
+from scheduler.recall import TELLS_EVERY_S
 from scheduler.remembered import Remembered
 from scheduler.snapshot import Photo, take_photo
+from scheduler.standings import RENEWED_AT_ONCE
 from scheduler.totals import count_cycle
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ Decide = Callable[[Snapshot, Policy], Plan]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a cycle did; ``again`` when the next should follow at once, ``told`` when it said why jobs wait."""
+    """What a cycle did; ``again`` when the next should follow at once, ``told`` when it told all why they wait."""
 
     started: int
     refused: tuple[Refusal, ...]
@@ -44,11 +46,18 @@ class Outcome:
 
 
 def run_cycle(
-    cause: str, holder: str, remembered: Remembered | None = None, *, decide: Decide | None = None
+    cause: str,
+    holder: str,
+    remembered: Remembered | None = None,
+    *,
+    decide: Decide | None = None,
+    hurries: Callable[[], bool] = bool,
 ) -> Outcome | None:
     """Runs one cycle as leader; None when another scheduler leads. Raises Deposed when replaced meanwhile.
 
-    ``remembered`` is what this process knows from its last cycle; ``decide`` stands in for its decision.
+    ``remembered`` is what this process knows from its last cycle; ``decide`` stands in for its decision. Where many
+    wait, it says why once everything else is done, until ``hurries`` says that the next cycle is asked for; of
+    some it does so every ``TELLS_EVERY_S`` all the same.
     """
     leader = leases.claim(leases.LEADER, holder, leases.LEADER_TTL_S)
     if leader is None:
@@ -98,7 +107,30 @@ def run_cycle(
         count_cycle(row, plan, committed=not photo.adopt_only)
         announce("cluster", {"kind": "cycle", "pending": row.pending, "started": row.started_jobs})
     again = bool(refused) and row.started_jobs > 0
-    return Outcome(row.started_jobs, tuple(refused), again=again, told=plan.told)
+    told = plan.told
+    if not told:
+        try:
+            told = _tell(leader, photo, remembered, hurries)
+        except (DatabaseError, leases.Deposed):
+            raise
+        except Exception as wrong:  # what was decided stands, and is written down
+            remembered.forget()
+            _alarm(leader, settings, keep_failed(leader, settings, photo, wrong, cause))
+    return Outcome(row.started_jobs, tuple(refused), again=again, told=told)
+
+
+def _tell(leader: Held, photo: Photo, remembered: Remembered, hurries: Callable[[], bool]) -> bool:
+    """Says why jobs wait, piece by piece; False when it stopped before all were told."""
+    if hurries() and time.monotonic() - remembered.told_s < TELLS_EVERY_S:
+        return False
+    while verdicts := remembered.recall.tell():
+        renewed = RENEWED_AT_ONCE * len(verdicts) // max(1, len(photo.pending_rows))
+        remembered.standings.write(leader, photo.pending_rows, verdicts, renewed)
+        remembered.told_s = time.monotonic()
+        if remembered.recall.tells_on and hurries():
+            return False
+        leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
+    return True
 
 
 def _commit(leader: Held, photo: Photo, plan: Plan, remembered: Remembered) -> list[Refusal]:
@@ -115,7 +147,7 @@ def _commit(leader: Held, photo: Photo, plan: Plan, remembered: Remembered) -> l
             log.info("start of %s refused: %s", refusal.job, refusal.sentence)
     if not photo.adopt_only:
         write_keeps(leader, photo.kept, plan)
-    if plan.told:
+    if plan.told or photo.adopt_only:
         remembered.standings.write(leader, photo.pending_rows, verdicts)
     write_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
     return refused
@@ -139,4 +171,5 @@ def _alarm(leader: Held, settings: ClusterSettings, sentence: str) -> None:
         ClusterSettings.objects.filter(id=1).update(
             alarm=sentence[:1000], alarm_at=timezone.now() if sentence else None
         )
+        settings.alarm = sentence[:1000]
         announce("cluster", {"kind": "alarm", "sentence": sentence})

@@ -3,36 +3,39 @@
 A photograph is read anew each time. Rows that say the same as before are exchanged for the objects of
 before, since a decision knows by the object what it need not work out again (``scheduler.core.memory``).
 
-Where many wait, saying why takes as long as deciding. Cycles that follow each other closely therefore start jobs each
-time and tell the reasons once a second (docs/decisions/telling-pace.md).
+Where many wait, saying why takes as long as deciding. Reasons are then told piece by piece, once what was decided is
+written down (docs/decisions/telling-pace.md).
 """
 
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from scheduler.core.cluster import NodeRow, PendingRow, RunningRow, Snapshot
-from scheduler.core.decide import decide
+from scheduler.core.cluster import JobId, NodeRow, PendingRow, RunningRow, Snapshot
+from scheduler.core.decide import decide, decide_then_tell
 from scheduler.core.memory import Memory
-from scheduler.core.plan import Plan
+from scheduler.core.plan import Plan, Verdict
 from scheduler.core.policy import Policy
+from scheduler.core.telling import Telling
 
 Row = TypeVar("Row", NodeRow, PendingRow, RunningRow)
 
 COLLECTED_EVERY = 100
 """Circles of objects that a decision left are freed after so many decisions: they leave about a megabyte each."""
 
-TELLS_EVERY_S = 1.0
-"""How old what people are told of a waiting job may be, where many wait."""
-
 TOLD_ALWAYS = 500
-"""With at most so many waiting jobs every decision tells why they wait."""
+"""With at most so many waiting jobs a plan says itself why they wait."""
+
+TOLD_AT_ONCE = 2_000
+"""Waiting jobs of a piece: some hundredths of a second."""
+
+TELLS_EVERY_S = 1.0
+"""So often at least some of many waiting jobs are told why, whatever is asked for meanwhile."""
 
 
 class Recall:
@@ -45,14 +48,17 @@ class Recall:
     def forget(self) -> None:
         """The next decision knows nothing of those before."""
         self._memory = Memory()
-        self._told_s = -math.inf  # when reasons were told last, by the photograph's clock
+        self._telling: Telling | None = None
+        self._untold: list[JobId] = []  # of the last plan, who was told longest ago last
+        self._told: dict[JobId, None] = {}  # who was told longest ago first
         self._rows: dict[str, dict[str, Any]] = {}  # by kind of row, then by the name of each
 
     def decide(self, snapshot: Snapshot, policy: Policy) -> Plan:
-        """The same plan as without, but told only now and then; raises what ``decide`` raises.
+        """The same plan as without, but where many wait without verdicts, which ``tell`` gives; raises as ``decide``.
 
         Whoever raised has forgotten everything.
         """
+        self._telling, self._untold = None, []
         known = replace(
             snapshot,
             nodes=self._same("nodes", snapshot.nodes, attrgetter("id")),
@@ -60,22 +66,40 @@ class Recall:
             pending=self._same("pending", snapshot.pending, attrgetter("job")),
         )
         self._decisions += 1
-        tells = self._tells(snapshot)
         try:
             with _no_collection(collects=self._decisions % COLLECTED_EVERY == 0):
-                plan = decide(known, policy, self._memory, tells=tells)
+                if len(snapshot.pending) <= TOLD_ALWAYS:
+                    self._told.clear()
+                    return decide(known, policy, self._memory)
+                plan, self._telling = decide_then_tell(known, policy, self._memory)
         except Exception:
             self.forget()
             raise
-        if tells:
-            self._told_s = snapshot.now_s
+        starts = {start.job for start in plan.starts}
+        waiting = dict.fromkeys(row.job for row in known.pending if row.job not in starts)
+        self._told = {job: None for job in self._told if job in waiting}
+        self._untold = [*reversed(self._told), *(job for job in waiting if job not in self._told)]
         return plan
 
-    def _tells(self, snapshot: Snapshot) -> bool:
-        """Whether it is time to say why jobs wait; a clock that went back says so too."""
-        if len(snapshot.pending) <= TOLD_ALWAYS:
-            return True
-        return not 0.0 <= snapshot.now_s - self._told_s < TELLS_EVERY_S
+    def tell(self) -> tuple[Verdict, ...]:
+        """Why the next of those wait whom the last plan left untold: never told first, then told longest ago.
+
+        Nobody is left when there are none. Valid until the next decision.
+        """
+        if self._telling is None or not self._untold:
+            return ()
+        now, self._untold = self._untold[-TOLD_AT_ONCE:], self._untold[:-TOLD_AT_ONCE]
+        with _no_collection(collects=False):
+            verdicts = tuple(self._telling.some(now))
+        for job in now:
+            self._told.pop(job, None)
+        self._told.update(dict.fromkeys(now))
+        return verdicts
+
+    @property
+    def tells_on(self) -> bool:
+        """True while the last plan has left somebody untold."""
+        return bool(self._untold)
 
     def _same(self, kind: str, rows: Sequence[Row], name: Callable[[Row], str]) -> tuple[Row, ...]:
         """The rows of a kind, as the objects of before where they say the same; noted for the next time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from scheduler.album import name_of_record
 from scheduler.expectations import Expectations
 from scheduler.recall import Recall
@@ -22,6 +24,8 @@ class Remembered:
         self.standings = Standings()
         self.expectations = Expectations()
         self.recall = Recall()
+        self.told_s = -math.inf
+        """When some of many waiting jobs were told last why they wait, by this process's clock."""
 
     def open(self) -> None:
         """Forgets everything when the record is another server's or another database than before."""

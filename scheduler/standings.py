@@ -52,8 +52,14 @@ class Standings:
         """By row number of the job."""
         return self._known.read_blocks(blocks_of("portal_standing", "job_id"), _read)
 
-    def write(self, leader: Held, jobs: Mapping[str, int], verdicts: Sequence[Verdict]) -> int:
-        """Writes the verdicts that changed and gives how many; ``jobs`` by id their rows. Raises Deposed."""
+    def write(
+        self, leader: Held, jobs: Mapping[str, int], verdicts: Sequence[Verdict], renewed: int | None = None
+    ) -> int:
+        """Writes the verdicts that changed and gives how many; raises Deposed.
+
+        ``jobs`` by id the rows of all that wait; of the verdicts whose numbers alone changed ``renewed`` are
+        written, or ``RENEWED_AT_ONCE``.
+        """
         now = timezone.now()
         before = self.read()
         fields = _Fields()
@@ -68,7 +74,7 @@ class Standings:
                 news.append(verdict)
             else:
                 others.append((old.decided_at, row, verdict))
-        changed += _renewed(others, before, fields, now)
+        changed += _renewed(others, before, fields, now, RENEWED_AT_ONCE if renewed is None else renewed)
         left = before.keys() - set(jobs.values())
         for first in range(0, len(changed), WRITTEN_AT_ONCE):
             self._write(leader, dict(changed[first : first + WRITTEN_AT_ONCE]), left)
@@ -103,11 +109,12 @@ def _renewed(
     before: Mapping[int, Told],
     fields: _Fields,
     now: dt.datetime,
+    most: int,
 ) -> list[tuple[int, Told]]:
     """Of the verdicts with the same code those that say something else, the oldest first and only so many."""
     found: list[tuple[int, Told]] = []
     heapify(others)
-    while others and len(found) < RENEWED_AT_ONCE:
+    while others and len(found) < most:
         _, row, verdict = heappop(others)
         if not fields.same(before[row].said, verdict):
             found.append((row, Told(fields.of(verdict), now, before[row].since)))

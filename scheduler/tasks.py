@@ -16,13 +16,12 @@ from django.db import close_old_connections, connection
 from portal.config.celery import app
 from portal.services.demo import keep_demo_alive
 from portal.services.dependencies import cancel_dependents
-from portal.wake import send_hint
+from portal.wake import hints_wait
 from scheduler import leases, sweep
 from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
 from scheduler.foresee import Foresight, foresee
 from scheduler.node_checks import run_check, run_enrolment
-from scheduler.recall import TELLS_EVERY_S
 from scheduler.remembered import Remembered
 from scheduler.roster import ROSTER
 
@@ -53,19 +52,22 @@ def _door(name: str) -> Callable[[_Door], _Door]:
 
 
 class CycleGate:
-    """Lets one cycle run at a time in this process, and skips hints whose cause a cycle has already seen."""
+    """Lets one cycle run at a time in this process, and skips hints whose cause a cycle has already seen.
+
+    A cycle that left somebody untold why it waits, since hints came, is followed by one more when these were all old.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._began_s = 0.0
         self._holder = leases.new_holder()
-        self._tells_at_s = 0.0  # when a cycle was asked for that tells why jobs wait
+        self._all_told = True
         self._remembered = Remembered()
 
     def run(self, cause: str, sent_s: float | None) -> None:
         """Runs a cycle unless one has begun after ``sent_s``; another at once when its plan was refused."""
         with self._lock:
-            if sent_s is not None and sent_s < self._began_s:
+            if sent_s is not None and sent_s < self._began_s and (self._all_told or _hurries()):
                 return
             for _ in range(AGAIN_AT_MOST):
                 self._began_s = time.time()
@@ -76,7 +78,7 @@ class CycleGate:
         deadline_s = time.monotonic() + WAIT_FOR_LEADER_S
         try:
             while True:
-                outcome = run_cycle(cause, self._holder, self._remembered)
+                outcome = run_cycle(cause, self._holder, self._remembered, hurries=_hurries)
                 if outcome is not None or time.monotonic() > deadline_s:
                     break
                 time.sleep(0.1)
@@ -88,17 +90,13 @@ class CycleGate:
             log.warning("no cycle, the database does not answer: %s", trouble)
             connection.close()
             return False
-        if outcome is not None and not outcome.told:
-            self._tell_soon()
+        self._all_told = outcome is None or outcome.told
         return outcome is not None and outcome.again
 
-    def _tell_soon(self) -> None:
-        """Asks for a cycle that tells why jobs wait, once; if the message is lost, beat's next cycle tells."""
-        now_s = time.time()
-        if self._tells_at_s > now_s:
-            return
-        self._tells_at_s = now_s + TELLS_EVERY_S
-        send_hint("scheduler.cycle", ["telling"], "cycle", after_s=TELLS_EVERY_S)
+
+def _hurries() -> bool:
+    """True when another cycle is asked for already."""
+    return hints_wait("cycle")
 
 
 GATE = CycleGate()

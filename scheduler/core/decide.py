@@ -11,6 +11,7 @@ came in, and work is bounded by counted steps.
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 from portal.words.reasons import VerdictCode
 from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
@@ -37,6 +38,13 @@ def decide(snapshot: Snapshot, policy: Policy, memory: Memory | None = None, *, 
     ``SnapshotError`` naming the field when the photograph cannot be true.
     """
     return _Decision(snapshot, policy, memory).plan(tells=tells)
+
+
+def decide_then_tell(snapshot: Snapshot, policy: Policy, memory: Memory) -> tuple[Plan, Telling]:
+    """The plan without verdicts, and who can say why jobs wait until ``memory`` serves another decision."""
+    decision = _Decision(snapshot, policy, memory)
+    plan = decision.plan(tells=False)
+    return plan, decision.telling(plan.evictions)
 
 
 def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answer:
@@ -88,12 +96,11 @@ class _Decision:
         if "stale_gangs" in self._table.policy.actions:
             self._making_room.end_stale()
         evictions = self._evictions()
-        if tells:
-            Telling(self._table).explain(evictions)
+        verdicts = self.telling(evictions).everybody() if tells else []
         return Plan(
             starts=self._with_places(State.STARTS),
             evictions=evictions,
-            verdicts=tuple(self._table.verdicts[job] for job in sorted(self._table.verdicts)),
+            verdicts=tuple(sorted(verdicts, key=attrgetter("job"))),
             receipts=receipts,
             steps_used=self._table.steps_used + self._table.explainer.changes.steps_used,
             truncated=bool(self._table.not_reached)
@@ -101,6 +108,10 @@ class _Decision:
             told=tells,
             keeps=self._with_places(State.KEPT),
         )
+
+    def telling(self, evictions: tuple[Eviction, ...]) -> Telling:
+        """Who can say why jobs wait, once the actions are done."""
+        return Telling(self._table, evictions)
 
     def _act(self) -> None:
         """Allocate, then make room in three ways; again as long as somebody is seated by it."""

@@ -11,7 +11,7 @@ from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
 from scheduler.core.explain import Explainer
 from scheduler.core.gang import Gang, Task, add_waiting, gang_of_pending
 from scheduler.core.memory import Memory
-from scheduler.core.plan import EvictionReason, Verdict
+from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker
 from scheduler.core.reserved import Reserved
@@ -63,7 +63,6 @@ class Table:
         # ready gangs, those of a kind together: all, and those of first choice
         self.groups: list[list[Gang]] = []
         self.first_in: dict[PoolId, list[list[Gang]]] = {pool: [] for pool in self.scenes}
-        self.verdicts: dict[JobId, Verdict] = {}
         self.ordered: dict[Task, Ordered] = {}
         self.promised: set[JobId] = set()  # places are kept for them by an earlier plan, or others leave
         self.rooms = {

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from portal.words.reasons import VerdictCode
 from scheduler.core import words
-from scheduler.core.cluster import PendingRow, PoolId
+from scheduler.core.cluster import JobId, PendingRow, PoolId
 from scheduler.core.explain import Kept, Waiting
 from scheduler.core.gang import Gang, State
 from scheduler.core.in_turn import in_turn
 from scheduler.core.making_room import may_ask_s
+from scheduler.core.placement import Held
 from scheduler.core.plan import Eviction, Verdict
 from scheduler.core.table import Table
 
@@ -19,41 +21,81 @@ _NO_PLACE = frozenset({VerdictCode.NO_FIT_NOW, VerdictCode.SHARE_USED_UP})
 
 
 class Telling:
-    """Writes the verdicts of a decision, once its actions are done."""
+    """Says why jobs wait, once the actions of a decision are done: of everybody at once, or piece by piece."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, evictions: Iterable[Eviction]) -> None:
         self._table = table
+        self._evictions = evictions
         # by kind
         self._openings: dict[int, Waiting | None] = {}
         self._fits: dict[int, bool] = {}
 
-    def explain(self, evictions: Iterable[Eviction]) -> None:
-        """Say of every job that did not start why it waits."""
-        leaving = self._table.explainer.leaving_for(evictions)
+    def everybody(self) -> list[Verdict]:
+        """The verdicts of all that did not start."""
+        return self.some(self._table.gangs)
+
+    def some(self, jobs: Iterable[JobId]) -> list[Verdict]:
+        """The verdicts of these waiting jobs, of those that did not start.
+
+        Each is that of ``everybody``; only what would help may be missing of others, as its search is bounded.
+        """
+        table, not_reached = self._table, self._table.not_reached
+        found: list[Verdict] = []
+        waiting: dict[PoolId, list[int]] = {pool: [] for pool in table.scenes}
+        for job in jobs:
+            gang = table.gangs[job]
+            if (row := gang.row) is None or self._starts(gang):
+                continue
+            if not gang.possible:
+                found.append(table.explainer.set_aside(row))
+            elif kept := self._kept(gang):
+                where = Kept(table.pool_of.get(job) or gang.possible[0], kept)
+                found.append(table.explainer.keeps(row, where, self._leaving))
+            elif not_reached and job in not_reached:
+                found.append(table.explainer.not_reached(row, table.steps_used))
+            else:
+                waiting[gang.possible[0]].append(self._place_of[job])
+        for pool, places in waiting.items():
+            found += self._of_queue(pool, sorted(places))
+        return found
+
+    @staticmethod
+    def _starts(gang: Gang) -> bool:
+        return gang.touched and any(task.state is State.STARTS for task in gang.tasks)
+
+    @staticmethod
+    def _kept(gang: Gang) -> tuple[Held, ...]:
+        """The places that are kept for a job."""
+        return tuple(t.kept for t in gang.tasks if t.kept is not None) if gang.touched else ()
+
+    @cached_property
+    def _leaving(self) -> Mapping[JobId, set[JobId]]:
+        return self._table.explainer.leaving_for(self._evictions)
+
+    @cached_property
+    def _queues(self) -> dict[PoolId, list[Gang]]:
+        """Who waits for a turn in each pool, in fair order."""
         table, not_reached = self._table, self._table.not_reached
         waiting: dict[PoolId, list[Gang]] = {pool: [] for pool in table.scenes}
-        for job, gang in zip(table.pending, table.gangs.values(), strict=True):
-            if not gang.possible:
-                table.verdicts[job.job] = table.explainer.set_aside(job)
-            elif gang.touched and any(task.state is State.STARTS for task in gang.tasks):
-                continue
-            elif gang.touched and (kept := tuple(t.kept for t in gang.tasks if t.kept is not None)):
-                where = Kept(table.pool_of.get(job.job) or gang.possible[0], kept)
-                table.verdicts[job.job] = table.explainer.keeps(job, where, leaving)
-            elif not_reached and job.job in not_reached:
-                table.verdicts[job.job] = table.explainer.not_reached(job, table.steps_used)
-            else:
+        for job, gang in table.gangs.items():
+            if gang.possible and job not in not_reached and not (self._starts(gang) or self._kept(gang)):
                 waiting[gang.possible[0]].append(gang)
-        for pool, scene in table.scenes.items():
-            self._explain_waiting(pool, in_turn(scene, waiting[pool]))
+        return {pool: in_turn(scene, waiting[pool]) for pool, scene in table.scenes.items()}
 
-    def _explain_waiting(self, pool: PoolId, queue: Sequence[Gang]) -> None:
-        """Say of the jobs of a queue why they wait there."""
-        table, verdicts, policy = self._table, self._table.verdicts, self._table.scenes[pool].policy
+    @cached_property
+    def _place_of(self) -> dict[JobId, int]:
+        return {gang.job: place for queue in self._queues.values() for place, gang in enumerate(queue)}
+
+    def _of_queue(self, pool: PoolId, places: Sequence[int]) -> Iterator[Verdict]:
+        """Why the jobs at these places of a pool's queue wait there."""
+        if not places:
+            return
+        table, policy, queue = self._table, self._table.scenes[pool].policy, self._queues[pool]
         now_s, moments = table.snapshot.now_s, table.rooms[pool].protections_s()
         reserves = self._reserves(pool)
         ahead = tuple(gang.job for gang in queue[: table.policy.ahead_shown])
-        for place, gang in enumerate(queue):
+        for place in places:
+            gang = queue[place]
             if (row := gang.row) is None:
                 continue
             before = ahead if place >= len(ahead) else ahead[:place]
@@ -67,7 +109,7 @@ class Telling:
                 verdict = self._beside_reservations(pool, gang, row, plain, verdict)
             if no_place and now_s < from_s and verdict.code in _NO_PLACE:
                 verdict = _asks_from(from_s, verdict)
-            verdicts[gang.job] = verdict
+            yield verdict
 
     def _reserves(self, pool: PoolId) -> bool:
         """True when a reservation of nodes, or of places for a gang, may have a part in why jobs wait here."""

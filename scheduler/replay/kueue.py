@@ -12,12 +12,14 @@ import json
 import math
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from scheduler.core.cluster import JobId
+from scheduler.core.cluster import JobId, Snapshot
+from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
-from scheduler.recall import Recall
+from scheduler.recall import TELLS_EVERY_S, Recall
 from scheduler.replay.kueue_clock import Clock, Cohorts, Workload
 from scheduler.replay.reading import MAX_WHOLE, MalformedFile, read_json
 
@@ -43,10 +45,25 @@ def run(arguments: argparse.Namespace) -> int:
         f"{scenario.cohorts.cohorts} cohorts of {scenario.cohorts.cohort_gpus} GPUs, "
         f"{len(scenario.workloads)} workloads\n"
     )
-    clock = Clock(scenario.cohorts, scenario.workloads, scenario.policy, Recall().decide)
+    clock = Clock(scenario.cohorts, scenario.workloads, scenario.policy, _busy(Recall()))
     never = clock.run()
     sys.stdout.write(json.dumps(figures(scenario, clock, never)) + "\n")
     return 0
+
+
+def _busy(recall: Recall) -> Callable[[Snapshot, Policy], Plan]:
+    """Decides as live cycles do that follow each other at once: where many wait, some are told why now and then."""
+    told_s = -math.inf
+
+    def decide(snapshot: Snapshot, policy: Policy) -> Plan:
+        nonlocal told_s
+        plan = recall.decide(snapshot, policy)
+        if recall.tells_on and snapshot.now_s - told_s >= TELLS_EVERY_S:
+            recall.tell()
+            told_s = snapshot.now_s
+        return plan
+
+    return decide
 
 
 def figures(scenario: Scenario, clock: Clock, never: set[JobId]) -> dict[str, Any]:

@@ -28,8 +28,16 @@ ROUNDS = 60
 
 
 def said(photo: Photo) -> dict[str, Any]:
-    """All of a photograph but its moment."""
-    snapshot = dataclasses.replace(photo.snapshot, now_s=0.0, usage=())
+    """All of a photograph but its moment and the order of its rows."""
+    known = photo.snapshot
+    snapshot = dataclasses.replace(
+        known,
+        now_s=0.0,
+        usage=(),
+        nodes=tuple(sorted(known.nodes, key=lambda row: row.id)),
+        running=tuple(sorted(known.running, key=lambda row: row.job)),
+        pending=tuple(sorted(known.pending, key=lambda row: row.job)),
+    )
     return {**vars(photo), "snapshot": snapshot}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.core.carry import after_commit, after_release
 from scheduler.core.check import SnapshotError
-from scheduler.core.cluster import Snapshot
+from scheduler.core.cluster import PendingRow, Snapshot
 from scheduler.core.decide import decide
 from scheduler.core.memory import Memory
 from scheduler.core.plan import Plan
@@ -44,9 +44,9 @@ def test_each_plan_is_the_one_made_without() -> None:
 def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Snapshot] = []
 
-    def watched(snapshot: Snapshot, policy: Policy, memory: Memory, *, tells: bool) -> Plan:
+    def watched(snapshot: Snapshot, policy: Policy, memory: Memory) -> Plan:
         seen.append(snapshot)
-        return decide(snapshot, policy, memory, tells=tells)
+        return decide(snapshot, policy, memory)
 
     monkeypatch.setattr("scheduler.recall.decide", watched)
     recall, first = Recall(), scene()
@@ -59,19 +59,46 @@ def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.Mo
     assert seen[1].pending[0] == changed
 
 
-def test_where_many_wait_reasons_are_told_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.recall.TOLD_ALWAYS", 3)
-    recall, snapshot = Recall(), scene()
+    monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 2)
+    recall, found = Recall(), scene()
+    more = tuple(waits(f"more{n}", "q", n) for n in range(1, 7))
+    snapshot = replace(found, pending=(*found.pending, *more))
+    whole = decide(snapshot, Policy())
+    plan = recall.decide(snapshot, Policy())
+    assert (plan.starts, plan.evictions, plan.keeps) == (whole.starts, whole.evictions, whole.keeps)
+    assert (plan.told, plan.verdicts) == (False, ())
+    told = []
+    while recall.tells_on:
+        told.append(recall.tell())
+    assert len(told) > 2 and max(map(len, told)) <= 2
+    assert sorted((each for piece in told for each in piece), key=lambda each: each.job) == list(
+        whole.verdicts
+    )
+    assert recall.tell() == ()
     few = replace(snapshot, pending=snapshot.pending[:3])
-    told = {}
-    for after_s in (0.0, 0.4, 0.9, 1.2, 1.3, 0.1):  # in the end the clock went back
-        plan = recall.decide(replace(snapshot, now_s=snapshot.now_s + after_s), Policy())
-        told[after_s] = plan.told
-        whole = decide(snapshot, Policy())
-        assert (plan.starts, plan.evictions, plan.keeps) == (whole.starts, whole.evictions, whole.keeps)
-        assert bool(plan.verdicts) is plan.told
-    assert told == {0.0: True, 0.4: False, 0.9: False, 1.2: True, 1.3: False, 0.1: True}
-    assert recall.decide(replace(few, now_s=few.now_s + 0.2), Policy()).told
+    assert recall.decide(few, Policy()).told and not recall.tells_on
+
+
+def test_who_was_never_told_comes_first_then_who_was_told_longest_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scheduler.recall.TOLD_ALWAYS", 0)
+    monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 2)
+    recall = Recall()
+    jobs = [waits(f"j{n}", "q", 64) for n in range(5)]
+    snapshot = replace(scene(), pending=tuple(jobs))
+
+    def next_two(*more: PendingRow) -> set[str]:
+        recall.decide(replace(snapshot, pending=(*jobs, *more)), Policy())
+        return {verdict.job for verdict in recall.tell()}
+
+    told = [next_two(), next_two()]
+    new = waits("new", "q", 64)
+    third = next_two(new)
+    assert "new" in third and set().union(*told, third) == {*(row.job for row in jobs), "new"}
+    assert next_two(new) == told[0]
 
 
 def test_a_refused_photograph_is_refused_for_its_fault_and_forgotten() -> None:

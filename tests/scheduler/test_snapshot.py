@@ -28,7 +28,7 @@ from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-QUERIES = 22
+QUERIES = 23
 """All reads of one photograph, its two opening statements and the savepoint-free transaction around them."""
 
 

@@ -1,14 +1,21 @@
-"""Cycles that follow each other closely start jobs each time and say why others wait a little later."""
+"""Where many wait, a cycle starts jobs first and then says why others wait, until the next is asked for."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from portal.models import Job, Standing
+from portal.models import ClusterSettings, Job, Standing
+from portal.valkey import valkey
+from portal.wake import hints_wait
 from scheduler import tasks
-from scheduler.cycle import run_cycle
+from scheduler.core.cluster import JobId
+from scheduler.core.plan import Verdict
+from scheduler.core.telling import Telling
+from scheduler.cycle import Outcome, run_cycle
 from scheduler.remembered import Remembered
 from scheduler.tasks import CycleGate
 from tests import record
@@ -27,36 +34,71 @@ def submit(scene: dict[str, Any], jobs: int) -> list[Job]:
     return [record.job(scene["owner"], scene["project"], scene["environment"]) for _ in range(jobs)]
 
 
-def test_a_cycle_right_after_another_starts_jobs_and_leaves_what_was_said(scene: dict[str, Any]) -> None:
-    submit(scene, 12)
-    remembered = Remembered()
-    first = run_cycle("test", "holder", remembered)
-    assert first is not None and first.told
-    said = dict(Standing.objects.values_list("job_id", "decided_at"))
-    late = submit(scene, 1)[0]
-    second = run_cycle("test", "holder", remembered)
-    assert second is not None and not second.told
-    assert dict(Standing.objects.values_list("job_id", "decided_at")) == said
-    remembered.recall._told_s -= 1.0
-    third = run_cycle("test", "holder", remembered)
-    assert third is not None and third.told
-    assert Standing.objects.filter(job=late).exists()
-
-
-def test_whoever_leaves_reasons_untold_asks_for_one_cycle_that_tells(
+def test_a_cycle_that_others_follow_starts_jobs_and_tells_only_some(
     scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[tuple[str, list[str], str, float]] = []
+    monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 4)
+    submit(scene, 14)
+    remembered = Remembered()
+    first = run_cycle("test", "holder", remembered, hurries=lambda: True)
+    assert first is not None and first.started and not first.told
+    some = set(Standing.objects.values_list("job_id", flat=True))
+    assert 0 < len(some) <= 4
+    hurried = run_cycle("test", "holder", remembered, hurries=lambda: True)
+    assert hurried is not None and not hurried.told
+    assert set(Standing.objects.values_list("job_id", flat=True)) == some  # it is not a second since
+    second = run_cycle("test", "holder", remembered)
+    assert second is not None and second.told
+    waiting = set(Job.objects.filter(state="PENDING").values_list("id", flat=True))
+    assert set(Standing.objects.values_list("job_id", flat=True)) == waiting > some
 
-    def send(task: str, arguments: list[str], queue: str, after_s: float = 0.0) -> bool:
-        sent.append((task, arguments, queue, after_s))
-        return True
 
-    monkeypatch.setattr(tasks, "send_hint", send)
-    submit(scene, 12)
-    gate = CycleGate()
-    gate.run("test", None)
-    assert sent == []
-    gate.run("test", None)
-    gate.run("test", None)
-    assert sent == [("scheduler.cycle", ["telling"], "cycle", 1.0)]
+def test_who_cannot_be_told_why_raises_the_alarm_and_what_was_decided_stands(
+    scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Telling, jobs: Iterable[JobId]) -> list[Verdict]:
+        raise RuntimeError("no words")
+
+    monkeypatch.setattr(Telling, "some", fails)
+    submit(scene, 14)
+    outcome = run_cycle("test", "holder", Remembered())
+    assert outcome is not None and outcome.started and not outcome.told
+    assert Job.objects.exclude(state="PENDING").count() == outcome.started
+    assert "no words" in ClusterSettings.objects.get().alarm
+
+
+def test_the_last_of_many_old_hints_has_the_rest_told(
+    scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hints of a burst are all older than the cycle that the first of them began."""
+    left = [True]
+    ran: list[bool] = []
+    monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 4)
+    monkeypatch.setattr(tasks, "hints_wait", lambda queue: left[0])
+
+    def counted(*arguments: Any, **named: Any) -> Outcome | None:
+        outcome = run_cycle(*arguments, **named)
+        ran.append(outcome is not None and outcome.told)
+        return outcome
+
+    monkeypatch.setattr(tasks, "run_cycle", counted)
+    submit(scene, 14)
+    gate, sent_s = CycleGate(), time.time()
+    gate.run("test", sent_s)
+    gate.run("test", sent_s)
+    assert ran == [False]
+    left[0] = False  # this is the last of them
+    gate.run("test", sent_s)
+    assert ran == [False, True]
+    gate.run("test", sent_s)
+    assert ran == [False, True]
+
+
+@pytest.mark.usefixtures("scene")
+def test_whether_hints_wait_is_asked_of_the_broker() -> None:
+    client = valkey(1.0)
+    client.delete("quiet")
+    assert not hints_wait("quiet")
+    client.rpush("quiet", "{}")
+    assert hints_wait("quiet")
+    client.delete("quiet")
