@@ -1,4 +1,6 @@
-"""Tells open pages that something moved: after commit, to a Channels group; a lost message costs nothing.
+"""Tells open pages that something moved: after commit, to a Channels group; a lost message costs a minute at most.
+
+Whoever has a page open sees what was announced at once, and looks again about once a minute whatever was told.
 
 The time is noted first, for pages whose subscription does not stand yet (`portal.told`).
 

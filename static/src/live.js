@@ -2,7 +2,9 @@
 // event `live` there, and htmx fetches the fragment anew. Without the socket the same happens every few seconds,
 // and the chip in the page head says how old the data is. It says "live" once the server has said that the page's
 // subscriptions stand; what was announced between the making of the page and then, the server tells as "missed".
+// News can be lost on the way all the same, so a page that stands open looks again about once a minute.
 const POLL_MS = 5000;
+const LOOK_MS = 60000;
 const QUIET_MS = 400; // several messages at once are one fetch
 const FETCH_MS = 3000; // what was swapped in was made at most so long ago
 
@@ -131,8 +133,14 @@ function chip() {
   }
 }
 
+let looked = Date.now();
+let pause = LOOK_MS;
+
 function poll() {
-  if (!standing && document.visibilityState === "visible") fireAll();
+  if (document.visibilityState !== "visible" || (standing && Date.now() - looked < pause)) return;
+  looked = Date.now();
+  pause = LOOK_MS * (0.75 + Math.random() / 2); // pages that were opened together do not look together
+  fireAll();
 }
 
 export function startLive() {

@@ -57,6 +57,19 @@ def test_a_verdict_reaches_the_open_page(open_as, scene):
     expect(page.get_by_role("button", name="Release")).to_be_visible()
 
 
+def test_news_that_were_lost_reach_the_open_page_within_two_minutes(open_as, scene):
+    page = open_as("m-okafor")
+    page.clock.install()
+    job = scene.jobs["depth-anything-ft"]
+    page.goto(f"/jobs/{job.public_id}/")
+    expect(page.locator("[data-live-chip]")).to_have_text("live")
+    Job.objects.filter(pk=job.pk).update(held=True)  # and nobody is told
+    page.clock.run_for(20_000)
+    expect(page.locator("#job-head")).not_to_contain_text("Held", timeout=1_000)
+    page.clock.run_for(100_000)
+    expect(page.locator("#job-head")).to_contain_text("Held")
+
+
 def test_a_verdict_before_the_subscription_reaches_the_page_too(open_as, scene):
     page = open_as("m-okafor")
     job = scene.jobs["depth-anything-ft"]
