@@ -8,7 +8,8 @@ import numpy as np
 
 from scheduler.core.domains import Domains
 from scheduler.core.gang import ACTIVE, Gang, Group, Task
-from scheduler.core.placement import Bools, Floor, Held, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Bools, Held, Shape
 from scheduler.core.trial import Trial
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
-from scheduler.core.placement import Floor, Held, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Held, Shape
 
 STRATEGIES = ("pack", "spread", "fragmentation")
 
