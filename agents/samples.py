@@ -125,6 +125,8 @@ class ContainerState:
     owner: str
     project: str
     saved_ago_s: float | None  # before the answer; None: it never said so, or its agent does not know
+    progress: float | None  # units it has done so far; None likewise
+    progress_ago_s: float | None  # it wrote that so long before the answer
 
     @classmethod
     def from_wire(cls, row: Wire) -> ContainerState:
@@ -148,6 +150,8 @@ class ContainerState:
             owner=str(row.get("owner") or ""),
             project=str(row.get("project") or ""),
             saved_ago_s=measured(row.get("saved_ago_s")),
+            progress=measured(row.get("progress")),
+            progress_ago_s=measured(row.get("progress_ago_s")),
         )
 
 

@@ -236,7 +236,13 @@ def tasks_held(node: Node) -> list[Task]:
     """Tasks of live attempts that hold GPUs on a node, oldest first, with what their start needs."""
     return list(
         Task.objects.filter(node=node, gone=False, attempt__state__in=ATTEMPT_LIVE)
-        .select_related("node", "attempt__job__owner", "attempt__job__project", "attempt__job__environment")
+        .select_related(
+            "node",
+            "attempt__progress",
+            "attempt__job__owner",
+            "attempt__job__project",
+            "attempt__job__environment",
+        )
         .order_by("attempt_id", "rank")
     )
 

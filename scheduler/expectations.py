@@ -1,4 +1,4 @@
-"""What the rows of a photograph say is expected of jobs: how long they run, learned from those that ended.
+"""What the rows of a photograph say is expected of jobs: how long they run, and where faster, by those that ended.
 
 The record is read once in full and then by difference. What is told follows from the latest jobs that ended and from
 the row alone, in steps (``scheduler.core.predict.Steps``): every process tells the same, and a row rarely changes.
@@ -14,26 +14,29 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import F
 
-from portal.models import Job
+from portal.models import Job, Progress
 from portal.words.states import JOB_ENDS
+from portal.words.throughput import work_of
 from scheduler.core.cluster import JobId, PendingRow, RunningRow, Snapshot
 from scheduler.core.policy import Policy
 from scheduler.core.predict import Durations, Kind, Steps
+from scheduler.core.throughput import Throughputs
 
 LEARNED_FROM = 5_000
-"""So many of the jobs that ended last tell how long jobs run."""
+"""So many of the jobs that ended last tell how long jobs run, and where faster."""
 LATE = dt.timedelta(minutes=2)
 """A job that ended may come to be seen so much later than one that ended after it."""
 
 Row = TypeVar("Row", PendingRow, RunningRow)
+K = TypeVar("K")
 
 
 class _Known(NamedTuple):
-    """A row as it was read and as it was told, and of which kind its job is."""
+    """A row as it was read and as it was told, and by what of its job that was: its kind, or its work."""
 
     read: Any
     told: Any
-    kind: Kind
+    kind: Any
 
 
 class Expectations:
@@ -41,8 +44,10 @@ class Expectations:
 
     def __init__(self) -> None:
         self.durations = Durations(LEARNED_FROM)
+        self.throughputs = Throughputs()
         self.template_of: dict[JobId, str | None] = {}
         """From which templates the jobs of the last photograph were made."""
+        self._work_of: dict[JobId, str] = {}
         self._steps = Steps(self.durations)
         self._newest: dt.datetime | None = None
         self._learned: set[int] = set()  # row numbers of the jobs that ended within LATE of the newest
@@ -52,8 +57,8 @@ class Expectations:
     def fill(self, snapshot: Snapshot, policy: Policy) -> Snapshot:
         """The photograph with what is expected of its jobs; the same where the policy uses no predictions.
 
-        One query, and a second when jobs came. A row of which the same is told as in the photograph before is the
-        object of then.
+        One query, and a second when jobs came; one more when jobs ended, and when jobs came while layouts are known
+        to differ. A row of which the same is told as in the photograph before is the object of then.
         """
         with self._turn:
             self._learn()
@@ -67,10 +72,11 @@ class Expectations:
                 in_all_s = self._in_all_s(kind, snapshot.now_s - row.started_s, row.time_limit_s)
                 return None if in_all_s is None else row.started_s + in_all_s
 
+            pending = self._told(snapshot.pending, "predicted_s", self._kind(_asked_milli), self._runs_s)
             return replace(
                 snapshot,
-                pending=self._told(snapshot.pending, "predicted_s", _asked_milli, self._runs_s),
-                running=self._told(snapshot.running, "predicted_end_s", _held_milli, ends_s),
+                pending=self._with_speeds(pending),
+                running=self._told(snapshot.running, "predicted_end_s", self._kind(_held_milli), ends_s),
             )
 
     def expect(self, row: PendingRow, template: str | None, policy: Policy) -> PendingRow:
@@ -99,12 +105,25 @@ class Expectations:
                 F("ended_at") - F("started_at"),
             )[:LEARNED_FROM]
         )
+        numbers: dict[int, int] = {}
         for id_, _, project, user, template, milli, ran in reversed(rows):
             if id_ not in self._learned:
+                numbers[id_] = self.durations.learned
                 self.durations.learn(Kind(project, user, template, milli), ran.total_seconds())
+        self._learn_speeds(numbers)
         if rows:
             self._newest = rows[0][1]
             self._learned = {row[0] for row in rows if row[1] >= self._newest - LATE}
+
+    def _learn_speeds(self, numbers: dict[int, int]) -> None:
+        """Learns from the attempts of jobs that ended, and forgets those of jobs whose durations are forgotten."""
+        if not numbers:
+            return
+        told = Progress.objects.filter(attempt__job__in=numbers, gpus__gt=0).select_related("attempt")
+        for row in sorted(told, key=lambda row: (numbers[row.attempt.job_id], row.attempt.number)):
+            if per_s := row.per_s:
+                self.throughputs.learn(numbers[row.attempt.job_id], row.work, row.layout, per_s)
+        self.throughputs.forget(self.durations.learned - LEARNED_FROM)
 
     def _ask_templates(self, jobs: set[JobId]) -> None:
         known = {job: template for job, template in self.template_of.items() if job in jobs}
@@ -113,6 +132,17 @@ class Expectations:
             rows = Job.objects.filter(public_id__in=came, template__isnull=False)
             known |= {JobId(job): each for job, each in rows.values_list("public_id", "template__public_id")}
         self.template_of = known
+
+    def _with_speeds(self, rows: tuple[PendingRow, ...]) -> tuple[PendingRow, ...]:
+        """The rows with how fast work like theirs runs on each known layout; themselves where none is known."""
+        if not self.throughputs.known:
+            self._work_of = {}
+            return rows
+        works = {row.job: self._work_of.get(row.job) for row in rows}
+        came = [job for job, work in works.items() if work is None]
+        self._work_of = {job: work for job, work in works.items() if work is not None} | _works(came)
+        speeds = self.throughputs.speeds
+        return self._told(rows, "speeds", lambda row: self._work_of[row.job], lambda _, work: speeds(work))
 
     def _runs_s(self, row: PendingRow, kind: Kind) -> float | None:
         return self._in_all_s(kind, 0.0, row.time_limit_s)
@@ -124,26 +154,44 @@ class Expectations:
             return in_all_s
         return min(in_all_s, limit_s)
 
+    def _kind(self, milli: Callable[[Row], int]) -> Callable[[Row], Kind]:
+        return lambda row: Kind(row.project, row.user, self.template_of.get(row.job), milli(row))
+
     def _told(
         self,
         rows: tuple[Row, ...],
         name: str,
-        milli: Callable[[Row], int],
-        expect: Callable[[Row, Kind], float | None],
+        kind_of: Callable[[Row], K],
+        expect: Callable[[Row, K], object],
     ) -> tuple[Row, ...]:
         """The rows with the field ``name`` as ``expect`` says."""
         before, now, told = self._known.get(name, {}), {}, []
         for row in rows:
             known = before.get(row.job)
             if known is None or (known.read is not row and known.read != row):
-                kind = Kind(row.project, row.user, self.template_of.get(row.job), milli(row))
-                known = _Known(row, row, kind)
-            if (expected_s := expect(row, known.kind)) != getattr(known.told, name):
-                known = known._replace(told=replace(known.read, **{name: expected_s}))
+                known = _Known(row, row, kind_of(row))
+            if (expected := expect(row, known.kind)) != getattr(known.told, name):
+                known = known._replace(told=replace(known.read, **{name: expected}))
             now[row.job] = known
             told.append(known.told)
         self._known[name] = now
         return tuple(told)
+
+
+def _works(jobs: list[JobId]) -> dict[JobId, str]:
+    """The work of each of these jobs; none of those without GPUs, and of a job that is gone."""
+    rows = Job.objects.filter(public_id__in=jobs).values_list(
+        "public_id",
+        "project__public_id",
+        "environment__public_id",
+        F("tasks") * F("gpus_per_task"),
+        "milli_per_gpu",
+        "mig_profile",
+        "command",
+        "environ",
+    )
+    found = {JobId(job): work_of(*told) if told[2] else "" for job, *told in (rows if jobs else ())}
+    return dict.fromkeys(jobs, "") | found
 
 
 def _asked_milli(row: PendingRow) -> int:

@@ -11,7 +11,7 @@ from django.utils import timezone
 from agents.engines.contract import Container, TaskKey
 from portal.killpoints import killpoint
 from portal.models import ClusterSettings, Node, Task
-from portal.services import checkpoints, lifecycle, nodes, restored
+from portal.services import checkpoints, lifecycle, nodes, progress, restored
 from portal.words.states import ATTEMPT_LIVE, AttemptState
 from scheduler import leases
 from scheduler.compare import Differences, RecordedTask, compare
@@ -62,7 +62,7 @@ def reconcile(door: Door) -> Differences:
     recorded |= _ended_ones(door.node, [c.key for c in seen.containers if c.key not in recorded])
     found = compare(recorded, seen.containers)
     _apply(door, found, {_key(task): task for task in held})
-    _note_saves(held, seen.containers, asked_at)
+    _note_words(held, seen.containers, asked_at)
     if adopting:
         _leave_to_admins(door, found.unknown)
     else:
@@ -92,17 +92,23 @@ def _apply(door: Door, found: Differences, held: dict[TaskKey, Task]) -> None:
         collect_and_remove(door, job, attempt)
 
 
-def _note_saves(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
-    """Writes down who saved its work; of a gang it is enough that one task says so."""
-    said_s: dict[tuple[str, int], float] = {}
-    for container in containers:
+def _note_words(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
+    """Writes down who saved its work and how far each has come; of a gang it is enough that one task says so."""
+    saved_s: dict[tuple[str, int], float] = {}
+    told: dict[tuple[str, int], Container] = {}
+    for container in sorted(containers, key=lambda each: each.key.task):
+        whose = container.key.job, container.key.attempt
         if container.saved_ago_s is not None:
-            whose = container.key.job, container.key.attempt
-            said_s[whose] = min(container.saved_ago_s, said_s.get(whose, container.saved_ago_s))
+            saved_s[whose] = min(container.saved_ago_s, saved_s.get(whose, container.saved_ago_s))
+        if container.progress is not None:
+            told.setdefault(whose, container)
     for attempt in {task.attempt_id: task.attempt for task in held}.values():
-        ago_s = said_s.get((attempt.job.public_id, attempt.number))
-        if ago_s is not None:
-            checkpoints.record_saved(attempt, ago_s, asked_at=asked_at)
+        whose = attempt.job.public_id, attempt.number
+        if whose in saved_s:
+            checkpoints.record_saved(attempt, saved_s[whose], asked_at=asked_at)
+        if one := told.get(whose):
+            rank, done, ago_s = one.key.task, one.progress, one.progress_ago_s
+            progress.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, asked_at=asked_at)
 
 
 def _stop(door: Door, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:

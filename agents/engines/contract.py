@@ -39,7 +39,8 @@ class Container:
     """A task as its node tells it. ``state`` is created, running or exited; what is not known is None.
 
     ``gpus`` are (uuid, milli) as the node's ledger holds them; ``owner`` and ``project`` are the public ids on
-    its labels, blank where it bears none. ``saved_ago_s``: so long before the answer it last saved its work.
+    its labels, blank where it bears none. ``saved_ago_s``: so long before the answer it last saved its work;
+    ``progress_ago_s``: so long before it wrote that it had done ``progress`` units.
     """
 
     key: TaskKey
@@ -56,6 +57,8 @@ class Container:
     owner: str = ""
     project: str = ""
     saved_ago_s: float | None = None
+    progress: float | None = None
+    progress_ago_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -231,4 +231,6 @@ def _container(row: ContainerState) -> Container:
         owner=row.owner,
         project=row.project,
         saved_ago_s=row.saved_ago_s,
+        progress=row.progress,
+        progress_ago_s=row.progress_ago_s,
     )

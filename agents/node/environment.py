@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from agents.node.checkpoint import VARIABLE as CHECKPOINT_FILE
 from agents.node.spec import TaskSpec
 
 SECRETS_IN_CONTAINER = "/run/fairway"
@@ -39,14 +38,14 @@ def task_environment(
     spec: TaskSpec,
     *,
     secrets: str,
-    checkpoint: str,
+    word_files: Mapping[str, str],
     home: Optional[str],
     ports: Mapping[int, int],
     address: str,
 ) -> Dict[str, str]:
     """Variables for a task; ``ports`` maps each port it asked for to the one it must listen on.
 
-    ``secrets`` and ``checkpoint`` are paths as the task sees them.
+    ``secrets`` and those in ``word_files``, by the variable that names each, are paths as the task sees them.
     """
     environment = {name: text for name, text in spec.env.items() if not is_ours(name)}
     uuids = ",".join(share.uuid for share in spec.gpus)
@@ -64,7 +63,7 @@ def task_environment(
             "FAIRWAY_GPUS": uuids,
             "FAIRWAY_GPU_MILLI": ",".join(f"{share.uuid}={share.milli}" for share in spec.gpus),
             "FAIRWAY_SECRETS": secrets,
-            CHECKPOINT_FILE: checkpoint,
+            **word_files,
             "FAIRWAY_ADDRESS": address,
         }
     )

@@ -8,7 +8,7 @@ import shutil
 import zlib
 from typing import Dict, Optional
 
-from agents.node import checkpoint, refusals
+from agents.node import refusals, word_files
 from agents.node.durable import free_mib, full_disk_refused
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.settings import Settings
@@ -58,7 +58,7 @@ class Places:
         return None
 
     def prepare_task(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> str:
-        """The task's folder with its secrets and its checkpoint file, owned by ``uid`` (ourselves when None).
+        """The task's folder with its secrets and its word files, owned by ``uid`` (ourselves when None).
 
         Repeatable, before the task runs.
         """
@@ -72,7 +72,8 @@ class Places:
                 self._secret(os.path.join(secrets, name), content.encode(), uid, gid)
             for each in (secrets, temporary):
                 _own(each, uid, gid)
-            checkpoint.make_file(folder, uid, gid)
+            for file in word_files.ALL:
+                word_files.make(file, folder, uid, gid)
             with open(os.path.join(folder, "hosts"), "w", encoding="ascii") as stream:
                 stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.0.1\t{spec.job}\n")
             os.chmod(os.path.join(folder, "hosts"), 0o644)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from agents.node.checkpoint import FILE_IN_CONTAINER
 from agents.node.refusals import Refusal, bad_spec
+from agents.node.word_files import ALL as WORD_FILES
 
 MILLI_WHOLE = 1000
 MAX_SECRET_BYTES = 256 * 1024
@@ -260,7 +260,7 @@ def _mounts(value: Any) -> Tuple[Mount, ...]:
     return tuple(mounts)
 
 
-_KEPT_PLACES = ("/proc", "/sys", "/dev", "/run/fairway", FILE_IN_CONTAINER, "/etc")
+_KEPT_PLACES = ("/proc", "/sys", "/dev", "/run/fairway", *(file.in_container for file in WORD_FILES), "/etc")
 
 
 def _target(each: Dict[str, Any]) -> str:

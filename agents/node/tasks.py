@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from agents.node import cgroup, checkpoint, machine, refusals
+from agents.node import cgroup, checkpoint, machine, progress, refusals
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
 from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record, network_of
@@ -30,6 +30,7 @@ _PORT_TRIES = 3
 _TOMBSTONES_LISTED = 1000
 _SETTLE_WITHIN_S = 10.0
 _FULL_AGAIN_AFTER_S = 300.0
+_SAID_NOTHING: Fields = {"saved_ago_s": None, "progress": None, "progress_ago_s": None}
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
 
@@ -442,7 +443,7 @@ class Tasks:
                 rows.append(_row(found, record, runtime.kind))
         rows.extend(_facts(name, record) for name, record in records.items())
         for row in rows:
-            row["saved_ago_s"] = self._saved_ago_s(row) if row["state"] == IS_RUNNING else None
+            row.update(self._said(row) if row["state"] == IS_RUNNING else _SAID_NOTHING)
         return {
             "containers": sorted(rows, key=lambda row: str(row["name"])),
             "tombstones": self.ledger.tombstones(newest=_TOMBSTONES_LISTED),
@@ -451,8 +452,15 @@ class Tasks:
             "full_disk": self.full_disk(),
         }
 
-    def _saved_ago_s(self, row: Fields) -> Optional[float]:
-        return checkpoint.saved_ago_s(self.places.folder(row["name"]), row["started_s"], time.time())
+    def _said(self, row: Fields) -> Fields:
+        """What a running task tells by its files."""
+        folder, started_s, now_s = self.places.folder(row["name"]), row["started_s"], time.time()
+        told = progress.told(folder, started_s, now_s)
+        return {
+            "saved_ago_s": checkpoint.saved_ago_s(folder, started_s, now_s),
+            "progress": told.done if told else None,
+            "progress_ago_s": told.ago_s if told else None,
+        }
 
     def note_full_disk(self, sentence: str) -> None:
         """Remembers for a while that an engine had no room: its own disk may not be among those we look at."""

@@ -28,6 +28,7 @@ from portal.selectors.jobs import (
     seen_around,
     seen_of,
 )
+from portal.selectors.progress import layouts_compared
 from portal.selectors.receipts import receipts_for
 from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again, do_submit_job
 from portal.services.tokens import Scope
@@ -89,6 +90,7 @@ def whole(person: User, row: Job) -> dict[str, Any]:
     return shapes.job_whole(
         row,
         attempts=attempts,
+        layouts=layouts_compared(row),
         room_made=room_made,
         chain=chain,
         events=newest[::-1],

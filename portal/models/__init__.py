@@ -18,6 +18,7 @@ from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Task
 from portal.models.people import User
+from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.restored import UnknownContainer
 from portal.models.usage import UsageLedger, UsageMinute
@@ -47,6 +48,7 @@ __all__ = [
     "NodeCheck",
     "NodePool",
     "Outbox",
+    "Progress",
     "Project",
     "Question",
     "Quota",

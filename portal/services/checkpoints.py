@@ -16,6 +16,15 @@ STEP = dt.timedelta(seconds=30)
 and nobody's last save is recorded as more than this much older than it was."""
 
 
+def said_at(running_at: dt.datetime, ago_s: float, asked_at: dt.datetime) -> dt.datetime:
+    """When an attempt that runs since ``running_at`` said something, ``ago_s`` before its node answered.
+
+    Not later than ``asked_at``, when the node was asked, and not before the attempt ran.
+    """
+    ran_s = max(0.0, (asked_at - running_at).total_seconds())
+    return asked_at - dt.timedelta(seconds=min(max(0.0, ago_s), ran_s))
+
+
 def record_saved(attempt: Attempt, ago_s: float, *, asked_at: dt.datetime) -> bool:
     """Notes that an attempt saved its work ``ago_s`` seconds before its node answered; True when it was written.
 
@@ -24,8 +33,7 @@ def record_saved(attempt: Attempt, ago_s: float, *, asked_at: dt.datetime) -> bo
     """
     if attempt.running_at is None:
         return False
-    ran_s = max(0.0, (asked_at - attempt.running_at).total_seconds())
-    at = asked_at - dt.timedelta(seconds=min(max(0.0, ago_s), ran_s))
+    at = said_at(attempt.running_at, ago_s, asked_at)
     if attempt.checkpoint_at is not None and at < attempt.checkpoint_at + STEP:
         return False
     older = Q(checkpoint_at__isnull=True) | Q(checkpoint_at__lte=at - STEP)

@@ -25,6 +25,7 @@ from portal.selectors.jobs import (
     room_made_for,
     seen_around,
 )
+from portal.selectors.progress import layouts_compared, progress_of
 from portal.selectors.receipts import receipts_for
 from portal.services import workspaces
 from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again
@@ -114,6 +115,8 @@ def overview(user: User, found: Job) -> dict[str, Any]:
         "before": [ChainedJob.of(one, seen) for one in chain.before],
         "after": [ChainedJob.of(one, seen) for one in chain.after],
         "failure": failure_of(found, last),
+        "told": progress_of(last) if last else None,
+        "layouts": layouts_compared(found),
         "places": places_of(last),
         "events": without_echoes(events),
         "last_task": _telling_task(last),

@@ -35,6 +35,9 @@ for _name in (
     "cores",
     "plural",
     "near_words",
+    "amount",
+    "rate",
+    "layout",
 ):
     register.filter(_name, getattr(words, _name))
 

@@ -6,6 +6,8 @@ import datetime as dt
 import re
 import zoneinfo
 
+from portal.words.throughput import Layout
+
 NB = "\u00a0"
 _MAKER = re.compile(r"^(NVIDIA|AMD|Intel)\s+", re.IGNORECASE)
 _FORM = re.compile(r"[-\s](SXM\d?|PCIE?|NVL|HBM\d?e?)\b.*$", re.IGNORECASE)
@@ -64,6 +66,28 @@ def short_gpu(model: str) -> str:
     """The model without maker and form factor: NVIDIA H100-SXM5-80GB reads H100."""
     name = _FORM.sub("", _MAKER.sub("", model.strip()))
     return name.removesuffix(" GPU").removesuffix(" Generation") or model
+
+
+def amount(value: float) -> str:
+    """1,200 or 0.0123: a number of which nothing is known, with three digits at least."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def rate(per_s: float) -> str:
+    """340 a second, 2.5 a minute, 0.4 an hour."""
+    for unit, seconds in (("second", 1), ("minute", 60)):
+        if per_s * seconds >= 0.5:
+            return f"{amount(per_s * seconds)} a{NB}{unit}"
+    return f"{amount(per_s * 3600)} an{NB}hour"
+
+
+def layout(lies: Layout) -> str:
+    """H200 on 1 node; A100 on 2 nodes, 4 NVLink islands, 1 fabric level apart."""
+    models = " + ".join(short_gpu(model) for model in lies.gpu_model.split(" + "))
+    said = f"{models} on {plural(lies.nodes, 'node')}"
+    if lies.islands > lies.nodes:
+        said += f", {plural(lies.islands, 'NVLink island')}"
+    return f"{said}, {plural(lies.levels, 'fabric level')} apart" if lies.levels else said
 
 
 def near_words(near: dict[str, str | None] | None) -> str:

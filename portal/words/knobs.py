@@ -194,8 +194,8 @@ CHOICES: dict[str, Choice] = {
             "use_predictions",
             ("yes", "no"),
             "yes",
-            "Whether decisions count on how long jobs are expected to run, going by jobs like them that ended; "
-            "without, only on time limits.",
+            "Whether decisions count on how long jobs are expected to run, and where faster, going by jobs like them "
+            "that ended; without, only on time limits.",
             per_pool=False,
         ),
     )

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler.core.cluster import JobId, NodeRow
-from scheduler.core.placement import Bools, Floor, Held, Pile, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Bools, Held, Pile, Shape
 
 
 class Ending(NamedTuple):

@@ -12,10 +12,10 @@ from scheduler.core import words
 from scheduler.core.cluster import PendingRow, PoolId
 from scheduler.core.gang import Wanted
 from scheduler.core.memory import Variant
-from scheduler.core.placement import Shape
 from scheduler.core.plan import Change, ChangeKind
 from scheduler.core.policy import Policy
 from scheduler.core.scene import PoolScene, counting_people
+from scheduler.core.shape import Shape
 
 MOST_REMEMBERED = 64
 """The variants of a request with more tasks and GPUs than this are made when they are asked for."""

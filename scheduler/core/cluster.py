@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
+from portal.words.throughput import Speed
+
 JobId = NewType("JobId", str)
 ProjectId = NewType("ProjectId", str)
 UserId = NewType("UserId", str)
@@ -288,6 +290,7 @@ class PendingRow:
     min_compute_capability: float | None = None
     after: tuple[Awaited, ...] = ()  # it starts once these have ended; those that have are left out
     after_any: bool = False  # however they end; else they must complete
+    speeds: tuple[Speed, ...] = ()  # how fast work like it ran on layouts that are known; none is unknown
 
     @property
     def ask(self) -> Ask:

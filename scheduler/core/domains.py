@@ -15,7 +15,8 @@ import numpy as np
 
 from scheduler.core.cluster import Near, NodeRow, TopologyRow
 from scheduler.core.gang import Task
-from scheduler.core.placement import Bools, Floor, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Bools, Shape
 from scheduler.core.topology import Fabric, Path
 
 NOTHING_FREE = 1000.0

@@ -17,11 +17,11 @@ from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, Pool
 from scheduler.core.gang import Gang
 from scheduler.core.ledger import Bound
 from scheduler.core.memory import Variant
-from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import Change, Eviction, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.resources import Amounts
 from scheduler.core.scene import PoolScene
+from scheduler.core.shape import Held, Shape
 
 Numbers = dict[str, int | float | str | None]
 

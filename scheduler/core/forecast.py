@@ -29,13 +29,13 @@ from scheduler.core.cluster import (
 from scheduler.core.gang import shape_of
 from scheduler.core.ground import Need, Survey
 from scheduler.core.ledger import PoolLedger
-from scheduler.core.placement import Shape
 from scheduler.core.plan import Plan, Verdict
 from scheduler.core.play import PLAYS, Closed, Holds, Line, Stage, Stake, play_forward
 from scheduler.core.policy import Policy
 from scheduler.core.predict import Durations, Kind
 from scheduler.core.reserved import stands_in_the_way
 from scheduler.core.resources import NOTHING, Amounts
+from scheduler.core.shape import Shape
 from scheduler.core.tree import Tree
 
 GOLDEN = 0.618_033_988_749_895

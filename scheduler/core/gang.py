@@ -24,8 +24,8 @@ from scheduler.core.cluster import (
     RunningRow,
     UserId,
 )
-from scheduler.core.placement import Held, Shape
 from scheduler.core.resources import Amounts
+from scheduler.core.shape import Held, Shape
 
 
 class State(IntEnum):

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler.core.cluster import WHOLE_MILLI, NodeId, NodeRow, RunningTask
-from scheduler.core.placement import Floor, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Shape
 
 Place = tuple[int, int, tuple[int, ...]]
 """A cell with a number of whole GPUs; or with thousandths, and the numbers of the GPUs of which they are."""

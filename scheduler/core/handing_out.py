@@ -5,10 +5,10 @@ from __future__ import annotations
 from scheduler.core.cluster import PoolId, RunningTask
 from scheduler.core.gang import Gang, State, Task, total
 from scheduler.core.ledger import Gone
-from scheduler.core.placement import Held
 from scheduler.core.reserving import Reserving
 from scheduler.core.scene import PoolScene
 from scheduler.core.seats import Seats
+from scheduler.core.shape import Held
 from scheduler.core.table import Table
 from scheduler.core.trial import Trial
 from scheduler.core.turns import TurnQueue

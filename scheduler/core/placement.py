@@ -1,6 +1,6 @@
 """Where tasks can stand: one pool's nodes as numpy arrays, filtered and scored per shape of task.
 
-A *shape* is everything of a request that decides where one task fits. Capacities and scores are kept
+A *shape* (``shape.py``) is everything of a request that decides where one task fits. Capacities and scores are kept
 per shape and made anew only for nodes that changed since. Equal scores fall to the node whose name and
 id sort first, so the same photograph gives the same places whatever order its rows came in.
 """
@@ -9,97 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scheduler.core.cluster import (
-    WHOLE_MILLI,
-    Ask,
-    GpuShare,
-    NodeId,
-    NodeRow,
-    PendingRow,
-    RunningTask,
-    TopologyRow,
-)
+from portal.words.throughput import Speed, models_as_one
+from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuShare, NodeId, NodeRow, RunningTask, TopologyRow
 from scheduler.core.fragmentation import TOGETHER, Fragmentation, Kind, Task, milli_by_memory, suits, usual
+from scheduler.core.pace import UNSEEN, Pace, Spot, Spots, SpotTable
 from scheduler.core.plan import TaskPlacement
+from scheduler.core.shape import Bools, Held, Ints, Pile, Shape
 from scheduler.core.topology import NOWHERE, fabric_of, near_slots
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 _Number = TypeVar("_Number", int, Ints)
 
 NO_BOUND = 1_000_000
 """Tasks of a shape that asks for nothing countable: as many as anyone asks."""
 
 WORST = np.int64(1) << 60
-
-
-class Shape(NamedTuple):
-    """What one task asks of a node.
-
-    ``share_mib`` not None asks for that much memory of each GPU instead of ``milli``: what it then takes of a GPU
-    differs from node to node, and ``milli`` says nothing here.
-    """
-
-    gpus: int
-    milli: int
-    gpu_model: str | None
-    min_gpu_memory_mib: int | None
-    cpu_milli: int
-    memory_mib: int
-    avoid_nodes: tuple[NodeId, ...]
-    node_affinity: NodeId | None
-    share_mib: int | None = None
-    mig_profile: str | None = None
-    min_compute_capability: float | None = None
-
-    @classmethod
-    def of(cls, job: PendingRow) -> Shape:
-        """The shape of a job's tasks; equal requests give equal shapes."""
-        return cls(
-            job.gpus_per_task,
-            job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI,
-            job.gpu_model,
-            job.min_gpu_memory_mib,
-            job.cpu_milli,
-            job.memory_mib,
-            tuple(sorted(job.avoid_nodes)),
-            job.node_affinity,
-            job.share_mib if job.gpus_per_task else None,
-            job.mig_profile,
-            job.min_compute_capability,
-        )
-
-    @classmethod
-    def at_best(cls, job: PendingRow) -> Shape:
-        """The shape on a cluster where nothing is avoided that could ever run the job."""
-        return cls.of(job)._replace(avoid_nodes=tuple(sorted(job.unfit_nodes)))
-
-    @property
-    def whole(self) -> bool:
-        """True when each GPU is asked for alone."""
-        return self.milli == WHOLE_MILLI and self.share_mib is None
-
-    @property
-    def picky(self) -> bool:
-        """True when not every GPU will do."""
-        kinds = (self.gpu_model, self.min_gpu_memory_mib, self.mig_profile, self.min_compute_capability)
-        return any(kind is not None for kind in kinds)
-
-
-class Held(NamedTuple):
-    """What one task took: a node by index, GPU slots on it, and the rest."""
-
-    node: int
-    slots: tuple[int, ...]
-    milli: int
-    cpu_milli: int
-    memory_mib: int
 
 
 class _Scores:
@@ -114,23 +41,6 @@ class _Scores:
         self.fitting: Bools = np.zeros(nodes, dtype=bool)
         self.seen = seen
         self.room: int | None = None  # the sum of capacities, once somebody asks
-
-
-class Pile:
-    """The places of many owners as arrays, one owner after the other.
-
-    ``places[n]`` and ``gpus[n]`` are how many the first ``n`` owners hold together.
-    """
-
-    def __init__(self, owners: Sequence[Sequence[Held]]) -> None:
-        held = [one for mine in owners for one in mine]
-        self.places = [0, *accumulate(len(mine) for mine in owners)]
-        self.gpus = [0, *accumulate(sum(len(one.slots) for one in mine) for mine in owners)]
-        self.node: Ints = np.array([one.node for one in held], dtype=np.int64)
-        self.cpu_milli: Ints = np.array([one.cpu_milli for one in held], dtype=np.int64)
-        self.memory_mib: Ints = np.array([one.memory_mib for one in held], dtype=np.int64)
-        gpus = [(one.node, slot, one.milli) for one in held for slot in one.slots]
-        self.gpu_node, self.gpu_slot, self.gpu_milli = np.array(gpus, dtype=np.int64).reshape(-1, 3).T
 
 
 class Floor:
@@ -184,6 +94,8 @@ class Floor:
         self._open: dict[tuple[tuple[NodeId, ...], NodeId | None], Bools] = {}
         self._scores: dict[Shape, _Scores] = {}
         self._measured: dict[Shape, _Scores] = {}  # by fragmentation
+        self._spots: dict[tuple[Shape, int], Spots] = {}
+        self._spot_table = SpotTable()
         self._changed: list[int] = []
         self._fragmentation: Fragmentation | None = None
         self._usual: dict[Ask, int] = {}
@@ -217,6 +129,8 @@ class Floor:
         self._changed = list(stale)
         for scores in (*self._scores.values(), *self._measured.values()):
             scores.seen = 0
+        for spots in self._spots.values():
+            spots.seen = 0
         self._lost_seen = 0
         if self.strategy == "fragmentation" and asked and usual(asked) != self._usual:
             self._measured.clear()
@@ -294,10 +208,13 @@ class Floor:
             scores.room = int(scores.capacity.sum())
         return scores.room
 
-    def place_gang(self, shape: Shape, tasks: int, rather_not: Floor | None = None) -> list[Held] | None:
+    def place_gang(
+        self, shape: Shape, tasks: int, rather_not: Floor | None = None, speeds: Sequence[Speed] = ()
+    ) -> list[Held] | None:
         """Take places for all ``tasks`` of a gang, or None and nothing taken.
 
-        On a node, GPUs that are free on the floor ``rather_not`` are taken last.
+        On a node, GPUs that are free on the floor ``rather_not`` are taken last. Of nodes with equal scores one goes
+        first that gives the gang a faster layout by ``speeds``.
         """
         measured = tasks == 1 and self._fragmentation is not None
         if tasks == 1 and (shape.whole or not measured):
@@ -313,29 +230,78 @@ class Floor:
         near: Bools | None = None
         if self._fabric is not None and tasks > int(scores.capacity.max()):
             near = self._fabric.nearest(scores.capacity, tasks)
+        pace = Pace(speeds, self._crossed(near)) if speeds else None
         while len(held) < tasks:
             scores = self._fresh(shape, measured)
-            node, count = self._next_node(scores, tasks - len(held), near)
+            missing = tasks - len(held)
+            rank, count = self._ranked(scores, missing, near)
+            node = int(rank.argmin())
+            if pace is not None:
+                node = self._fastest(pace, shape, missing, count, np.flatnonzero(rank == rank[node]))
             best_free = int(scores.best_free[node]) if measured else 0
             held.extend(self._take(node, shape, count - i, rather_not, best_free) for i in range(count))
         return held
 
-    def _next_node(self, scores: _Scores, missing: int, near: Bools | None) -> tuple[int, int]:
-        """The node for the next tasks of a gang and how many of them; of the nodes ``near`` if any are named.
+    def _ranked(self, scores: _Scores, missing: int, near: Bools | None) -> tuple[Ints, int]:
+        """How good each node is for the next tasks of a gang, least first, and how many of them it is to take.
+
+        Of the nodes ``near`` if any are named.
 
         Pack: the tightest node that holds all that is missing, else the roomiest one filled up, so that a
         gang stands on few nodes. Spread: one task on the emptiest node.
         """
         fitting = scores.fitting if near is None else scores.fitting & near
         if self.strategy == "spread" or missing == 1:
-            return int(np.where(fitting, scores.score, WORST).argmin()), 1
+            return np.where(fitting, scores.score, WORST), 1
         capacity = scores.capacity if near is None else np.where(near, scores.capacity, 0)
         enough = capacity >= missing
         if enough.any():
-            return int(np.where(enough, scores.score, WORST).argmin()), missing
+            return np.where(enough, scores.score, WORST), missing
         most = int(capacity.max())
-        best = np.where(capacity == most, scores.score, WORST)
-        return int(best.argmin()), most
+        return np.where(capacity == most, scores.score, WORST), most
+
+    def _crossed(self, near: Bools | None) -> int:
+        """Levels of the fabric that a gang crosses on several of the nodes ``near``, or of all."""
+        if self._fabric is None:
+            return 0
+        return len(self._fabric.levels) if near is None else self._fabric.crossed(near)
+
+    def _fastest(self, pace: Pace, shape: Shape, missing: int, count: int, equal: Ints) -> int:
+        """Of nodes with equal scores the first of those where ``pace`` is best."""
+        numbers, first = np.unique(self._lying(shape, count, equal), return_index=True)
+        order = first.argsort()
+        spots = [self._spot_table.spots[number] for number in numbers[order]]
+        return int(equal[first[order[pace.choose(spots, missing, count)]]])
+
+    def _lying(self, shape: Shape, count: int, nodes: Ints) -> Ints:
+        """How ``count`` tasks of ``shape`` would lie on these nodes, as numbers of the table of spots."""
+        spots = self._spots.get((shape, count))
+        if spots is None:
+            spots = self._spots[shape, count] = Spots(len(self.nodes), len(self._changed))
+        elif spots.seen < len(self._changed):
+            spots.of_node[self._changed[spots.seen :]] = UNSEEN
+            spots.seen = len(self._changed)
+        for node in nodes[spots.of_node[nodes] == UNSEEN].tolist():
+            spots.of_node[node] = self._spot_table.number(self._spot(shape, count, node))
+        return np.asarray(spots.of_node[nodes])
+
+    def _spot(self, shape: Shape, count: int, node: int) -> Spot:
+        """How ``count`` tasks would lie on a node that can take them."""
+        gpus = self.gpus[node]
+        models = {gpu.model for gpu in gpus}
+        if len(models) == 1 and self._islands[node] is None:
+            return Spot(models.pop(), 1)
+        milli = shape.milli if shape.share_mib is None else int(self.milli_on(shape)[node])
+        free = self.free_milli[node].tolist()
+        taken: set[int] = set()
+        for i in range(count):
+            slots = self._pick(node, shape, count - i, milli, free)
+            for slot in slots:
+                free[slot] -= milli
+            taken.update(slots)
+        return Spot(
+            models_as_one(gpus[slot].model for slot in taken), len({gpus[slot].island for slot in taken})
+        )
 
     def _fresh(self, shape: Shape, measured: bool) -> _Scores:
         """Scores of ``shape`` that know of every change so far; ``measured`` by fragmentation."""
@@ -487,28 +453,41 @@ class Floor:
         slots: tuple[int, ...] = ()
         if shape.gpus:
             free = self.free_milli[node].tolist()
-            eligible = self.eligible(shape)[node].tolist()
-            fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= milli]
-            roomy = [s for s in fitting if free[s] >= milli * count]
-            alone = shape.whole or shape.gpus == 1
-            if alone or len(roomy) >= shape.gpus:
-                # The fullest that fit; with several GPUs a task those that hold all of its sisters too.
-                fitting = sorted(fitting if alone else roomy, key=lambda s: free[s])
-                islands = self._islands[node]
-                if islands is not None and shape.whole:
-                    first = near_slots(fitting, islands, shape.gpus)
-                    fitting = first + [s for s in fitting if s not in first]
-                if best_free:
-                    fitting.sort(key=lambda s: free[s] != best_free)
-                if rather_not is not None:
-                    free_there = rather_not.free_milli[node].tolist()
-                    fitting.sort(key=lambda s: free_there[s] >= milli)
-            else:
-                fitting.sort(key=lambda s: -free[s])  # the emptiest, which leave most room to the sisters
-            slots = tuple(fitting[: shape.gpus])
+            slots = self._pick(node, shape, count, milli, free, rather_not, best_free)
         held = Held(node, slots, milli, shape.cpu_milli, shape.memory_mib)
         self.change(held, -1)
         return held
+
+    def _pick(
+        self,
+        node: int,
+        shape: Shape,
+        count: int,
+        milli: int,
+        free: list[int],
+        rather_not: Floor | None = None,
+        best_free: int = 0,
+    ) -> tuple[int, ...]:
+        """The GPUs for one of ``count`` tasks on a node that has so much ``free`` on each."""
+        eligible = self.eligible(shape)[node].tolist()
+        fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= milli]
+        roomy = [s for s in fitting if free[s] >= milli * count]
+        alone = shape.whole or shape.gpus == 1
+        if alone or len(roomy) >= shape.gpus:
+            # The fullest that fit; with several GPUs a task those that hold all of its sisters too.
+            fitting = sorted(fitting if alone else roomy, key=lambda s: free[s])
+            islands = self._islands[node]
+            if islands is not None and shape.whole:
+                first = near_slots(fitting, islands, shape.gpus)
+                fitting = first + [s for s in fitting if s not in first]
+            if best_free:
+                fitting.sort(key=lambda s: free[s] != best_free)
+            if rather_not is not None:
+                free_there = rather_not.free_milli[node].tolist()
+                fitting.sort(key=lambda s: free_there[s] >= milli)
+        else:
+            fitting.sort(key=lambda s: -free[s])  # the emptiest, which leave most room to the sisters
+        return tuple(fitting[: shape.gpus])
 
     def change(self, held: Held, sign: int) -> None:
         """Take (-1) or give back (+1) what a task holds."""
@@ -526,6 +505,7 @@ class Floor:
         other.memory_free = self.memory_free.copy()
         other._scores = {}
         other._measured = {}
+        other._spots = {}
         other._changed = []
         if (
             self._fragmentation is not None

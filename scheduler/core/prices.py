@@ -13,8 +13,8 @@ from heapq import heapify, heappop, heappush
 
 from scheduler.core.cluster import ProjectId
 from scheduler.core.gang import Gang
-from scheduler.core.placement import Pile, Shape
 from scheduler.core.scene import PoolScene
+from scheduler.core.shape import Pile, Shape
 
 
 class Leavers:

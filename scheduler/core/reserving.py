@@ -13,8 +13,8 @@ from scheduler.core.backfill import Ending, Reservation, Reservations, expected_
 from scheduler.core.cluster import JobId
 from scheduler.core.gang import Gang, State
 from scheduler.core.ledger import Gone
-from scheduler.core.placement import Bools
 from scheduler.core.scene import PoolScene
+from scheduler.core.shape import Bools
 from scheduler.core.turns import TurnQueue
 
 MOST_RESERVED = 4

@@ -33,10 +33,11 @@ from scheduler.core.gang import Gang, State, Wanted, gang_of_pending, gang_of_ru
 from scheduler.core.ledger import PoolLedger
 from scheduler.core.memory import Memory
 from scheduler.core.order_rules import SiblingKey, sibling_key
-from scheduler.core.placement import Floor, Held, Shape
+from scheduler.core.placement import Floor
 from scheduler.core.plan import ShareReceipt
 from scheduler.core.policy import Policy
 from scheduler.core.resources import NOTHING, Amounts
+from scheduler.core.shape import Held, Shape
 from scheduler.core.tree import Tree
 from scheduler.core.usage import PeopleOfProject, project_usage
 

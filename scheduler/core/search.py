@@ -14,12 +14,12 @@ from scheduler.core.cluster import JobId, ProjectId
 from scheduler.core.domains import Domains
 from scheduler.core.gang import Gang, State, Task, total
 from scheduler.core.ledger import Gone
-from scheduler.core.placement import Held, Shape
 from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
 from scheduler.core.prices import Leavers, Prices
 from scheduler.core.scene import PoolScene
 from scheduler.core.seats import Seats
+from scheduler.core.shape import Held, Shape
 from scheduler.core.trial import Trial
 from scheduler.core.turns import LeavingQueue
 from scheduler.core.turns_back import TurnsBack

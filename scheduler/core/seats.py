@@ -8,7 +8,8 @@ import numpy as np
 
 from scheduler.core.domains import Domains
 from scheduler.core.gang import ACTIVE, Gang, Group, Task
-from scheduler.core.placement import Bools, Floor, Held, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Bools, Held, Shape
 from scheduler.core.trial import Trial
 
 
@@ -105,7 +106,9 @@ class Seats:
             shape = shape._replace(
                 avoid_nodes=tuple(sorted({*shape.avoid_nodes, *(floor.nodes[i].id for i in closed)}))
             )
-        found = floor.place_gang(shape, len(tasks), None if self._free_now else self._scene.now)
+        gang = tasks[0].gang
+        speeds = gang.row.speeds if gang.row is not None and len(tasks) == len(gang.tasks) else ()
+        found = floor.place_gang(shape, len(tasks), None if self._free_now else self._scene.now, speeds)
         if found is None:
             return False
         floor.give_back(found)

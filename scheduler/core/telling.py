@@ -13,8 +13,8 @@ from scheduler.core.explain import Kept, Waiting
 from scheduler.core.gang import Gang, State
 from scheduler.core.in_turn import in_turn
 from scheduler.core.making_room import may_ask_s
-from scheduler.core.placement import Held
 from scheduler.core.plan import Eviction, Verdict
+from scheduler.core.shape import Held
 from scheduler.core.table import Table
 
 _NO_PLACE = frozenset({VerdictCode.NO_FIT_NOW, VerdictCode.SHARE_USED_UP})

@@ -69,6 +69,15 @@ class Fabric:
                 return np.asarray(self.number[depth] == holds[room[holds].argmin()])
         return None
 
+    def crossed(self, nodes: Bools) -> int:
+        """How many levels, counted from the innermost, these nodes do not share."""
+        shared = 0
+        for number in self.number[:, nodes]:
+            if not len(number) or number[0] == NOWHERE or (number != number[0]).any():
+                break
+            shared += 1
+        return len(self.levels) - shared
+
 
 def fabric_of(topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> Fabric | None:
     """The topology that gangs keep to without asking: the first by name that labels a node."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scheduler.core.gang import State, Task
-from scheduler.core.placement import Held
 from scheduler.core.scene import PoolScene
+from scheduler.core.shape import Held
 
 
 class _Done(NamedTuple):

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
 from scheduler.core.fragmentation import TOGETHER
-from scheduler.core.placement import Floor, Held, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Held, Shape
 from scheduler.replay.openb_baselines import BASELINES, Choice
 from scheduler.replay.reading import MalformedFile, read_rows
 

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from scheduler.core.cluster import WHOLE_MILLI
-from scheduler.core.placement import Bools, Floor, Ints, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Bools, Ints, Shape
 
 NONE = -1
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from portal.words.throughput import Layout, Speed
 from scheduler.core.cluster import (
     Awaited,
     GpuRow,
@@ -41,6 +42,8 @@ LABELS = [(), (("block", "a"),), (("block", "a"), ("rack", "1")), (("block", "a"
           (("block", "b"), ("rack", "1"))]  # fmt: skip
 NEARS = [*[None] * 6, Near("fabric", "rack"), Near("fabric", "block", "rack"), Near("fabric", None, "rack"),
          Near("nowhere", "rack")]  # fmt: skip
+SPEEDS = (Speed(Layout("H100", 1, 1, 0), 100), Speed(Layout("A100", 1, 1, 0), 60),
+          Speed(Layout("A100", 2, 2, 0), 80), Speed(Layout("A100 + H100", 1, 1, 0), 35))  # fmt: skip
 PLACEMENTS = (None, "pack", "fragmentation", "spread")
 
 
@@ -267,6 +270,7 @@ def _drawn_pending(
             for n in range(draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2])))
         ),
         after_any=draw(st.booleans()),
+        speeds=draw(st.sampled_from([(), SPEEDS, SPEEDS[:1], SPEEDS[1:]])),
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from scheduler.core.backfill import Ending, Reservations, expected_end_s
 from scheduler.core.cluster import JobId
-from scheduler.core.placement import Floor, Held, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Held, Shape
 from tests.core.drawn import NOW_S, node, waits
 
 

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from portal.words.throughput import Layout, Speed
 from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
-from scheduler.core.placement import Floor, Held, Shape
+from scheduler.core.placement import Floor
+from scheduler.core.shape import Held, Shape
 
 STRATEGIES = ("pack", "spread", "fragmentation")
 
@@ -42,8 +44,19 @@ ASKED = Counter(
         for i, s in enumerate(SHAPES)
     }
 )
+SPEEDS = (
+    Speed(Layout("T4", 1, 1, 0), 100),
+    Speed(Layout("A100", 2, 2, 0), 60),
+    Speed(Layout("A100", 1, 1, 0), 50),
+)
 moves = st.lists(
-    st.tuples(st.integers(0, len(SHAPES) - 1), st.sampled_from((1, 1, 2, 3)), st.booleans()), max_size=40
+    st.tuples(
+        st.integers(0, len(SHAPES) - 1),
+        st.sampled_from((1, 1, 2, 3)),
+        st.booleans(),
+        st.sampled_from([(), SPEEDS, SPEEDS[1:]]),
+    ),
+    max_size=40,
 )
 
 
@@ -62,12 +75,13 @@ def looked_at_anew(old: Floor, strategy: str) -> Floor:
 def test_what_is_remembered_is_what_a_fresh_look_gives(strategy: str, moves) -> None:
     """After any takes and returns, the next place is the one that a floor without memory would give."""
     lived, taken = floor(strategy), []
-    for which, tasks, back in moves:
+    for which, tasks, back, speeds in moves:
         fresh = looked_at_anew(lived, strategy)
+        asked = SHAPES[which], tasks, None, speeds
         assert lived.capacity(SHAPES[which]).tolist() == fresh.capacity(SHAPES[which]).tolist()
-        assert lived.copy().place_gang(SHAPES[which], tasks) == fresh.copy().place_gang(SHAPES[which], tasks)
-        held = lived.place_gang(SHAPES[which], tasks)
-        assert held == fresh.place_gang(SHAPES[which], tasks)
+        assert lived.copy().place_gang(*asked) == fresh.copy().place_gang(*asked)
+        held = lived.place_gang(*asked)
+        assert held == fresh.place_gang(*asked)
         if held is None:
             continue
         if back:
@@ -88,8 +102,9 @@ def test_the_order_of_rows_does_not_matter(strategy: str, moves, random) -> None
     shuffled = NODES.copy()
     random.shuffle(shuffled)
     one, other = floor(strategy), floor(strategy, shuffled)
-    for which, tasks, _ in moves:
-        assert one.place_gang(SHAPES[which], tasks) == other.place_gang(SHAPES[which], tasks)
+    for which, tasks, _, speeds in moves:
+        asked = SHAPES[which], tasks, None, speeds
+        assert one.place_gang(*asked) == other.place_gang(*asked)
 
 
 def test_without_known_requests_fragmentation_packs() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from scheduler.core.cluster import NodeRow, TopologyRow
 from scheduler.core.decide import decide
-from scheduler.core.placement import Floor, Shape
+from scheduler.core.placement import Floor
 from scheduler.core.policy import Policy
+from scheduler.core.shape import Shape
 from scheduler.core.topology import NOWHERE, Fabric, fabric_of, near_slots
 from tests.core.drawn import cluster, node, places, project, waits
 

@@ -159,7 +159,8 @@ def test_a_row_with_or_without_the_word_or_with_later_ones_is_read() -> None:
     assert ContainerState.from_wire(ROW | {"saved_ago_s": 1.5, "of_a_later_agent": 1}).saved_ago_s == 1.5
 
 
+@pytest.mark.parametrize("word", ["saved_ago_s", "progress", "progress_ago_s"])
 @pytest.mark.parametrize("odd", ["soon", True, [1], float("nan"), float("inf")])
-def test_what_is_no_number_is_not_taken(odd: object) -> None:
+def test_what_is_no_number_is_not_taken(word: str, odd: object) -> None:
     with pytest.raises(ValueError, match="no measurement"):
-        ContainerState.from_wire(ROW | {"saved_ago_s": odd})
+        ContainerState.from_wire(ROW | {word: odd})

@@ -109,13 +109,17 @@ def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(attempt: Atte
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_the_training_of_the_demo_says_that_it_saved(tmp_path: Path, told: bool) -> None:
+def test_the_training_of_the_demo_says_that_it_saved_and_how_far_it_has_come(
+    tmp_path: Path, told: bool
+) -> None:
     file = tmp_path / "checkpoint"
     file.touch()
     os.utime(file, (0, 0))
-    own = {"FAIRWAY_CHECKPOINT_FILE": str(file)} if told else {}
+    progress = tmp_path / "progress"
+    own = {"FAIRWAY_CHECKPOINT_FILE": str(file), "FAIRWAY_PROGRESS_FILE": str(progress)} if told else {}
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, "1"], env=own, capture_output=True, text=True, timeout=60, check=True
     )
     assert "saved the last checkpoint" in ran.stdout
     assert (file.stat().st_mtime > 0) is told
+    assert (progress.read_text() == "1") if told else not progress.exists()

@@ -13,14 +13,17 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.access import Verb, allowed, can
-from portal.models import Attempt, Forecast, Job, Standing
+from portal.models import Attempt, Forecast, Job, Progress, Standing
 from portal.selectors.logs import LogLine
+from portal.selectors.progress import work_of_job
 from portal.services import lifecycle
 from portal.services.checkpoints import record_saved
+from portal.services.progress import record_progress
 from portal.web import jobs as job_list
 from portal.web.failure import exit_name
 from portal.web.job_row import rows_of
 from portal.web.logs import shown
+from portal.web.words import NB, rate
 from portal.words.reasons import EndReason
 from portal.words.states import JobKind
 from tests import record
@@ -385,6 +388,81 @@ def test_a_training_run_says_when_it_saved_its_work_or_that_it_has_not_said(scen
     saved_at = now - dt.timedelta(seconds=360)
     assert told() == saved_at.isoformat().replace("+00:00", "Z")
     assert saved_at.isoformat(timespec="seconds") in page("job-run")
+
+
+def test_a_job_shows_how_far_it_has_come_and_how_fast(scene, client_of):
+    job, client = scene.jobs["vit-h-pretrain"], client_of("member")
+
+    def page(tab: str = "job") -> str:
+        return words(client.get(reverse(tab, args=[job.public_id])))
+
+    def told() -> dict | None:
+        return client.get(f"/api/v1/jobs/{job.public_id}/").json()["attempts"][0]["progress"]
+
+    def tell(done: float, ago_s: float) -> None:
+        rows = Attempt.objects.select_related("progress", "job__project", "job__environment")
+        assert record_progress(rows.get(job=job), 0, done, ago_s, asked_at=now)
+
+    now = timezone.now()
+    assert "as it told" not in page() and told() is None
+    tell(60_000, 120.0)
+    assert re.search(r"60,000 done, as it told <time [^>]*>2 min( \d+ s)? ago</time>", page())
+    assert told()["per_s"] is None
+    tell(66_000, 20.0)
+    assert re.search(r"66,000 done, 60 a second, as it told <time [^>]*>\d+ s ago</time>", page())
+    assert "60 a second" in page("job-run")
+    said = told()
+    assert (said["done"], said["since_done"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)
+    assert said["layout"] == {"gpu_model": "NVIDIA H200", "nodes": 2, "islands": 2, "levels": 0}
+
+
+def test_a_job_shows_where_jobs_like_it_ran_faster(scene, client_of):
+    job, client = scene.jobs["vit-h-pretrain"], client_of("member")
+
+    def faster() -> tuple[bool, list[dict]]:
+        told = client.get(f"/api/v1/jobs/{job.public_id}/").json()["layouts"]
+        return "Where jobs like it ran faster" in words(
+            client.get(reverse("job", args=[job.public_id]))
+        ), told
+
+    now, row = timezone.now(), job.attempts.get()
+    for number in range(6):
+        alike = Job.objects.create(
+            project=job.project,
+            owner=job.owner,
+            environment=job.environment,
+            command=job.command,
+            state="COMPLETED",
+        )
+        attempt = Attempt.objects.create(
+            job=alike, number=1, pool=row.pool, leader_epoch=1, state="COMPLETED"
+        )
+        model, per_s = (("NVIDIA H200", 12.0), ("NVIDIA A100-SXM4-80GB", 0.1))[number % 2]
+        Progress.objects.create(
+            attempt=attempt, rank=0, since_done=0, since_at=now - dt.timedelta(seconds=100), done=100 * per_s, at=now,
+            work=work_of_job(job), gpus=16, gpu_model=model, nodes=2, islands=4, levels=1,
+        )  # fmt: skip
+        assert faster() == (False, [])  # they have not ended
+    Attempt.objects.filter(job__name="").update(ended_at=now)
+    shown_there, layouts = faster()
+    assert shown_there
+    assert [(one["layout"]["gpu_model"], one["percent"], one["attempts"]) for one in layouts] == [
+        ("NVIDIA H200", 100, 3),
+        ("NVIDIA A100-SXM4-80GB", 5, 3),
+    ]
+    assert layouts[0]["per_s"] == 12.0
+    page = words(client.get(reverse("job", args=[job.public_id])))
+    assert "H200 on 2 nodes, 4 NVLink islands, 1 fabric level apart" in page
+    assert "12 a second" in page and "6 a minute, 5&nbsp;% of the fastest" in page
+
+
+@pytest.mark.parametrize(
+    ("per_s", "said"),
+    [(340, "340 a second"), (12_345.6, "12,346 a second"), (0.5, "0.5 a second"), (0.04, "2.4 a minute"),
+     (0.0001, "0.36 an hour"), (0.0, "0 an hour")],
+)  # fmt: skip
+def test_a_rate_reads_in_the_unit_that_suits_it(per_s: float, said: str) -> None:
+    assert rate(per_s).replace(NB, " ") == said
 
 
 def test_whom_nobody_asks_to_leave_is_not_told_to_save(scene, client_of):

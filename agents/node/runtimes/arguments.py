@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from agents.node import checkpoint
+from agents.node import word_files
 from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment
 from agents.node.runtimes import Order
 
@@ -83,7 +83,7 @@ def _environment(engine: Engine, order: Order, image_env: Sequence[str]) -> List
     environment = task_environment(
         spec,
         secrets=SECRETS_IN_CONTAINER,
-        checkpoint=checkpoint.FILE_IN_CONTAINER,
+        word_files=word_files.variables_in_container(),
         home=_home(order),
         ports={port: port for port in spec.ports},
         address=LISTEN_ON,
@@ -104,8 +104,9 @@ def _environment(engine: Engine, order: Order, image_env: Sequence[str]) -> List
 def _mounts(engine: Engine, order: Order) -> List[str]:
     guards = ",nosuid,nodev" if engine.kind == "podman" else ""
     words = ["--volume", f"{order.folder}/secrets:{SECRETS_IN_CONTAINER}:ro{guards}{_noexec(engine)}"]
-    own_file = f"{checkpoint.file_in(order.folder)}:{checkpoint.FILE_IN_CONTAINER}"
-    words += ["--volume", f"{own_file}:rw{guards}{_noexec(engine)}"]
+    for file in word_files.ALL:
+        own_file = f"{file.path(order.folder)}:{file.in_container}"
+        words += ["--volume", f"{own_file}:rw{guards}{_noexec(engine)}"]
     if engine.kind == "podman":
         words += ["--volume", f"{order.folder}/hosts:/etc/hosts:ro{guards}{_noexec(engine)}"]
     for mount in order.spec.mounts:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Dict, List, Optional
 
-from agents.node import cgroup, checkpoint, machine, shim
+from agents.node import cgroup, machine, shim, word_files
 from agents.node.durable import locked, read_json, write_json
 from agents.node.environment import fill_in, task_environment
 from agents.node.refusals import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, Refusal, bad_spec
@@ -50,7 +50,7 @@ class ProcessRuntime(Runtime):
             task_environment(
                 spec,
                 secrets=secrets,
-                checkpoint=checkpoint.file_in(folder),
+                word_files=word_files.variables(folder),
                 home=order.home_path or temporary,
                 ports=order.host_ports,
                 address=self._loopback,

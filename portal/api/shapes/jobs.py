@@ -7,6 +7,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from portal.api.shapes.progress import KnownLayout, Progress, known_layout, progress
 from portal.api.shapes.words import Named, PersonName, named, person_name, when
 from portal.models import Attempt as AttemptRow
 from portal.models import Job as JobRow
@@ -14,6 +15,8 @@ from portal.models import JobEvent, Standing
 from portal.models import Task as TaskRow
 from portal.selectors.forecasts import Move, why_none
 from portal.selectors.jobs import Chain
+from portal.selectors.progress import KnownLayout as KnownLayoutRow
+from portal.selectors.progress import progress_of
 from portal.selectors.receipts import Receipt
 from portal.words.states import AttemptState, Desired, JobKind, JobState
 
@@ -179,6 +182,7 @@ class Attempt(serializers.Serializer[Any]):
     checkpoint_at = serializers.DateTimeField(
         allow_null=True, help_text="When it last said that it saved its work; null: it has not."
     )
+    progress = Progress(allow_null=True, help_text="null: it told none.")
     stop_wanted_at = serializers.DateTimeField(allow_null=True)
     left_for = OtherJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
     ended_at = serializers.DateTimeField(allow_null=True)
@@ -244,6 +248,10 @@ class JobWhole(Job):
         help_text="Known only by its container, which was kept after a restore: its request is not known."
     )
     attempts = Attempt(many=True)
+    layouts = KnownLayout(
+        many=True,
+        help_text="Where jobs like it ran faster, fastest first; empty where no two layouts are known to differ.",
+    )
     room_made = RoomMade(many=True, help_text="Who was asked to leave for it, newest first, at most 20.")
     after = ChainedJob(many=True, help_text="The jobs after which it starts.")
     after_any = serializers.BooleanField(help_text="It starts after them however they end.")
@@ -359,6 +367,7 @@ def job_whole(
     row: JobRow,
     *,
     attempts: list[AttemptRow],
+    layouts: list[KnownLayoutRow],
     room_made: list[AttemptRow],
     chain: Chain,
     events: list[JobEvent],
@@ -393,6 +402,7 @@ def job_whole(
         "version": row.version,
         "stub": row.stub,
         "attempts": [attempt(one, seen) for one in attempts],
+        "layouts": [known_layout(one) for one in layouts],
         "room_made": [
             {
                 **other_job(one.job, seen),
@@ -478,6 +488,7 @@ def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
         "running_at": when(row.running_at),
         "ready_at": when(row.ready_at),
         "checkpoint_at": when(row.checkpoint_at),
+        "progress": progress(progress_of(row)),
         "stop_wanted_at": when(row.stop_wanted_at),
         "left_for": other_job(row.stop_for, seen) if row.stop_for else None,
         "ended_at": when(row.ended_at),

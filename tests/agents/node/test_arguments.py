@@ -81,11 +81,13 @@ create --name fw-lab-jobabc2345-2-1
 --env FAIRWAY_ADDRESS=0.0.0.0 --env FAIRWAY_ATTEMPT=2
 --env FAIRWAY_CHECKPOINT_FILE=/run/fairway-checkpoint --env FAIRWAY_CLUSTER=lab --env FAIRWAY_CPU_MILLI=2500
 --env FAIRWAY_GPUS=GPU-1 --env FAIRWAY_GPU_MILLI=GPU-1=1000 --env FAIRWAY_JOB=jobabc2345
---env FAIRWAY_MEMORY_MIB=2048 --env FAIRWAY_SECRETS=/run/fairway --env FAIRWAY_TASK=1
+--env FAIRWAY_MEMORY_MIB=2048 --env FAIRWAY_PROGRESS_FILE=/run/fairway-progress
+--env FAIRWAY_SECRETS=/run/fairway --env FAIRWAY_TASK=1
 --env HOME=/home/ada --env LOGNAME=ada --env MODE=fast --env NVIDIA_VISIBLE_DEVICES=void
 --env PORT_8888=8888 --env USER=ada
 --volume /s/tasks/t/secrets:/run/fairway:ro,nosuid,nodev,noexec
 --volume /s/tasks/t/checkpoint:/run/fairway-checkpoint:rw,nosuid,nodev,noexec
+--volume /s/tasks/t/progress:/run/fairway-progress:rw,nosuid,nodev,noexec
 --volume /s/tasks/t/hosts:/etc/hosts:ro,nosuid,nodev,noexec
 --volume /homes/ada:/home/ada:rw,nosuid,nodev
 --volume /data/sets:/data:ro,nosuid,nodev

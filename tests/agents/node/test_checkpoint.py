@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import Link
-from agents.node import checkpoint
+from agents.node import checkpoint, word_files
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
 from tests.agents.node.test_process import eventually, needs_root, start
 
@@ -21,7 +21,7 @@ NOW_S = 1_800_000_000.0
 
 
 def made(folder: Path) -> Path:
-    checkpoint.make_file(str(folder), None, None)
+    word_files.make(word_files.CHECKPOINT, str(folder), None, None)
     return folder / "checkpoint"
 
 

@@ -1,0 +1,95 @@
+"""What one task asks of a node, as its shape, and what it took there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.core.cluster import WHOLE_MILLI, NodeId, PendingRow
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Shape(NamedTuple):
+    """What one task asks of a node.
+
+    ``share_mib`` not None asks for that much memory of each GPU instead of ``milli``: what it then takes of a GPU
+    differs from node to node, and ``milli`` says nothing here.
+    """
+
+    gpus: int
+    milli: int
+    gpu_model: str | None
+    min_gpu_memory_mib: int | None
+    cpu_milli: int
+    memory_mib: int
+    avoid_nodes: tuple[NodeId, ...]
+    node_affinity: NodeId | None
+    share_mib: int | None = None
+    mig_profile: str | None = None
+    min_compute_capability: float | None = None
+
+    @classmethod
+    def of(cls, job: PendingRow) -> Shape:
+        """The shape of a job's tasks; equal requests give equal shapes."""
+        return cls(
+            job.gpus_per_task,
+            job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI,
+            job.gpu_model,
+            job.min_gpu_memory_mib,
+            job.cpu_milli,
+            job.memory_mib,
+            tuple(sorted(job.avoid_nodes)),
+            job.node_affinity,
+            job.share_mib if job.gpus_per_task else None,
+            job.mig_profile,
+            job.min_compute_capability,
+        )
+
+    @classmethod
+    def at_best(cls, job: PendingRow) -> Shape:
+        """The shape on a cluster where nothing is avoided that could ever run the job."""
+        return cls.of(job)._replace(avoid_nodes=tuple(sorted(job.unfit_nodes)))
+
+    @property
+    def whole(self) -> bool:
+        """True when each GPU is asked for alone."""
+        return self.milli == WHOLE_MILLI and self.share_mib is None
+
+    @property
+    def picky(self) -> bool:
+        """True when not every GPU will do."""
+        kinds = (self.gpu_model, self.min_gpu_memory_mib, self.mig_profile, self.min_compute_capability)
+        return any(kind is not None for kind in kinds)
+
+
+class Held(NamedTuple):
+    """What one task took: a node by index, GPU slots on it, and the rest."""
+
+    node: int
+    slots: tuple[int, ...]
+    milli: int
+    cpu_milli: int
+    memory_mib: int
+
+
+class Pile:
+    """The places of many owners as arrays, one owner after the other.
+
+    ``places[n]`` and ``gpus[n]`` are how many the first ``n`` owners hold together.
+    """
+
+    def __init__(self, owners: Sequence[Sequence[Held]]) -> None:
+        held = [one for mine in owners for one in mine]
+        self.places = [0, *accumulate(len(mine) for mine in owners)]
+        self.gpus = [0, *accumulate(sum(len(one.slots) for one in mine) for mine in owners)]
+        self.node: Ints = np.array([one.node for one in held], dtype=np.int64)
+        self.cpu_milli: Ints = np.array([one.cpu_milli for one in held], dtype=np.int64)
+        self.memory_mib: Ints = np.array([one.memory_mib for one in held], dtype=np.int64)
+        gpus = [(one.node, slot, one.milli) for one in held for slot in one.slots]
+        self.gpu_node, self.gpu_slot, self.gpu_milli = np.array(gpus, dtype=np.int64).reshape(-1, 3).T

@@ -1,0 +1,174 @@
+"""What photographs say of layouts: learned from attempts of one's own project, and obeyed by the cycle."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from portal.models import Attempt, FailedCycle, Gpu, Job, Progress, Task
+from portal.selectors.progress import work_of_job
+from portal.services.jobs import do_cancel_job
+from portal.words.throughput import Layout, Speed
+from scheduler import expectations as module
+from scheduler.core.cluster import PendingRow, Snapshot
+from scheduler.core.policy import Policy
+from scheduler.core.saved import snapshot_from_json
+from scheduler.cycle import run_cycle
+from scheduler.expectations import Expectations
+from scheduler.snapshot import take_photo
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAST, SLOW = Layout("H200", 1, 1, 0), Layout("Test 80", 1, 1, 0)
+KNOWN = (Speed(FAST, 100), Speed(SLOW, 50))
+
+
+@pytest.fixture
+def scene() -> dict[str, Any]:
+    """A node of one model, and by name after it one of another."""
+    record.cluster()
+    scene = record.scene()
+    other = record.node(scene["pool"], name="z-last", cpu_milli=16_000)
+    Gpu.objects.filter(node=other).update(model="H200")
+    return scene
+
+
+def submit(scene: dict[str, Any], **fields: Any) -> Job:
+    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+
+
+def ran(scene: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fields: Any) -> None:
+    """Jobs that told this rate, on this layout, and ended."""
+    now = timezone.now()
+    for _ in range(count):
+        job = submit(scene, **fields)
+        work, gpus = work_of_job(job), job.tasks * job.gpus_per_task
+        do_cancel_job(scene["owner"], job)
+        began = now - dt.timedelta(seconds=100)
+        Job.objects.filter(pk=job.pk).update(started_at=began, ended_at=now)
+        attempt = Attempt.objects.create(
+            job=job,
+            number=1,
+            state="COMPLETED",
+            pool=scene["pool"],
+            leader_epoch=1,
+            running_at=began,
+            ended_at=now,
+        )
+        Progress.objects.create(
+            attempt=attempt, rank=0, since_done=0, since_at=began, done=100 * per_s, at=now, work=work, gpus=gpus,
+            **lies._asdict(),
+        )  # fmt: skip
+
+
+def photographed(expectations: Expectations, policy: Policy | None = None) -> Snapshot:
+    photo = take_photo(record.cluster())
+    return expectations.fill(photo.snapshot, policy or photo.policy)
+
+
+def row_of(snapshot: Snapshot, job: Job) -> PendingRow:
+    return next(row for row in snapshot.pending if row.job == job.public_id)
+
+
+def test_rows_say_on_which_layouts_work_like_theirs_ran_faster(scene) -> None:
+    ran(scene, 5.0, SLOW, command=["train", "--seed", "1"])
+    ran(scene, 10.0, FAST, command=["train", "--seed", "2"])
+    alike, other = submit(scene, command=["train", "--seed", "77"]), submit(scene, command=["eval"])
+    larger, none = (
+        submit(scene, command=["train", "--seed", "77"], gpus_per_task=2),
+        submit(scene, gpus_per_task=0),
+    )
+    snapshot = photographed(Expectations())
+    assert row_of(snapshot, alike).speeds == KNOWN
+    assert [row_of(snapshot, job).speeds for job in (other, larger, none)] == [(), (), ()]
+
+
+@pytest.mark.parametrize(("command", "node"), [(["true"], "z-last"), (["other"], "node")])
+def test_the_cycle_takes_the_faster_of_equal_nodes(scene, command: list[str], node: str) -> None:
+    """Of work of which nothing is known the name decides, as ever."""
+    ran(scene, 5.0, SLOW)
+    ran(scene, 10.0, FAST)
+    job = submit(scene, command=command)
+    run_cycle("test", "me")
+    assert Task.objects.get(attempt__job=job).node.name.startswith(node)
+
+
+def test_another_project_tells_nothing_of_ours(scene) -> None:
+    theirs = scene | {"project": record.project(member=scene["owner"])}
+    ran(theirs, 5.0, SLOW)
+    ran(theirs, 10.0, FAST)
+    ours, own = submit(scene), submit(theirs)
+    snapshot = photographed(Expectations())
+    assert (row_of(snapshot, ours).speeds, row_of(snapshot, own).speeds) == ((), KNOWN)
+
+
+def test_what_is_learned_by_difference_is_what_is_learned_anew(scene, django_assert_num_queries) -> None:
+    expectations, waits = Expectations(), submit(scene)
+    for per_s, lies in ((5.0, SLOW), (10.0, FAST), (30.0, SLOW), (40.0, SLOW)):
+        ran(scene, per_s, lies)
+        told = row_of(photographed(expectations), waits)
+        assert told.speeds == row_of(photographed(Expectations()), waits).speeds
+    assert [speed.layout for speed in told.speeds] == [SLOW, FAST]  # habits changed
+    snapshot = take_photo(record.cluster()).snapshot
+    with django_assert_num_queries(1):
+        expectations.fill(snapshot, Policy())
+
+
+def test_jobs_that_are_too_long_ago_are_forgotten_in_every_process_alike(scene, monkeypatch) -> None:
+    monkeypatch.setattr(module, "LEARNED_FROM", 6)
+    expectations, waits = Expectations(), submit(scene)
+    ran(scene, 5.0, SLOW)
+    ran(scene, 10.0, FAST)
+    assert row_of(photographed(expectations), waits).speeds == KNOWN
+    ran(scene, 7.0, FAST, 1, command=["other"])
+    assert row_of(photographed(expectations), waits).speeds == ()
+    assert row_of(photographed(Expectations()), waits).speeds == ()
+
+
+def test_a_row_of_which_the_same_is_told_is_the_same_object(scene) -> None:
+    ran(scene, 5.0, SLOW)
+    ran(scene, 10.0, FAST)
+    expectations, waits = Expectations(), submit(scene)
+    first = photographed(expectations)
+    ran(scene, 10.1, FAST, 1)
+    second = photographed(expectations)
+    assert row_of(second, waits) is row_of(first, waits)
+    Job.objects.filter(pk=waits.pk).update(priority=7)
+    third = row_of(photographed(expectations), waits)
+    assert (third.priority, third.speeds) == (7, KNOWN)
+
+
+def test_who_does_not_want_predictions_is_told_nothing(scene) -> None:
+    ran(scene, 5.0, SLOW)
+    ran(scene, 10.0, FAST)
+    waits, expectations = submit(scene), Expectations()
+    assert row_of(photographed(expectations, Policy(use_predictions="no")), waits).speeds == ()
+    assert row_of(photographed(expectations), waits).speeds == KNOWN
+
+
+def test_an_attempt_too_short_for_a_rate_or_that_stood_still_says_nothing(scene) -> None:
+    ran(scene, 5.0, SLOW)
+    ran(scene, 10.0, FAST)
+    ran(scene, 0.0, FAST, 9)
+    waits = submit(scene)
+    assert row_of(photographed(Expectations()), waits).speeds == KNOWN
+    Progress.objects.filter(gpu_model="H200").update(since_at=timezone.now() - dt.timedelta(seconds=59))
+    Progress.objects.filter(gpu_model="H200").update(at=timezone.now())
+    assert row_of(photographed(Expectations()), waits).speeds == ()
+
+
+def test_a_saved_case_holds_what_the_decision_saw(scene) -> None:
+    def faulty(snapshot: Snapshot, policy: Policy) -> Any:
+        raise KeyError("gone")
+
+    ran(scene, 5.0, SLOW)
+    ran(scene, 10.0, FAST)
+    waits = submit(scene)
+    assert run_cycle("test", "me", decide=faulty) is not None
+    saved = snapshot_from_json(gzip.decompress(FailedCycle.objects.get().content).decode())
+    assert row_of(saved, waits).speeds == KNOWN

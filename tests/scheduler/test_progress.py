@@ -1,0 +1,88 @@
+"""A program says how far it has come: from the file on the node to the record, and to the photograph."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db.models import F
+from django.utils import timezone
+
+from agents.samples import ContainerState
+from portal.models import Attempt, Job, Progress
+from portal.services import progress
+from portal.words.throughput import Layout
+from tests import record
+from tests.engine_room import Engine, EngineRoom, engine_room
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+COUNTS = 'n=0; while :; do n=$((n + 10)); echo $n > "$FAIRWAY_PROGRESS_FILE"; sleep 0.1; done'
+
+
+@pytest.fixture(scope="module")
+def shared_room() -> Iterator[EngineRoom]:
+    with engine_room() as room:
+        yield room
+
+
+@pytest.fixture
+def scene(shared_room: EngineRoom, settings: Any, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A real agent with four pretend GPUs, and a person."""
+    settings.DATA_DIR = shared_room.folder
+    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+    name = f"p{abs(hash(request.node.name)) % 10**9}"
+    shared_room.known(shared_room.node(name=name, gpus=4), gpus=4)
+    owner = record.person("ada")
+    return {
+        "owner": owner,
+        "project": record.project("vision", member=owner),
+        "environment": record.environment(runtime="process", tool=False),
+        "engine": Engine(),
+    }
+
+
+def submit(scene: dict[str, Any], script: str, **fields: Any) -> Job:
+    fields = {"command": ["sh", "-c", script], "memory_mib": 64, "stop_grace_s": 1, **fields}
+    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+
+
+def runs(job: Job) -> bool:
+    return Attempt.objects.filter(job=job, state="RUNNING").exists()
+
+
+def test_the_number_in_the_file_comes_to_stand_in_the_record(scene: dict[str, Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(progress, "STEP", dt.timedelta(seconds=1))
+    job = submit(scene, COUNTS, gpus_per_task=2)
+    told = Progress.objects.filter(attempt__job=job)
+    assert scene["engine"].run_until(lambda: told.filter(done__gt=F("since_done")).exists(), 60.0)
+    row = told.get()
+    assert row.done % 10 == 0
+    assert 0 <= row.since_done < row.done and row.since_at < row.at <= timezone.now()
+    assert row.rank == 0 and row.gpus == 2 and row.layout == Layout(row.gpu_model, 1, 1, 0)
+    assert row.gpu_model
+
+
+def test_a_job_that_writes_nonsense_says_nothing_and_runs_on(scene: dict[str, Any]) -> None:
+    odd, plain = submit(scene, 'echo nan > "$FAIRWAY_PROGRESS_FILE"; sleep 600'), submit(scene, COUNTS)
+    assert scene["engine"].run_until(
+        lambda: Progress.objects.filter(attempt__job=plain).exists() and runs(odd), 40.0
+    )
+    assert not Progress.objects.filter(attempt__job=odd).exists()
+
+
+def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
+    from_wire, left_out = ContainerState.from_wire, []
+
+    def as_before(row: dict[str, Any]) -> ContainerState:
+        """Its rows lack the fields."""
+        left_out.append((row.pop("progress"), row.pop("progress_ago_s")))
+        return from_wire(row)
+
+    monkeypatch.setattr(ContainerState, "from_wire", as_before)
+    job = submit(scene, COUNTS)
+    assert scene["engine"].run_until(lambda: any(done for done, _ in left_out), 40.0)
+    assert runs(job) and not Progress.objects.exists()

@@ -1,0 +1,313 @@
+"""How far attempts have come: written down forward only and seldom, anew where the number fell, with their layout."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from portal.models import Attempt, Gpu, Job, JobEvent, Node, Progress, Topology
+from portal.selectors.progress import layouts_compared, progress_of, work_of_job
+from portal.services import lifecycle
+from portal.services.lifecycle import Seat
+from portal.services.progress import record_progress
+from portal.words.reasons import EndReason
+from portal.words.throughput import Layout, LyingGpu, layout_of, levels_crossed, rate_per_s, work_of
+from tests import record
+
+database = pytest.mark.django_db(transaction=True)
+
+SECOND = dt.timedelta(seconds=1)
+
+
+@pytest.fixture
+def scene():
+    return record.scene()
+
+
+def begun(scene, *, nodes: list[Node] | None = None, gpus: int = 1, **fields) -> Attempt:
+    """An attempt that has run for an hour, with a task on each of the nodes."""
+    nodes = nodes or [scene["node"]]
+    job = record.job(
+        scene["owner"],
+        scene["project"],
+        scene["environment"],
+        tasks=len(nodes),
+        gpus_per_task=gpus,
+        cpu_milli=100,
+        memory_mib=32,
+        **fields,
+    )
+    free = Gpu.objects.filter(used_milli=0).order_by("index")
+    seats = [Seat(node, [(gpu.pk, 1000) for gpu in free.filter(node=node)[:gpus]]) for node in nodes]
+    with transaction.atomic():
+        row = Job.objects.select_for_update().get(pk=job.pk)
+        made = lifecycle.begin_attempt(row, scene["pool"], seats, epoch=1)
+    for task in made.task_rows.all():
+        assert lifecycle.task_sent(task)
+        lifecycle.task_running(task.pk, container=f"c{task.pk}", ports={}, at=timezone.now() - 3600 * SECOND)
+    return read(made)
+
+
+def end(attempt: Attempt) -> None:
+    for task in attempt.task_rows.all():
+        lifecycle.task_ended(task.pk, exit_code=0, reason=EndReason.FINISHED)
+
+
+def read(attempt: Attempt) -> Attempt:
+    return Attempt.objects.select_related("progress", "job__project", "job__environment").get(pk=attempt.pk)
+
+
+def tell(attempt: Attempt, done: float, at: dt.datetime, *, rank: int = 0, ago_s: float = 0.0) -> bool:
+    return record_progress(read(attempt), rank, done, ago_s, asked_at=at)
+
+
+def known(attempt: Attempt) -> Progress:
+    row = progress_of(read(attempt))
+    assert row is not None
+    return row
+
+
+@database
+def test_the_rate_is_what_was_done_between_the_first_and_the_latest_word(scene) -> None:
+    attempt, began = begun(scene), timezone.now()
+    assert progress_of(attempt) is None
+    assert tell(attempt, 100, began)
+    assert known(attempt).per_s is None  # one word is no rate
+    assert tell(attempt, 160, began + 30 * SECOND)
+    assert known(attempt).per_s is None  # and half a minute is none
+    assert tell(attempt, 400, began + 90 * SECOND, ago_s=15.0)
+    row = known(attempt)
+    assert (row.since_done, row.done, row.per_s) == (100, 400, 4.0)
+    assert row.at == began + 75 * SECOND  # when it was written, not when the node was asked
+
+
+@database
+def test_it_moves_forward_only_and_at_most_twice_a_minute(scene) -> None:
+    attempt, began = begun(scene), timezone.now()
+    written = [tick for tick in range(120) if tell(attempt, tick, began + tick * SECOND)]
+    assert written == [0, 30, 60, 90]
+    assert not tell(attempt, 500, began + 130 * SECOND, ago_s=600.0)  # its clock was set back
+    assert known(attempt).done == 90
+
+
+@database
+def test_a_number_that_falls_begins_the_span_anew(scene) -> None:
+    attempt, began = begun(scene), timezone.now()
+    tell(attempt, 1000, began)
+    tell(attempt, 1600, began + 60 * SECOND)
+    assert known(attempt).per_s == 10.0
+    assert tell(attempt, 1200, began + 100 * SECOND)  # it went on from what it had saved
+    row = known(attempt)
+    assert (row.since_done, row.since_at, row.per_s) == (1200, began + 100 * SECOND, None)
+    tell(attempt, 1320, began + 160 * SECOND)
+    assert known(attempt).per_s == 2.0
+
+
+@database
+def test_of_a_gang_the_lowest_rank_that_speaks_is_heard(scene) -> None:
+    attempt, began = begun(scene), timezone.now()
+    assert tell(attempt, 700, began, rank=3)
+    assert tell(attempt, 900, began + 60 * SECOND, rank=1)  # units of its own: the span begins anew
+    assert known(attempt).per_s is None
+    assert not tell(attempt, 2000, began + 120 * SECOND, rank=3)
+    assert tell(attempt, 1020, began + 120 * SECOND, rank=1)
+    assert known(attempt).per_s == 2.0
+
+
+@database
+def test_two_nodes_of_a_gang_do_not_undo_each_other(scene) -> None:
+    attempt, began = begun(scene), timezone.now()
+    stale = read(attempt)
+    assert tell(attempt, 10, began)
+    assert not record_progress(stale, 0, 99, 0.0, asked_at=began)  # as the other one read it before
+    seen = read(attempt)
+    assert tell(attempt, 40, began + 40 * SECOND)
+    assert not record_progress(seen, 0, 35, 0.0, asked_at=began + 35 * SECOND)
+    assert known(attempt).done == 40
+
+
+@database
+def test_what_is_known_already_asks_the_record_nothing(scene) -> None:
+    attempt, now = begun(scene), timezone.now()
+    tell(attempt, 5, now)
+    seen = read(attempt)
+    with CaptureQueriesContext(connection) as queries:
+        assert not record_progress(seen, 0, 5, 20.0, asked_at=now + 20 * SECOND)
+    assert len(queries) == 0
+
+
+@database
+def test_it_leaves_no_event_and_touches_neither_job_nor_attempt(scene) -> None:
+    attempt, now = begun(scene), timezone.now()
+
+    def versions() -> list[tuple[str, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT xmin::text FROM portal_attempt UNION ALL SELECT xmin::text FROM portal_job"
+            )
+            return [tuple(row) for row in cursor.fetchall()]
+
+    events, before = JobEvent.objects.count(), versions()
+    assert tell(attempt, 1, now) and tell(attempt, 2, now + 60 * SECOND)
+    assert JobEvent.objects.count() == events
+    assert versions() == before  # so that no row of a photograph is read again
+
+
+@database
+def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(scene) -> None:
+    attempt, now = begun(scene), timezone.now()
+    seen = read(attempt)
+    tell(attempt, 5, now)
+    with_word = read(attempt)
+    end(attempt)
+    assert not record_progress(with_word, 0, 50, 0.0, asked_at=now + 60 * SECOND)  # as it was read before
+    Progress.objects.all().delete()
+    assert not record_progress(seen, 0, 50, 0.0, asked_at=now + 60 * SECOND)
+    seen.running_at = None
+    assert not record_progress(seen, 0, 5, 1.0, asked_at=now)
+    assert not Progress.objects.exists()
+
+
+@database
+def test_the_record_itself_refuses_what_goes_backwards(scene) -> None:
+    attempt, now = begun(scene), timezone.now()
+    tell(attempt, 5, now)
+    for wrong in ({"done": 4.0}, {"at": now - 60 * SECOND}, {"since_done": -1.0}):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            Progress.objects.update(**wrong)
+
+
+@database
+def test_it_is_kept_with_how_its_gpus_lay(scene) -> None:
+    Topology.objects.create(name="a-fabric", levels=["hall", "row"])
+    Topology.objects.create(name="b-fabric", levels=["block", "rack"])
+    nodes = [scene["node"], record.node(scene["pool"], labels={"block": "x", "rack": "2"})]
+    Node.objects.filter(pk=nodes[0].pk).update(labels={"block": "x", "rack": "1"})
+    for node in nodes:
+        Gpu.objects.filter(node=node, index__gte=2).update(island=1)
+        Gpu.objects.filter(node=node, index__lt=2).update(island=0)
+    two, now = begun(scene, nodes=nodes, gpus=3), timezone.now()
+    tell(two, 1, now)
+    assert known(two).layout == Layout("Test 80", 2, 4, 1)
+    assert known(two).gpus == 6
+    one = begun(scene, nodes=[nodes[0]])
+    tell(one, 1, now)
+    assert known(one).layout == Layout("Test 80", 1, 1, 0)
+
+
+LYING = st.lists(
+    st.builds(
+        LyingGpu, st.sampled_from("abc"), st.sampled_from(["H200", "A100"]), st.sampled_from([None, 0, 1])
+    ),
+    max_size=12,
+)
+PATHS = st.lists(st.lists(st.sampled_from("xy"), max_size=3), max_size=4)
+
+
+@given(LYING, PATHS)
+def test_a_layout_does_not_depend_on_the_order_of_its_gpus(gpus, paths) -> None:
+    lies = layout_of(gpus, paths, 3)
+    assert lies == layout_of(gpus[::-1], paths[::-1], 3)
+    assert lies.nodes <= lies.islands <= len(gpus)
+    assert 0 <= lies.levels <= 3
+
+
+def test_levels_are_counted_from_the_innermost() -> None:
+    assert levels_crossed([["x", "1"]], 2) == 0
+    assert levels_crossed([["x", "1"], ["x", "1"]], 2) == 0
+    assert levels_crossed([["x", "1"], ["x", "2"]], 2) == 1
+    assert levels_crossed([["x", "1"], ["y", "1"]], 2) == 2
+    assert levels_crossed([["x", "1"], ["x"]], 2) == 1  # what is not labelled is not shared
+    assert levels_crossed([[], []], 0) == 0
+
+
+@given(st.floats(0, 1e15), st.floats(0, 1e15), st.floats(0, 1e9))
+def test_a_rate_is_at_least_nothing_and_only_of_a_minute(since: float, done: float, span_s: float) -> None:
+    rate = rate_per_s(since, done, span_s)
+    assert (rate is None) == (span_s < 60)
+    assert rate is None or rate >= 0
+
+
+ALIKE = {
+    "project": "p",
+    "environment": "e",
+    "gpus": 8,
+    "milli_per_gpu": 1000,
+    "mig_profile": "",
+    "command": ["torchrun", "train.py", "--lr=1e-4", "--seed", "7", "--model", "gpt-2"],
+    "environ": {"B": "2", "A": "x"},
+}
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"command": ["torchrun", "train.py", "--lr=0.01", "--seed", "8", "--model", "gpt-2"]},
+        {"environ": {"A": "x", "B": "3"}},
+    ],
+)
+def test_numbers_make_no_other_work(same) -> None:
+    assert work_of(**ALIKE) == work_of(**(ALIKE | same))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"project": "q"},
+        {"environment": "f"},
+        {"gpus": 16},
+        {"milli_per_gpu": 500},
+        {"mig_profile": "1g.10gb"},
+        {"command": ["torchrun", "train.py", "--lr=1e-4", "--seed", "7", "--model", "gpt-3"]},
+        {"command": ["torchrun", "train.py", "--wd=1e-4", "--seed", "7", "--model", "gpt-2"]},
+        {"environ": {"B": "2", "A": "y"}},
+        {"environ": {"B": "2"}},
+    ],
+)
+def test_anything_else_does(other) -> None:
+    assert work_of(**ALIKE) != work_of(**(ALIKE | other))
+
+
+def ran(scene, per_s: float, *, island: int, **fields) -> Attempt:
+    """An attempt that ended after running at this rate, on GPUs of another NVLink island for each number."""
+    attempt, began = begun(scene, gpus=2, **fields), timezone.now()
+    held = Gpu.objects.filter(allocations__task__attempt=attempt).order_by("index")
+    Gpu.objects.filter(pk=held[0].pk).update(island=island)
+    Gpu.objects.filter(pk=held[1].pk).update(island=0)
+    tell(attempt, 0, began)
+    tell(attempt, per_s * 100, began + 100 * SECOND)
+    end(attempt)
+    return attempt
+
+
+@database
+def test_layouts_are_compared_once_three_of_two_are_known(scene) -> None:
+    for per_s in (10, 11, 9):
+        ran(scene, per_s, island=0)
+    for per_s in (7, 8):
+        ran(scene, per_s, island=1)
+    job = begun(scene, gpus=2).job
+    assert layouts_compared(job) == []
+    ran(scene, 90, island=1, command=["false"])  # other work
+    assert layouts_compared(job) == []
+    last = ran(scene, 7.5, island=1)
+    together, apart = layouts_compared(job)
+    assert (together.layout.islands, together.per_s, together.percent, together.attempts) == (1, 10, 100, 3)
+    assert (apart.layout.islands, apart.per_s, apart.percent, apart.attempts) == (2, 7.5, 75, 3)
+    assert work_of_job(job) == known(last).work
+
+
+@database
+def test_another_project_says_nothing_of_ours(scene) -> None:
+    job = begun(scene, gpus=2).job
+    other = scene | {"project": record.project(member=scene["owner"])}
+    for per_s, island in ((10, 0), (5, 1)) * 3:
+        ran(other, per_s, island=island)
+    assert layouts_compared(begun(other, gpus=2).job) != []
+    assert layouts_compared(job) == []
