@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
@@ -10,13 +11,15 @@ from agents.node.gpus import LOST, OK, GpuFacts, GpuProcess, GpuProvider, GpuRea
 
 _Answer = TypeVar("_Answer")
 _MIB = 1024 * 1024
+_LIBRARY = "libnvidia-ml.so.1"
 
 
 def open_nvml() -> GpuProvider:
     """GPUs of this machine, or none where there is no NVML to ask."""
     try:
+        ctypes.CDLL(_LIBRARY)  # the module is large, and only machines with a driver need it
         import pynvml
-    except ImportError:
+    except (OSError, ImportError):
         return NoGpus()
     try:
         pynvml.nvmlInit()
