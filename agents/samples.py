@@ -11,7 +11,7 @@ Wire = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class GpuState:
-    """A GPU as the node lists it."""
+    """A GPU as the node lists it. An agent that does not know one of the later facts leaves it out."""
 
     uuid: str
     index: int
@@ -19,6 +19,10 @@ class GpuState:
     memory_mib: int | None
     simulated: bool
     health: str
+    health_sentence: str | None = None
+    island: int | None = None
+    compute_capability: float | None = None
+    mig_profile: str | None = None
 
     @classmethod
     def from_wire(cls, row: Wire) -> GpuState:
@@ -29,6 +33,10 @@ class GpuState:
             memory_mib=row.get("memory_mib"),
             simulated=bool(row["simulated"]),
             health=str(row["health"]),
+            health_sentence=_text(row.get("health_sentence")),
+            island=measured(row.get("island")),
+            compute_capability=measured(row.get("compute_capability")),
+            mig_profile=_text(row.get("mig_profile")),
         )
 
 
@@ -152,6 +160,10 @@ class ContainerState:
 
 
 LARGEST = 1e15
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def measured(value: Any) -> Any:
