@@ -153,6 +153,7 @@ class Session:
             "loopback": self._settings.loopback,
             "runtimes": [runtime.facts() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],
+            "links": [link._asdict() for link in gpus.links()],
             "driver": gpus.driver(),
             "below_floor": below_floor(self.tasks),
             "images": self._images.rows(),

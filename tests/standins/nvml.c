@@ -4,7 +4,7 @@
  *
  *   driver 570.124.06            of the machine
  *   gpu                          begins a GPU; the lines up to the next one are about it
- *   uuid GPU-1  |  name NVIDIA H200  |  bus 00000000:1A:00.0  |  numa 0  |  capability 9 0
+ *   uuid GPU-1  |  name NVIDIA H200  |  bus 00000000:1A:00.0  |  capability 9 0
  *   memory TOTAL RESERVED USED   in MiB
  *   use 40  |  watts 310  |  celsius 50  |  throttle 0x40
  *   ecc 0                        uncorrected errors since the driver was loaded
@@ -34,7 +34,7 @@ typedef struct { unsigned long long serial, type, data; int gpu; } event;
 typedef struct gpu {
     struct gpu *parent;
     char uuid[TEXT], name[TEXT], bus[32], profile[TEXT];
-    int place, number, lost, numa, has_numa, has_ecc, has_rows, has_retired, has_throttle, has_use, has_watts;
+    int place, number, lost, has_ecc, has_rows, has_retired, has_throttle, has_use, has_watts;
     int has_celsius, capability[2], links[MANY], link_count, near[GPUS], slice_count, counts[2];
     unsigned rows[4], retired, use, watts, celsius;
     unsigned long long total, reserved, used, ecc, throttle;
@@ -61,7 +61,6 @@ static void line_of(gpu *at, char *word, char *rest) {
     if (!strcmp(word, "uuid")) snprintf(at->uuid, TEXT, "%s", rest);
     else if (!strcmp(word, "name")) snprintf(at->name, TEXT, "%s", rest);
     else if (!strcmp(word, "bus")) snprintf(at->bus, sizeof at->bus, "%s", rest);
-    else if (!strcmp(word, "numa")) { at->numa = (int)a; at->has_numa = 1; }
     else if (!strcmp(word, "capability")) { at->capability[0] = (int)a; at->capability[1] = (int)b; }
     else if (!strcmp(word, "memory")) { at->total = a << 20; at->reserved = b << 20; at->used = c << 20; }
     else if (!strcmp(word, "use")) { at->use = a; at->has_use = 1; }
@@ -163,7 +162,6 @@ int nvmlDeviceGetMemoryInfo_v2(gpu *device, unsigned long long *memory) {
     OF_DEVICE(memory[1] = device->total; memory[2] = device->reserved; memory[4] = device->used;
               memory[3] = device->total - device->reserved - device->used)
 }
-int nvmlDeviceGetNumaNodeId(gpu *device, int *node) { OF_DEVICE(TOLD(whole->has_numa, *node = whole->numa)) }
 int nvmlDeviceGetCudaComputeCapability(gpu *device, int *major, int *minor) {
     OF_DEVICE(TOLD(device->capability[0], *major = device->capability[0]; *minor = device->capability[1]))
 }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+import pynvml
+import pytest
 
 SOURCE = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
@@ -50,7 +54,10 @@ def h200(number: int, *more: str, bus: int | None = None) -> Lines:
 
 
 class Driver:
-    """One machine's driver: its file, which may be rewritten, and how a program is told to take it."""
+    """One machine's driver: its file, which may be rewritten, and how a program is told to take it.
+
+    ``take`` makes this very process take it, whatever it took before.
+    """
 
     def __init__(self, folder: Path, gpus: Iterable[Lines]) -> None:
         self._path = folder / "nvml.txt"
@@ -59,6 +66,13 @@ class Driver:
     @property
     def environment(self) -> dict[str, str]:
         return {"LD_LIBRARY_PATH": str(built()), "FAIRWAY_STANDIN_NVML": str(self._path)}
+
+    def take(self, patch: pytest.MonkeyPatch) -> None:
+        library = str(built() / LIBRARY)
+        patch.setenv("FAIRWAY_STANDIN_NVML", str(self._path))
+        patch.setattr("agents.node.gpus.nvml._LIBRARY", library)
+        patch.setattr(pynvml, "nvmlLib", ctypes.CDLL(library))
+        patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
 
     def write(self, gpus: Iterable[Lines]) -> None:
         """From now on these are the GPUs."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Optional
 
+from agents.node.gpus.links import GpuLink
+
 OK, LOST, QUARANTINED = "ok", "lost", "quarantined"
 
 
@@ -12,6 +14,8 @@ class GpuFacts(NamedTuple):
 
     GPUs of a machine with equal ``island`` are joined by NVLink; None is not known, or there is no NVLink.
     ``compute_capability`` is such as 9.0; ``mig_profile`` such as 1g.10gb is that of a slice, None of a whole GPU.
+    ``reserved_mib`` of the memory is kept by the driver for itself; ``bus_id`` is the PCIe address (00000000:1A:00.0)
+    and ``numa`` the NUMA node it hangs on.
     """
 
     uuid: str
@@ -24,6 +28,9 @@ class GpuFacts(NamedTuple):
     island: Optional[int] = None
     compute_capability: Optional[float] = None
     mig_profile: Optional[str] = None
+    reserved_mib: Optional[int] = None
+    bus_id: Optional[str] = None
+    numa: Optional[int] = None
 
 
 class GpuProcess(NamedTuple):
@@ -55,6 +62,10 @@ class GpuProvider:
     def gpus(self) -> List[GpuFacts]:
         """Every GPU now, in the order of the machine."""
         raise NotImplementedError
+
+    def links(self) -> List[GpuLink]:
+        """How the whole GPUs among them are joined, a row for each pair of which something is known."""
+        return []
 
     def readings(self, busy_milli: "dict[str, int]") -> List[GpuReading]:
         """One reading per GPU; ``busy_milli`` says how much of each is given away (pretend GPUs show it)."""
