@@ -23,6 +23,9 @@ class GpuState:
     island: int | None = None
     compute_capability: float | None = None
     mig_profile: str | None = None
+    reserved_mib: int | None = None
+    bus_id: str | None = None
+    numa: int | None = None
 
     @classmethod
     def from_wire(cls, row: Wire) -> GpuState:
@@ -37,7 +40,24 @@ class GpuState:
             island=measured(row.get("island")),
             compute_capability=measured(row.get("compute_capability")),
             mig_profile=_text(row.get("mig_profile")),
+            reserved_mib=measured(row.get("reserved_mib")),
+            bus_id=_text(row.get("bus_id")),
+            numa=measured(row.get("numa")),
         )
+
+
+@dataclass(frozen=True)
+class GpuPair:
+    """Two GPUs by UUID and what is between them: NVLinks (0: none, None: some), and a level of the PCIe bus."""
+
+    a: str
+    b: str
+    nvlinks: int | None
+    level: str | None
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> GpuPair:
+        return cls(str(row["a"]), str(row["b"]), measured(row["nvlinks"]), _text(row["level"]))
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,7 @@ class Hello:
     highest_epoch: int
     separates_people: bool  # whether the runtime ``process`` gives each task an account of its own
     takes: tuple[str, ...]  # keys of a spec beyond those of the first agents
+    links: tuple[GpuPair, ...] | None = None  # None: its agent does not look at them
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -107,6 +128,7 @@ class Hello:
             highest_epoch=int(row["highest_epoch"]),
             separates_people=bool(row.get("separates_people", True)),
             takes=tuple(map(str, row.get("takes", ()))),
+            links=tuple(map(GpuPair.from_wire, row["links"])) if "links" in row else None,
         )
 
 

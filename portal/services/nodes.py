@@ -15,7 +15,7 @@ from django.utils import timezone
 from portal.access import Verb, require, require_admin
 from portal.errors import Conflict, Invalid
 from portal.events import announce
-from portal.models import Gpu, Node, NodeCheck, NodePool, Task, UnknownContainer, User
+from portal.models import Gpu, Link, Node, NodeCheck, NodePool, Task, UnknownContainer, User
 from portal.models.public_id import fault_of_name
 from portal.services import lifecycle
 from portal.services.audit import record_act
@@ -222,6 +222,8 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
             record_act(None, "node.ready", node, after={"gpus": len(hello["gpus"])})
         node.save()
         record_gpus(node, hello["gpus"])
+        if hello.get("links") is not None:
+            record_links(node, hello["links"])
         announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
         wake("node")
     return rebooted
@@ -243,6 +245,9 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
             "island": gpu.get("island"),
             "compute_capability": gpu.get("compute_capability"),
             "mig_profile": str(gpu.get("mig_profile") or "")[:32],
+            "reserved_mib": gpu.get("reserved_mib"),
+            "bus_id": str(gpu.get("bus_id") or "")[:32],
+            "numa": gpu.get("numa"),
         }
         if row is None:
             # a GPU that was moved to this node from another keeps its row and its history
@@ -256,6 +261,27 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
         if row.present:
             Gpu.objects.filter(pk=row.pk).update(present=False)
             record_gpu_health(row.pk, GpuHealth.LOST, "The node does not name it any more.")
+
+
+def record_links(node: Node, told: list[dict[str, Any]]) -> None:
+    """Makes the links between the GPUs of a node those that it tells; what stayed as it was is not written."""
+    gpus = dict(Gpu.objects.filter(node=node).values_list("uuid", "pk"))
+    wanted: set[tuple[str, int, int, int | None, str]] = set()
+    for pair in told:
+        a, b = gpus.get(pair["a"]), gpus.get(pair["b"])
+        if a is None or b is None:
+            continue
+        if pair["nvlinks"] != 0:
+            wanted.add(("nvlink", a, b, pair["nvlinks"], ""))
+        if pair["level"]:
+            wanted.add(("pcie", a, b, None, str(pair["level"])[:12]))
+    known = Link.objects.filter(gpu_a__in=gpus.values(), gpu_b__isnull=False)
+    rows = {(row.kind, row.gpu_a_id, row.gpu_b_id, row.lines, row.level): row.pk for row in known}
+    Link.objects.filter(pk__in=[rows[each] for each in rows.keys() - wanted]).delete()
+    Link.objects.bulk_create(
+        Link(kind=kind, gpu_a_id=a, gpu_b_id=b, lines=lines, level=level)
+        for kind, a, b, lines, level in sorted(wanted - rows.keys(), key=lambda each: each[:3])
+    )
 
 
 def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str) -> None:

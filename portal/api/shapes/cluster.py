@@ -41,6 +41,13 @@ class GpuShort(serializers.Serializer[Any]):
     mig_profile = serializers.CharField(
         allow_blank=True, help_text="Of a slice, such as 1g.10gb; blank: a whole GPU."
     )
+    reserved_mib = serializers.IntegerField(
+        allow_null=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
+    )
+    bus_id = serializers.CharField(allow_blank=True, help_text="Its PCIe address; blank: not told.")
+    numa = serializers.IntegerField(
+        allow_null=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
+    )
     jobs = serializers.ListField(child=serializers.CharField(), help_text="Jobs on it, of those you may see.")
 
 
@@ -148,6 +155,9 @@ def gpu_short(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "island": row.island,
         "compute_capability": row.compute_capability,
         "mig_profile": row.mig_profile,
+        "reserved_mib": row.reserved_mib,
+        "bus_id": row.bus_id,
+        "numa": row.numa,
         "jobs": holders.get(row.pk, []),
     }
 
