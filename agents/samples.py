@@ -26,6 +26,8 @@ class GpuState:
     reserved_mib: int | None = None
     bus_id: str | None = None
     numa: int | None = None
+    fatal: bool = False
+    ecc_uncorrected: int | None = None
 
     @classmethod
     def from_wire(cls, row: Wire) -> GpuState:
@@ -43,6 +45,8 @@ class GpuState:
             reserved_mib=measured(row.get("reserved_mib")),
             bus_id=_text(row.get("bus_id")),
             numa=measured(row.get("numa")),
+            fatal=bool(row.get("fatal")),
+            ecc_uncorrected=measured(row.get("ecc_uncorrected")),
         )
 
 

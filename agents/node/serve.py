@@ -112,8 +112,8 @@ class Session:
             message = f"The agent cannot begin: {error}."
             self.push({"ok": False, "code": refusals.ENGINE_ERROR, "message": message})
             return 2
-        self.push({"hello": self.hello()})
         watch = Watch(self.tasks, self.push) if self.role == "control" else None
+        self.push({"hello": self.hello()})
         if watch is not None:
             watch.start()
             self._spares.start()

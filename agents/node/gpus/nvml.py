@@ -6,9 +6,12 @@ import ctypes
 import itertools
 import os
 import threading
+import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
-from agents.node.gpus import LOST, OK, GpuFacts, GpuProcess, GpuProvider, GpuReading, NoGpus
+from agents.node.gpus import LOST, GpuFacts, GpuProcess, GpuProvider, GpuReading, NoGpus
+from agents.node.gpus.faults import Faults, follow
+from agents.node.gpus.health import MEMORY, Readings, is_slowed, judge
 from agents.node.gpus.links import LEVELS, SWITCH, GpuLink, islands, nvlinks_between
 from agents.node.machine import read_text
 
@@ -46,6 +49,7 @@ class _Traits(NamedTuple):
     capability: Optional[float]
     bus_id: Optional[str]
     numa: Optional[int]
+    instance: Optional[int]  # the number of a slice's GPU instance
 
 
 class NvmlGpus(GpuProvider):
@@ -57,6 +61,9 @@ class NvmlGpus(GpuProvider):
         self._traits: Dict[str, _Traits] = {}
         self._linked: Tuple[Tuple[str, ...], List[GpuLink]] = ((), [])  # of the GPUs that were there together
         self._lock = threading.Lock()
+        self._faults = Faults()
+        self._ecc: Dict[str, int] = {}  # uncorrected errors at the last look, by whole GPU
+        self._slow_since_s: Dict[str, float] = {}
 
     def driver(self) -> Optional[str]:
         return _text(self._ask(self._nvml.nvmlSystemGetDriverVersion))
@@ -65,19 +72,24 @@ class NvmlGpus(GpuProvider):
         with self._lock:
             present = {}
             whole: Dict[str, Any] = {}
-            for index, (handle, parent) in enumerate(self._handles()):
-                uuid = _text(self._ask(self._nvml.nvmlDeviceGetUUID, handle))
-                if uuid is None:
-                    continue
-                if handle is parent:
-                    whole[uuid] = handle
-                present[uuid] = self._facts(index, uuid, handle, parent)
+            index = 0
+            for parent_uuid, parent in self._parents().items():
+                condition = self._condition(parent_uuid, parent)
+                for handle in self._slices(parent) or [parent]:
+                    uuid = _text(self._ask(self._nvml.nvmlDeviceGetUUID, handle))
+                    if uuid is not None:
+                        present[uuid] = self._facts(index, uuid, handle, parent, parent_uuid, condition)
+                    if handle is parent:
+                        whole[parent_uuid] = parent
+                    index += 1
             self._traits = {uuid: self._traits[uuid] for uuid in present}
             for uuid, island in islands(tuple(whole), self._links_of(whole)).items():
                 present[uuid] = present[uuid]._replace(island=island)
             for uuid, facts in self._known.items():
                 if uuid not in present:
-                    present[uuid] = facts._replace(health=LOST, health_sentence="The GPU left the bus.")
+                    present[uuid] = facts._replace(
+                        health=LOST, health_sentence="The GPU left the bus.", fatal=True
+                    )
             self._known = present
             return sorted(present.values(), key=lambda facts: facts.index)
 
@@ -113,18 +125,27 @@ class NvmlGpus(GpuProvider):
     def device_flags(self, uuids: List[str]) -> List[str]:
         return [flag for uuid in uuids for flag in ("--device", f"nvidia.com/gpu={uuid}")]
 
-    def _facts(self, index: int, uuid: str, handle: Any, parent: Any) -> GpuFacts:
+    def follow_faults(self) -> None:
+        follow(self._nvml, self._parents(), self._faults)
+
+    def _facts(
+        self, index: int, uuid: str, handle: Any, parent: Any, parent_uuid: str, condition: Readings
+    ) -> GpuFacts:
         if uuid not in self._traits:
             self._traits[uuid] = self._traits_of(handle, parent)
         traits, memory = self._traits[uuid], self._memory(handle)
+        xids = self._faults.recent(parent_uuid, traits.instance)
+        health = judge(condition._replace(answers=memory is not None, xids=xids))
         return GpuFacts(
             uuid=uuid,
             index=index,
             model=traits.model,
             memory_mib=None if memory is None else memory.total // _MIB,
             simulated=False,
-            health=OK if memory is not None else LOST,
-            health_sentence=None if memory is not None else "The driver no longer answers for this GPU.",
+            health=health.health,
+            health_sentence=health.sentence,
+            fatal=health.fatal,
+            ecc_uncorrected=condition.ecc_uncorrected,
             compute_capability=traits.capability,
             mig_profile=traits.profile,
             reserved_mib=None if memory is None or memory.reserved is None else memory.reserved // _MIB,
@@ -143,7 +164,37 @@ class NvmlGpus(GpuProvider):
             capability=None if capability is None else float("{}.{}".format(*capability)),
             bus_id=bus_id,
             numa=None if bus_id is None else _numa_node(bus_id),
+            instance=self._ask(self._nvml.nvmlDeviceGetGpuInstanceId, handle) if mig else None,
         )
+
+    def _condition(self, uuid: str, handle: Any) -> Readings:
+        """What a whole GPU says of its condition now; slices share it."""
+        now_s = time.monotonic()
+        ecc, before = self._uncorrected_errors(handle), self._ecc.get(uuid)
+        if ecc is not None:
+            if before is not None and ecc > before:
+                self._faults.note(uuid, MEMORY)
+            self._ecc[uuid] = ecc
+        rows = self._ask(self._nvml.nvmlDeviceGetRemappedRows, handle)
+        pages = self._ask(self._nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+        throttle = self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+        if is_slowed(throttle):
+            self._slow_since_s.setdefault(uuid, now_s)
+        else:
+            self._slow_since_s.pop(uuid, None)
+        return Readings(
+            ecc_uncorrected=ecc,
+            rows_pending=None if rows is None else bool(rows[2]),
+            rows_failed=None if rows is None else bool(rows[3]),
+            pages_pending=None if pages is None else bool(pages),
+            throttle=throttle,
+            slow_s=now_s - self._slow_since_s.get(uuid, now_s),
+        )
+
+    def _uncorrected_errors(self, handle: Any) -> Optional[int]:
+        """Since the driver was loaded, of all its memory."""
+        kind, since = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._nvml.NVML_VOLATILE_ECC
+        return self._ask(self._nvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
 
     def _memory(self, handle: Any) -> Optional[_Memory]:
         """Bytes in all, in use, and kept by the driver; older drivers count the latter as used."""
@@ -197,14 +248,15 @@ class NvmlGpus(GpuProvider):
         pci = self._ask(self._nvml.nvmlDeviceGetPciInfo, handle)
         return None if pci is None else str(_text(pci.busId)).upper()
 
-    def _handles(self) -> List[Tuple[Any, Any]]:
-        """Each GPU or slice, with the GPU that it is (of)."""
-        handles: List[Tuple[Any, Any]] = []
+    def _parents(self) -> Dict[str, Any]:
+        """Each whole GPU that answers, in the order of the machine."""
+        found: Dict[str, Any] = {}
         for index in range(self._ask(self._nvml.nvmlDeviceGetCount) or 0):
             handle = self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index)
-            if handle is not None:
-                handles.extend((each, handle) for each in self._slices(handle) or [handle])
-        return handles
+            uuid = None if handle is None else _text(self._ask(self._nvml.nvmlDeviceGetUUID, handle))
+            if uuid is not None:
+                found[uuid] = handle
+        return found
 
     def _slices(self, handle: Any) -> List[Any]:
         mode = self._ask(self._nvml.nvmlDeviceGetMigMode, handle)
