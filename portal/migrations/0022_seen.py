@@ -1,4 +1,5 @@
-"""What nodes tell of their GPUs' place: PCIe address, NUMA node, the driver's own memory, and links of pairs."""
+"""What nodes tell of their GPUs: PCIe address, NUMA node, the driver's own memory,
+uncorrected errors, and links of pairs."""
 
 from django.db import migrations, models
 
@@ -13,6 +14,20 @@ class Migration(migrations.Migration):
             field=models.CharField(
                 blank=True, help_text="Its PCIe address; blank: not told.", max_length=32
             ),
+        ),
+        migrations.AddField(
+            model_name="gpu",
+            name="ecc_uncorrected",
+            field=models.PositiveBigIntegerField(
+                blank=True,
+                help_text="Uncorrected memory errors since its driver was loaded, at the last hello.",
+                null=True,
+            ),
+        ),
+        migrations.AlterField(
+            model_name="gpu",
+            name="health_reason",
+            field=models.CharField(blank=True, help_text="Of one that is ok: a warning.", max_length=500),
         ),
         migrations.AddField(
             model_name="gpu",

@@ -134,7 +134,7 @@ class Gpu(models.Model):
     memory_mib = models.PositiveIntegerField()
     simulated = models.BooleanField(default=False)
     health = models.CharField(max_length=12, default=GpuHealth.OK.value)
-    health_reason = models.CharField(max_length=500, blank=True)
+    health_reason = models.CharField(max_length=500, blank=True, help_text="Of one that is ok: a warning.")
     present = models.BooleanField(default=True, help_text="The node's last hello named it.")
     used_milli = models.PositiveIntegerField(default=0)
     island = models.PositiveSmallIntegerField(
@@ -150,6 +150,11 @@ class Gpu(models.Model):
     bus_id = models.CharField(max_length=32, blank=True, help_text="Its PCIe address; blank: not told.")
     numa = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
+    )
+    ecc_uncorrected = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        help_text="Uncorrected memory errors since its driver was loaded, at the last hello.",
     )
 
     class Meta:

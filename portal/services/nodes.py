@@ -26,6 +26,8 @@ from portal.words.states import ATTEMPT_LIVE, FENCED, GpuHealth, LinkKind, NodeS
 FULL_DISK = "The disk of the node is full"
 """How the reason of a node begins that is out of service for want of room, and comes back by itself."""
 
+UNSEEN_ERRORS = "Its memory had errors that could not be corrected while no agent watched it."
+
 # -- admins ----------------------------------------------------------------------------------------
 
 
@@ -179,7 +181,10 @@ def do_give_back_gpu(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
             raise Conflict("The node says that it does not answer; it can take no work yet.", code="gpu_lost")
         before = {"gpu": row.uuid, "health": row.health, "reason": row.health_reason}
         row.health, row.health_reason = GpuHealth.OK.value, ""
-        row.save(update_fields=["health", "health_reason"])
+        row.ecc_uncorrected = (
+            None  # those that were counted so far are forgiven, whatever the node tells next
+        )
+        row.save(update_fields=["health", "health_reason", "ecc_uncorrected"])
         after = {"gpu": row.uuid, "health": row.health}
         record_act(actor, "gpu.give_back", row.node, before=before, after=after, reason=reason)
         announce("cluster", {"kind": "gpu_health", "uuid": row.uuid, "health": row.health})
@@ -248,6 +253,7 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
             "reserved_mib": gpu.get("reserved_mib"),
             "bus_id": str(gpu.get("bus_id") or "")[:32],
             "numa": gpu.get("numa"),
+            "ecc_uncorrected": gpu.get("ecc_uncorrected"),
         }
         if row is None:
             # a GPU that was moved to this node from another keeps its row and its history
@@ -255,8 +261,11 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
             row, _ = Gpu.objects.update_or_create(uuid=gpu["uuid"], defaults=fields)
         else:
             Gpu.objects.filter(pk=row.pk).update(**fields)
-        told_so = str(gpu.get("health_sentence") or "")
-        record_gpu_health(row.pk, GpuHealth(gpu.get("health") or GpuHealth.OK), told_so)
+        health = GpuHealth(gpu.get("health") or GpuHealth.OK)
+        sentence, fatal = str(gpu.get("health_sentence") or ""), bool(gpu.get("fatal"))
+        if health is GpuHealth.OK and _grew(row.ecc_uncorrected, gpu.get("ecc_uncorrected")):
+            health, sentence, fatal = GpuHealth.QUARANTINED, UNSEEN_ERRORS, True
+        record_gpu_health(row.pk, health, sentence, fatal=fatal)
     for row in rows.values():
         if row.present:
             Gpu.objects.filter(pk=row.pk).update(present=False)
@@ -284,14 +293,20 @@ def record_links(node: Node, told: list[dict[str, Any]]) -> None:
     )
 
 
-def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str) -> None:
-    """Writes a GPU's health; when it is lost, what runs on it ends with that reason.
+def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: bool = False) -> None:
+    """Writes a GPU's health; when it is lost, or the fault is ``fatal``, what runs on it ends with that reason.
 
-    One that was lost and answers again stays in quarantine until an administrator gives it back.
+    One that was lost and answers again, or was put in quarantine, stays there until an administrator gives it
+    back. The reason of one that is ok is a warning.
     """
     with transaction.atomic():
         gpu = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu_id)
+        if health is GpuHealth.LOST or fatal:
+            _end_work_on(gpu, reason)
         if gpu.health == health.value or (gpu.health == GpuHealth.QUARANTINED and health is GpuHealth.OK):
+            if gpu.health == GpuHealth.OK and gpu.health_reason != reason[:500]:
+                Gpu.objects.filter(pk=gpu_id).update(health_reason=reason[:500])
+                announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
             return
         if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
             health = GpuHealth.QUARANTINED
@@ -307,11 +322,6 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str) -> None:
         )
         Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
         announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
-        if health is GpuHealth.LOST:
-            sentence = end_sentence(EndReason.GPU_LOST, node=gpu.node.name)
-            held = gpu.allocations.filter(ended_at__isnull=True)
-            attempts = held.values_list("task__attempt_id", flat=True).distinct()
-            lifecycle.want_stops([lifecycle.Stop(each, EndReason.GPU_LOST, sentence) for each in attempts])
         wake("gpu_health")
 
 
@@ -395,6 +405,19 @@ def record_check_finished(check_id: str, ok: bool) -> None:
 
 
 # -- inside ----------------------------------------------------------------------------------------
+
+
+def _grew(before: int | None, now: int | None) -> bool:
+    """True when errors were counted while nobody watched; a count that fell was begun anew."""
+    return before is not None and now is not None and now > before
+
+
+def _end_work_on(gpu: Gpu, reason: str) -> None:
+    sentence = end_sentence(EndReason.GPU_LOST, node=gpu.node.name)
+    held = gpu.allocations.filter(ended_at__isnull=True)
+    attempts = held.values_list("task__attempt_id", flat=True).distinct()
+    stops = [lifecycle.Stop(each, EndReason.GPU_LOST, f"{sentence} {reason}".strip()) for each in attempts]
+    lifecycle.want_stops(stops)
 
 
 def _seen(node: Node) -> None:

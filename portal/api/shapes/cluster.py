@@ -30,7 +30,7 @@ class GpuShort(serializers.Serializer[Any]):
     memory_mib = serializers.IntegerField()
     simulated = serializers.BooleanField()
     health = serializers.ChoiceField(HEALTH)
-    health_reason = serializers.CharField(allow_blank=True)
+    health_reason = serializers.CharField(allow_blank=True, help_text="Of one that is ok: a warning.")
     present = serializers.BooleanField(help_text="The node's last hello named it.")
     used_milli = serializers.IntegerField(help_text="1000 is all of it.")
     island = serializers.IntegerField(
