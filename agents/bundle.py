@@ -1,11 +1,17 @@
-"""Builds the program for nodes: one .pyz of ``agents/node``, the same bytes from the same source."""
+"""Builds the program for nodes: one .pyz of ``agents/node`` and NVML's module, the same bytes from the same source.
+
+The module ``pynvml`` is that of the installed nvidia-ml-py: a node has no packages, and the program runs in
+Python's isolated mode. Its licence asks that its text goes with it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import sys
 import zipfile
+from itertools import takewhile
 from pathlib import Path
 
 _SOURCE = Path(__file__).parent / "node"
@@ -15,7 +21,11 @@ _PACKAGE = b'"""The hands on a node."""\n'
 
 
 def build(target: Path) -> str:
-    """Writes the archive in one step and gives its SHA-256 as hexadecimal digits."""
+    """Writes the archive in one step and gives its SHA-256 as hexadecimal digits.
+
+    Raises FileNotFoundError where nvidia-ml-py is not installed.
+    """
+    nvml = _nvml_module()
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     with part.open("wb") as stream:
@@ -25,10 +35,25 @@ def build(target: Path) -> str:
             _add(archive, "agents/__init__.py", _PACKAGE)
             for path in sorted(_SOURCE.rglob("*.py")):
                 _add(archive, f"agents/node/{path.relative_to(_SOURCE).as_posix()}", path.read_bytes())
+            _add(archive, "pynvml.py", nvml)
+            _add(archive, "pynvml.LICENSE", _licence_of(nvml))
     part.chmod(0o755)
     digest = hashlib.sha256(part.read_bytes()).hexdigest()
     part.replace(target)
     return digest
+
+
+def _nvml_module() -> bytes:
+    found = importlib.util.find_spec("pynvml")
+    if found is None or found.origin is None:
+        raise FileNotFoundError("nvidia-ml-py is not installed: without it no node would see its GPUs.")
+    return Path(found.origin).read_bytes()
+
+
+def _licence_of(module: bytes) -> bytes:
+    """The comment that a module begins with, without its marks."""
+    comment = takewhile(lambda line: line.startswith(b"#"), module.splitlines())
+    return b"\n".join(line.strip(b"#").removeprefix(b" ") for line in comment).strip() + b"\n"
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

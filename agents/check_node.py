@@ -192,6 +192,9 @@ class _Test:
 
     def step_gpus(self) -> Result:
         gpus = self._facts().gpus
+        silent = self._facts().gpus_silent
+        if silent is not None:
+            return Outcome.WARNING, f"{silent} Until it does, no new work is placed on its GPUs."
         if not gpus:
             return Outcome.WARNING, "It reports no GPU: jobs that ask for one will not be placed here."
         models = ", ".join(sorted({gpu.model for gpu in gpus}))
@@ -199,8 +202,9 @@ class _Test:
         sentence = f"{len(gpus)} x {models}{simulated}, driver {self._facts().driver or 'unknown'}."
         ill = [gpu.uuid for gpu in gpus if gpu.health != "ok"]
         if ill:
-            return Outcome.WARNING, f"{sentence} Not healthy: {', '.join(ill)}."
-        return Outcome.OK, sentence
+            sentence = f"{sentence} Not healthy: {', '.join(ill)}."
+        told = sorted({gpu.health_sentence for gpu in gpus if gpu.health_sentence})
+        return (Outcome.WARNING if ill or told else Outcome.OK), " ".join([sentence, *told])
 
     def step_disk(self) -> Result:
         free_mib = self._facts().disk_free_mib

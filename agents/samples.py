@@ -11,7 +11,7 @@ Wire = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class GpuState:
-    """A GPU as the node lists it."""
+    """A GPU as the node lists it. An agent that does not know one of the later facts leaves it out."""
 
     uuid: str
     index: int
@@ -19,6 +19,15 @@ class GpuState:
     memory_mib: int | None
     simulated: bool
     health: str
+    health_sentence: str | None = None
+    island: int | None = None
+    compute_capability: float | None = None
+    mig_profile: str | None = None
+    reserved_mib: int | None = None
+    bus_id: str | None = None
+    numa: int | None = None
+    fatal: bool = False
+    ecc_uncorrected: int | None = None
 
     @classmethod
     def from_wire(cls, row: Wire) -> GpuState:
@@ -29,7 +38,30 @@ class GpuState:
             memory_mib=row.get("memory_mib"),
             simulated=bool(row["simulated"]),
             health=str(row["health"]),
+            health_sentence=_text(row.get("health_sentence")),
+            island=measured(row.get("island")),
+            compute_capability=measured(row.get("compute_capability")),
+            mig_profile=_text(row.get("mig_profile")),
+            reserved_mib=measured(row.get("reserved_mib")),
+            bus_id=_text(row.get("bus_id")),
+            numa=measured(row.get("numa")),
+            fatal=bool(row.get("fatal")),
+            ecc_uncorrected=measured(row.get("ecc_uncorrected")),
         )
+
+
+@dataclass(frozen=True)
+class GpuPair:
+    """Two GPUs by UUID and what is between them: NVLinks (0: none, None: some), and a level of the PCIe bus."""
+
+    a: str
+    b: str
+    nvlinks: int | None
+    level: str | None
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> GpuPair:
+        return cls(str(row["a"]), str(row["b"]), measured(row["nvlinks"]), _text(row["level"]))
 
 
 @dataclass(frozen=True)
@@ -76,6 +108,11 @@ class Hello:
     highest_epoch: int
     separates_people: bool  # whether the runtime ``process`` gives each task an account of its own
     takes: tuple[str, ...]  # keys of a spec beyond those of the first agents
+    links: tuple[GpuPair, ...] | None = None  # None: its agent does not look at them
+    gpus_silent: str | None = None  # why it cannot say which GPUs it has; then ``gpus`` says nothing
+    versions: Mapping[str, str | None] = field(
+        default_factory=dict
+    )  # by tool; None: not there, or it does not say
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -99,6 +136,9 @@ class Hello:
             highest_epoch=int(row["highest_epoch"]),
             separates_people=bool(row.get("separates_people", True)),
             takes=tuple(map(str, row.get("takes", ()))),
+            links=tuple(map(GpuPair.from_wire, row["links"])) if "links" in row else None,
+            gpus_silent=_text(row.get("gpus_silent")),
+            versions={str(name): _text(version) for name, version in row.get("versions", {}).items()},
         )
 
 
@@ -158,6 +198,10 @@ class ContainerState:
 LARGEST = 1e15
 
 
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
 def measured(value: Any) -> Any:
     """A number that was measured, or None. ValueError for anything else: frames of all nodes are made of these."""
     if value is None:
@@ -169,13 +213,15 @@ def measured(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class GpuUser:
-    """A process on a GPU; ``foreign`` when it belongs to no job of ours."""
+    """A process on a GPU; ``foreign`` when it belongs to no job of ours, then with account and program's name."""
 
     pid: int
     memory_mib: int | None
     job: str | None
     attempt: int | None
     foreign: bool
+    account: str | None = None
+    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +252,8 @@ class GpuSample:
                     None if each["job"] is None else str(each["job"]),
                     None if each["attempt"] is None else int(each["attempt"]),
                     bool(each["foreign"]),
+                    _text(each.get("account")),
+                    _text(each.get("command")),
                 )
                 for each in row["processes"]
             ),

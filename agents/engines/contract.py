@@ -98,11 +98,12 @@ class TaskExited:
 
 @dataclass(frozen=True)
 class GpuHealthChanged:
-    """Pushed when a GPU falls ill or recovers."""
+    """Pushed when a GPU falls ill or recovers; ``fatal``: what runs on it cannot be trusted any more."""
 
     uuid: str
     health: str
     sentence: str
+    fatal: bool = False
 
 
 @dataclass(frozen=True)

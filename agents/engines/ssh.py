@@ -201,7 +201,10 @@ def event_of(message: Mapping[str, Any]) -> EngineEvent | None:
             )
         case "gpu_health":
             return GpuHealthChanged(
-                str(message["uuid"]), str(message["health"]), str(message.get("message", ""))
+                str(message["uuid"]),
+                str(message["health"]),
+                str(message.get("message") or ""),
+                bool(message.get("fatal")),
             )
         case "pull_progress":
             return PullProgress(str(message["image"]), str(message.get("line", "")))

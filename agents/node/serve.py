@@ -23,7 +23,7 @@ from agents.node.images import Images
 from agents.node.ledger import Ledger
 from agents.node.logs import read_log
 from agents.node.places import Places
-from agents.node.preflight import below_floor, preflight
+from agents.node.preflight import below_floor, preflight, versions_of
 from agents.node.probe import probe
 from agents.node.refusals import Refusal
 from agents.node.runtimes.choose import open_runtimes
@@ -112,8 +112,8 @@ class Session:
             message = f"The agent cannot begin: {error}."
             self.push({"ok": False, "code": refusals.ENGINE_ERROR, "message": message})
             return 2
-        self.push({"hello": self.hello()})
         watch = Watch(self.tasks, self.push) if self.role == "control" else None
+        self.push({"hello": self.hello()})
         if watch is not None:
             watch.start()
             self._spares.start()
@@ -137,7 +137,8 @@ class Session:
 
     def hello(self) -> Fields:
         """What a portal must know before it asks for anything."""
-        gpus = self.tasks.gpus
+        gpus, versions = self.tasks.gpus, versions_of(self.tasks)
+        silent = gpus.silent()  # before they are named: what answers meanwhile must not look lost
         return {
             "protocol": PROTOCOL,
             "agent_version": AGENT_VERSION,
@@ -153,8 +154,11 @@ class Session:
             "loopback": self._settings.loopback,
             "runtimes": [runtime.facts() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],
-            "driver": gpus.driver(),
-            "below_floor": below_floor(self.tasks),
+            "gpus_silent": silent,
+            "links": [link._asdict() for link in gpus.links()],
+            "driver": versions["driver"],
+            "versions": versions,
+            "below_floor": below_floor(self.tasks, versions),
             "images": self._images.rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
             "separates_people": os.geteuid() == 0,

@@ -10,10 +10,10 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, Optional, Set
+from typing import Any, Callable, Dict, Set, Tuple
 
 from agents.node import machine
-from agents.node.gpus import LOST, GpuFacts
+from agents.node.gpus import LOST, QUARANTINED, GpuFacts
 from agents.node.ledger import EXITED, RUNNING, Record
 from agents.node.logs import keep_beginning
 from agents.node.refusals import Refusal
@@ -21,12 +21,17 @@ from agents.node.tasks import Tasks
 
 LOOK_EVERY_S = 0.1
 _SLOW_EVERY_S = 1.0
+_ILL_AGAIN_AFTER_S = 30.0
+"""One that an administrator gave back too early is told of again, before many tasks are refused on it."""
 _HANDS = 4
 _Push = Callable[[Dict[str, Any]], None]
 
 
 class Watch:
-    """Waits for the first process of each running task to end; an engine is asked only then."""
+    """Waits for the first process of each running task to end; an engine is asked only then.
+
+    Tells of GPUs what changes after it was made, which is before hello.
+    """
 
     def __init__(self, tasks: Tasks, push: _Push) -> None:
         self._tasks = tasks
@@ -38,11 +43,13 @@ class Watch:
         self._hands = ThreadPoolExecutor(max_workers=_HANDS, thread_name_prefix="settle")
         self._busy: Set[str] = set()
         self._retry_at_s: Dict[str, float] = {}
-        self._gpus: Optional[Dict[str, GpuFacts]] = None
+        self._gpus = {facts.uuid: facts for facts in tasks.gpus.gpus()}
+        self._ill_again_s = time.monotonic() + _ILL_AGAIN_AFTER_S
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
         self._tasks.poke = self.wake
+        self._tasks.gpus.follow_faults()
         self._told = {name for name, each in self._tasks.ledger.tasks().items() if each["phase"] == EXITED}
         self._thread.start()
 
@@ -136,15 +143,29 @@ class Watch:
 
     def _look_at_gpus(self) -> None:
         now = {facts.uuid: facts for facts in self._tasks.gpus.gpus()}
-        for uuid, before in (self._gpus or {}).items():
+        again = time.monotonic() >= self._ill_again_s
+        if again:
+            self._ill_again_s = time.monotonic() + _ILL_AGAIN_AFTER_S
+        for uuid, before in self._gpus.items():
             facts = now.get(uuid)
-            health = LOST if facts is None else facts.health
-            if health != before.health:
-                sentence = facts.health_sentence if facts else "The GPU is no longer on the node."
-                self._push({"event": "gpu_health", "uuid": uuid, "health": health, "message": sentence})
             if facts is None:
-                now[uuid] = before._replace(health=LOST)
+                gone = "The GPU is no longer on the node."
+                facts = now[uuid] = before._replace(health=LOST, health_sentence=gone, fatal=True)
+            if _condition(facts) != _condition(before) or (again and facts.health == QUARANTINED):
+                self._push(
+                    {
+                        "event": "gpu_health",
+                        "uuid": uuid,
+                        "health": facts.health,
+                        "message": facts.health_sentence,
+                        "fatal": facts.fatal,
+                    }
+                )
         self._gpus = now
+
+
+def _condition(facts: GpuFacts) -> Tuple[object, ...]:
+    return facts.health, facts.health_sentence, facts.fatal
 
 
 def exited_event(name: str, record: Record) -> Dict[str, Any]:

@@ -134,7 +134,7 @@ class Gpu(models.Model):
     memory_mib = models.PositiveIntegerField()
     simulated = models.BooleanField(default=False)
     health = models.CharField(max_length=12, default=GpuHealth.OK.value)
-    health_reason = models.CharField(max_length=500, blank=True)
+    health_reason = models.CharField(max_length=500, blank=True, help_text="Of one that is ok: a warning.")
     present = models.BooleanField(default=True, help_text="The node's last hello named it.")
     used_milli = models.PositiveIntegerField(default=0)
     island = models.PositiveSmallIntegerField(
@@ -143,6 +143,18 @@ class Gpu(models.Model):
     compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 9.0; null: not told.")
     mig_profile = models.CharField(
         max_length=32, blank=True, help_text="Of a MIG slice, such as 1g.10gb; blank: a whole GPU."
+    )
+    reserved_mib = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
+    )
+    bus_id = models.CharField(max_length=32, blank=True, help_text="Its PCIe address; blank: not told.")
+    numa = models.PositiveSmallIntegerField(
+        null=True, blank=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
+    )
+    ecc_uncorrected = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        help_text="Uncorrected memory errors since its driver was loaded, at the last hello.",
     )
 
     class Meta:
@@ -158,7 +170,10 @@ class Gpu(models.Model):
 
 
 class Link(models.Model):
-    """How two GPUs or two nodes are joined: NVLink, PCIe, rack or fabric, with its bandwidth."""
+    """How two GPUs or two nodes are joined: NVLink, PCIe, rack or fabric, with its bandwidth.
+
+    Two GPUs of a node have a row for the PCIe bus between them and, when NVLink joins them, another for that.
+    """
 
     kind = models.CharField(max_length=8)
     gpu_a = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="+")
@@ -166,12 +181,19 @@ class Link(models.Model):
     node_a = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
     node_b = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
     bandwidth_mib_s = models.PositiveIntegerField(null=True)
+    lines = models.PositiveSmallIntegerField(null=True, help_text="How many NVLinks; null: not told.")
+    level = models.CharField(
+        max_length=12,
+        blank=True,
+        help_text="Where the two meet on the PCIe bus, as the node's driver says it.",
+    )
 
     class Meta:
         constraints = [
             models.CheckConstraint(
                 condition=models.Q(kind__in=["nvlink", "pcie", "rack", "fabric"]), name="link_kind"
             ),
+            models.UniqueConstraint(fields=["kind", "gpu_a", "gpu_b"], name="link_of_gpus_once"),
         ]
 
 

@@ -15,13 +15,13 @@ from django.utils import timezone
 from portal.access import Verb, require, require_admin
 from portal.errors import Conflict, Invalid
 from portal.events import announce
-from portal.models import Gpu, Node, NodeCheck, NodePool, Task, UnknownContainer, User
+from portal.models import Node, NodeCheck, NodePool, Task, UnknownContainer, User
 from portal.models.public_id import fault_of_name
-from portal.services import lifecycle
+from portal.services import gpus, lifecycle
 from portal.services.audit import record_act
 from portal.wake import hint_node, leave_hint, wake
 from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, FENCED, GpuHealth, LinkKind, NodeState, RuntimeKind
+from portal.words.states import ATTEMPT_LIVE, FENCED, LinkKind, NodeState, RuntimeKind
 
 FULL_DISK = "The disk of the node is full"
 """How the reason of a node begins that is out of service for want of room, and comes back by itself."""
@@ -168,25 +168,6 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
     return ended
 
 
-def do_give_back_gpu(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
-    """Lets a GPU that was lost or in quarantine take work again; one that is gone for good is forgotten."""
-    require(actor, Verb.CHANGE, gpu.node)
-    with transaction.atomic():
-        row = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu.pk)
-        if row.health == GpuHealth.OK:
-            return row
-        if row.present and row.health == GpuHealth.LOST:
-            raise Conflict("The node says that it does not answer; it can take no work yet.", code="gpu_lost")
-        before = {"gpu": row.uuid, "health": row.health, "reason": row.health_reason}
-        row.health, row.health_reason = GpuHealth.OK.value, ""
-        row.save(update_fields=["health", "health_reason"])
-        after = {"gpu": row.uuid, "health": row.health}
-        record_act(actor, "gpu.give_back", row.node, before=before, after=after, reason=reason)
-        announce("cluster", {"kind": "gpu_health", "uuid": row.uuid, "health": row.health})
-        wake("gpu_health")
-    return row
-
-
 def do_start_check(actor: User, node: Node, kind: str = "test") -> NodeCheck:
     """Asks the process that holds the node key to test the connection; steps appear on the row."""
     require(actor, Verb.CHANGE, node)
@@ -215,78 +196,23 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
         node.cpu_milli = int(hello["cpu_count"]) * 1000
         node.memory_mib = int(hello["memory_mib"] or 0)
         node.clock_skew_s = round(float(hello["clock_s"]) - received_s, 3)
-        node.simulated = any(gpu.get("simulated") for gpu in hello["gpus"])
+        silent = str(hello.get("gpus_silent") or "")
+        if not silent:
+            node.simulated = any(gpu.get("simulated") for gpu in hello["gpus"])
         _seen(node)
         if node.state == NodeState.ENROLLING.value:
             node.state = NodeState.READY.value
             record_act(None, "node.ready", node, after={"gpus": len(hello["gpus"])})
         node.save()
-        record_gpus(node, hello["gpus"])
+        if silent:
+            gpus.record_silent(node, silent)
+        else:
+            gpus.record_gpus(node, hello["gpus"])
+        if not silent and hello.get("links") is not None:
+            gpus.record_links(node, hello["links"])
         announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
         wake("node")
     return rebooted
-
-
-def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
-    """Makes the GPU rows of a node match what it tells; rows are never deleted, history points at them."""
-    rows = {
-        gpu.uuid: gpu for gpu in Gpu.objects.select_for_update(no_key=True).filter(node=node).order_by("pk")
-    }
-    for gpu in told:
-        row = rows.pop(gpu["uuid"], None)
-        fields = {
-            "index": gpu["index"],
-            "model": gpu["model"],
-            "memory_mib": gpu["memory_mib"] or 0,
-            "simulated": bool(gpu.get("simulated")),
-            "present": True,
-            "island": gpu.get("island"),
-            "compute_capability": gpu.get("compute_capability"),
-            "mig_profile": str(gpu.get("mig_profile") or "")[:32],
-        }
-        if row is None:
-            # a GPU that was moved to this node from another keeps its row and its history
-            fields |= {"node": node, "health": GpuHealth.OK.value, "health_reason": ""}
-            row, _ = Gpu.objects.update_or_create(uuid=gpu["uuid"], defaults=fields)
-        else:
-            Gpu.objects.filter(pk=row.pk).update(**fields)
-        told_so = str(gpu.get("health_sentence") or "")
-        record_gpu_health(row.pk, GpuHealth(gpu.get("health") or GpuHealth.OK), told_so)
-    for row in rows.values():
-        if row.present:
-            Gpu.objects.filter(pk=row.pk).update(present=False)
-            record_gpu_health(row.pk, GpuHealth.LOST, "The node does not name it any more.")
-
-
-def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str) -> None:
-    """Writes a GPU's health; when it is lost, what runs on it ends with that reason.
-
-    One that was lost and answers again stays in quarantine until an administrator gives it back.
-    """
-    with transaction.atomic():
-        gpu = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu_id)
-        if gpu.health == health.value or (gpu.health == GpuHealth.QUARANTINED and health is GpuHealth.OK):
-            return
-        if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
-            health = GpuHealth.QUARANTINED
-            was = gpu.health_reason.rstrip(".") or "no reason was told"
-            reason = f"It was lost ({was}) and answers again; an administrator looks at it and gives it back."
-        record_act(
-            None,
-            "gpu.health",
-            gpu.node,
-            before={"gpu": gpu.uuid, "health": gpu.health},
-            after={"gpu": gpu.uuid, "health": health.value},
-            reason=reason,
-        )
-        Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
-        announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
-        if health is GpuHealth.LOST:
-            sentence = end_sentence(EndReason.GPU_LOST, node=gpu.node.name)
-            held = gpu.allocations.filter(ended_at__isnull=True)
-            attempts = held.values_list("task__attempt_id", flat=True).distinct()
-            lifecycle.want_stops([lifecycle.Stop(each, EndReason.GPU_LOST, sentence) for each in attempts])
-        wake("gpu_health")
 
 
 def record_disk(node_id: int, full: str | None) -> None:

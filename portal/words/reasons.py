@@ -71,7 +71,7 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.NODE_REBOOTED: "The node {node} restarted while it ran.",
     EndReason.NODE_FENCED: "An administrator declared the node {node} fenced.",
     EndReason.CONTAINER_VANISHED: "Its container disappeared from {node}.",
-    EndReason.GPU_LOST: "A GPU of {node} stopped answering.",
+    EndReason.GPU_LOST: "A GPU of {node} failed.",
     EndReason.START_REFUSED: "The node {node} refused to start it: {detail}",
     EndReason.IMAGE_MISSING: "The image {image} is not on {node} and could not be brought there: {detail}",
     EndReason.DISK_FULL: "The disk of {node} is full.",

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import sys
+import zipfile
 from pathlib import Path
 
+import pytest
+
 from agents.bundle import build
+from agents.local import open_local
+from tests.standins import nvml
 
 NODE = Path(__file__).parents[2] / "agents/node"
 
@@ -28,3 +34,31 @@ def test_node_code_reads_as_python_3_8_and_imports_only_the_standard_library() -
                 assert not name.startswith("agents.") or name.startswith("agents.node"), (
                     f"{path.name}: {name}"
                 )
+
+
+def test_what_comes_from_others_reads_as_python_3_8_and_has_its_licence_beside_it(tmp_path: Path) -> None:
+    build(tmp_path / "agent.pyz")
+    with zipfile.ZipFile(tmp_path / "agent.pyz") as archive:
+        ast.parse(archive.read("pynvml.py").decode(), feature_version=(3, 8))
+        licence = archive.read("pynvml.LICENSE").decode()
+    assert licence.startswith("Copyright (c)") and "NVIDIA CORPORATION" in licence.upper()
+    assert licence.rstrip().endswith("POSSIBILITY OF SUCH DAMAGE.")
+
+
+@pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
+def test_the_program_sees_the_gpus_of_a_machine_that_has_only_a_driver(tmp_path: Path) -> None:
+    build(tmp_path / "agent.pyz")
+    driver = nvml.Driver(tmp_path, [nvml.h200(0), nvml.h200(1)])
+    places = {"state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
+    (tmp_path / "node.json").write_text(json.dumps({"cluster": "t", "gpus": "nvml", **places}))
+    with open_local(
+        tmp_path / "agent.pyz",
+        "watch",
+        tmp_path / "node.json",
+        cluster="t",
+        environment=driver.environment,
+        python=sys._base_executable,  # as a node's Python, which has no packages
+    ) as link:
+        told = [(gpu.uuid, gpu.model, gpu.memory_mib, gpu.health) for gpu in link.hello.gpus]
+        assert told == [(f"GPU-h200-{n}", "NVIDIA H200", 143_771, "ok") for n in (0, 1)]
+        assert link.hello.driver == "570.124.06"

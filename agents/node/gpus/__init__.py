@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Optional
 
+from agents.node.gpus.links import GpuLink
+
 OK, LOST, QUARANTINED = "ok", "lost", "quarantined"
 
 
 class GpuFacts(NamedTuple):
     """What a GPU is. Memory in MiB; health is ok, lost or quarantined.
 
+    With a ``health_sentence`` ok is a warning. ``fatal``: what runs on it cannot be trusted any more.
+    ``ecc_uncorrected`` counts memory errors since the driver was loaded.
+
     GPUs of a machine with equal ``island`` are joined by NVLink; None is not known, or there is no NVLink.
     ``compute_capability`` is such as 9.0; ``mig_profile`` such as 1g.10gb is that of a slice, None of a whole GPU.
+    ``reserved_mib`` of the memory is kept by the driver for itself; ``bus_id`` is the PCIe address (00000000:1A:00.0)
+    and ``numa`` the NUMA node it hangs on.
     """
 
     uuid: str
@@ -24,6 +31,11 @@ class GpuFacts(NamedTuple):
     island: Optional[int] = None
     compute_capability: Optional[float] = None
     mig_profile: Optional[str] = None
+    reserved_mib: Optional[int] = None
+    bus_id: Optional[str] = None
+    numa: Optional[int] = None
+    fatal: bool = False
+    ecc_uncorrected: Optional[int] = None
 
 
 class GpuProcess(NamedTuple):
@@ -56,9 +68,20 @@ class GpuProvider:
         """Every GPU now, in the order of the machine."""
         raise NotImplementedError
 
+    def silent(self) -> Optional[str]:
+        """Why nobody can say which GPUs are there, as a sentence; None where :meth:`gpus` is all of them."""
+        return None
+
+    def links(self) -> List[GpuLink]:
+        """How the whole GPUs among them are joined, a row for each pair of which something is known."""
+        return []
+
     def readings(self, busy_milli: "dict[str, int]") -> List[GpuReading]:
         """One reading per GPU; ``busy_milli`` says how much of each is given away (pretend GPUs show it)."""
         raise NotImplementedError
+
+    def follow_faults(self) -> None:
+        """From now on hears at once what befalls GPUs, where the driver tells it; their health shows it."""
 
     def device_flags(self, uuids: List[str]) -> List[str]:
         """What an engine needs on its command line to hand in exactly these GPUs."""

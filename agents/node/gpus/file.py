@@ -15,7 +15,8 @@ from agents.node.gpus import LOST, OK, QUARANTINED, GpuFacts, GpuProvider, GpuRe
 class FileGpus(GpuProvider):
     """GPUs as ``{"gpus": [{"uuid", "model", "memory_mib", "health", "load": {...}}]}``.
 
-    ``island``, ``compute_capability`` and ``mig_profile`` are optional; without ``island`` all are joined.
+    ``island``, ``compute_capability``, ``mig_profile``, ``fatal`` and ``ecc_uncorrected`` are optional; without
+    ``island`` all are joined.
     ``load`` is optional; without it a GPU that is given away hums between 60 and 95 percent, and an idle one
     stands still. A file that is missing or half written keeps the last good picture.
     """
@@ -69,6 +70,8 @@ def _facts(index: int, row: Dict[str, Any]) -> GpuFacts:
         island=None if row.get("mig_profile") else int(row.get("island", 0)),
         compute_capability=None if capability is None else float(capability),
         mig_profile=row.get("mig_profile"),
+        fatal=bool(row.get("fatal")),
+        ecc_uncorrected=row.get("ecc_uncorrected"),
     )
 
 

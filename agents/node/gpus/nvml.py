@@ -2,27 +2,106 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import os
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
-from agents.node.gpus import LOST, OK, GpuFacts, GpuProcess, GpuProvider, GpuReading, NoGpus
+from agents.node.gpus import LOST, GpuFacts, GpuProcess, GpuProvider, GpuReading, NoGpus
+from agents.node.gpus.faults import Faults, follow
+from agents.node.gpus.health import MEMORY, Readings, is_slowed, judge
+from agents.node.gpus.links import LEVELS, SWITCH, GpuLink, islands, nvlinks_between
+from agents.node.machine import read_text
 
 _Answer = TypeVar("_Answer")
 _MIB = 1024 * 1024
+_LIBRARY = "libnvidia-ml.so.1"
+_ASK_AGAIN_S = 10.0
+_PCI_DEVICES = "/sys/bus/pci/devices"
 
 
 def open_nvml() -> GpuProvider:
     """GPUs of this machine, or none where there is no NVML to ask."""
     try:
+        ctypes.CDLL(_LIBRARY)  # the module is large, and only machines with a driver need it
         import pynvml
-    except ImportError:
+    except (OSError, ImportError):
         return NoGpus()
+    return _open(pynvml)
+
+
+def _open(nvml: Any) -> GpuProvider:
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return NoGpus()
-    return NvmlGpus(pynvml)
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        if error.value in (nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_LIBRARY_NOT_FOUND):
+            return NoGpus()
+        return SilentGpus(nvml, str(error).rstrip("."))
+    return NvmlGpus(nvml)
+
+
+class SilentGpus(GpuProvider):
+    """A driver that is there and does not answer, such as one that was upgraded under running work.
+
+    What it has is not known, and not lost: it is asked again before each answer, at most every so often.
+    """
+
+    def __init__(self, nvml: Any, why: str) -> None:
+        self._nvml = nvml
+        self._why = why
+        self._now: GpuProvider = NoGpus()
+        self._asked_s = time.monotonic()
+        self._follows = False
+
+    def _ask(self) -> GpuProvider:
+        if self.silent() is not None and time.monotonic() - self._asked_s >= _ASK_AGAIN_S:
+            self._asked_s = time.monotonic()
+            found = _open(self._nvml)
+            if isinstance(found, NvmlGpus):
+                self._now = found
+                if self._follows:
+                    found.follow_faults()
+        return self._now
+
+    def silent(self) -> Optional[str]:
+        return None if isinstance(self._now, NvmlGpus) else f"NVIDIA's driver does not answer: {self._why}."
+
+    def driver(self) -> Optional[str]:
+        return self._ask().driver()
+
+    def gpus(self) -> List[GpuFacts]:
+        return self._ask().gpus()
+
+    def links(self) -> List[GpuLink]:
+        return self._ask().links()
+
+    def readings(self, busy_milli: Dict[str, int]) -> List[GpuReading]:
+        return self._ask().readings(busy_milli)
+
+    def follow_faults(self) -> None:
+        self._follows = True
+
+    def device_flags(self, uuids: List[str]) -> List[str]:
+        return self._ask().device_flags(uuids)
+
+
+class _Memory(NamedTuple):
+    total: int
+    used: int
+    reserved: Optional[int]
+
+
+class _Traits(NamedTuple):
+    """What does not change while a GPU is there."""
+
+    model: str
+    profile: Optional[str]
+    capability: Optional[float]
+    bus_id: Optional[str]
+    numa: Optional[int]
+    instance: Optional[int]  # the number of a slice's GPU instance
 
 
 class NvmlGpus(GpuProvider):
@@ -31,8 +110,12 @@ class NvmlGpus(GpuProvider):
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._known: Dict[str, GpuFacts] = {}
-        self._islands: Dict[Tuple[str, ...], Dict[str, int]] = {}  # of the GPUs that were there together
+        self._traits: Dict[str, _Traits] = {}
+        self._linked: Tuple[Tuple[str, ...], List[GpuLink]] = ((), [])  # of the GPUs that were there together
         self._lock = threading.Lock()
+        self._faults = Faults()
+        self._ecc: Dict[str, int] = {}  # uncorrected errors at the last look, by whole GPU
+        self._slow_since_s: Dict[str, float] = {}
 
     def driver(self) -> Optional[str]:
         return _text(self._ask(self._nvml.nvmlSystemGetDriverVersion))
@@ -41,36 +124,30 @@ class NvmlGpus(GpuProvider):
         with self._lock:
             present = {}
             whole: Dict[str, Any] = {}
-            for index, (handle, parent) in enumerate(self._handles()):
-                uuid = _text(self._ask(self._nvml.nvmlDeviceGetUUID, handle))
-                if uuid is None:
-                    continue
-                if handle is parent:
-                    whole[uuid] = handle
-                model, profile = _parted(
-                    _text(self._ask(self._nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU"
-                )
-                memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
-                present[uuid] = GpuFacts(
-                    uuid=uuid,
-                    index=index,
-                    model=model,
-                    memory_mib=None if memory is None else memory.total // _MIB,
-                    simulated=False,
-                    health=OK if memory is not None else LOST,
-                    health_sentence=None
-                    if memory is not None
-                    else "The driver no longer answers for this GPU.",
-                    compute_capability=self._capability(parent),
-                    mig_profile=profile,
-                )
-            for uuid, island in self._islands_of(whole).items():
+            index = 0
+            for parent_uuid, parent in self._parents().items():
+                condition = self._condition(parent_uuid, parent)
+                for handle in self._slices(parent) or [parent]:
+                    uuid = _text(self._ask(self._nvml.nvmlDeviceGetUUID, handle))
+                    if uuid is not None:
+                        present[uuid] = self._facts(index, uuid, handle, parent, parent_uuid, condition)
+                    if handle is parent:
+                        whole[parent_uuid] = parent
+                    index += 1
+            self._traits = {uuid: self._traits[uuid] for uuid in present}
+            for uuid, island in islands(tuple(whole), self._links_of(whole)).items():
                 present[uuid] = present[uuid]._replace(island=island)
             for uuid, facts in self._known.items():
                 if uuid not in present:
-                    present[uuid] = facts._replace(health=LOST, health_sentence="The GPU left the bus.")
+                    present[uuid] = facts._replace(
+                        health=LOST, health_sentence="The GPU left the bus.", fatal=True
+                    )
             self._known = present
             return sorted(present.values(), key=lambda facts: facts.index)
+
+    def links(self) -> List[GpuLink]:
+        self.gpus()
+        return self._linked[1]
 
     def readings(self, busy_milli: Dict[str, int]) -> List[GpuReading]:
         readings = []
@@ -80,7 +157,7 @@ class NvmlGpus(GpuProvider):
                 readings.append(GpuReading(facts.uuid, None, None, None, None, LOST, []))
                 continue
             rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates, handle)
-            memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
+            memory = self._memory(handle)
             milliwatts = self._ask(self._nvml.nvmlDeviceGetPowerUsage, handle)
             readings.append(
                 GpuReading(
@@ -100,39 +177,140 @@ class NvmlGpus(GpuProvider):
     def device_flags(self, uuids: List[str]) -> List[str]:
         return [flag for uuid in uuids for flag in ("--device", f"nvidia.com/gpu={uuid}")]
 
-    def _capability(self, handle: Any) -> Optional[float]:
-        found = self._ask(self._nvml.nvmlDeviceGetCudaComputeCapability, handle)
-        return None if found is None else float("{}.{}".format(*found))
+    def follow_faults(self) -> None:
+        follow(self._nvml, self._parents(), self._faults)
 
-    def _islands_of(self, handles: Dict[str, Any]) -> Dict[str, int]:
-        """Islands by UUID, numbered in the order of the machine; none where no two GPUs are joined."""
-        key = tuple(handles)
-        if key not in self._islands:
-            island = {uuid: number for number, uuid in enumerate(handles)}
-            for one, other in itertools.combinations(handles, 2):
-                if island[one] != island[other] and self._joined(handles[one], handles[other]):
-                    low, high = sorted((island[one], island[other]))
-                    island = {uuid: low if at == high else at for uuid, at in island.items()}
-            numbers = sorted(set(island.values()))
-            joined = len(numbers) < len(island)
-            self._islands = {key: {u: numbers.index(at) for u, at in island.items()} if joined else {}}
-        return self._islands[key]
+    def _facts(
+        self, index: int, uuid: str, handle: Any, parent: Any, parent_uuid: str, condition: Readings
+    ) -> GpuFacts:
+        if uuid not in self._traits:
+            self._traits[uuid] = self._traits_of(handle, parent)
+        traits, memory = self._traits[uuid], self._memory(handle)
+        xids = self._faults.recent(parent_uuid, traits.instance)
+        health = judge(condition._replace(answers=memory is not None, xids=xids))
+        return GpuFacts(
+            uuid=uuid,
+            index=index,
+            model=traits.model,
+            memory_mib=None if memory is None else memory.total // _MIB,
+            simulated=False,
+            health=health.health,
+            health_sentence=health.sentence,
+            fatal=health.fatal,
+            ecc_uncorrected=condition.ecc_uncorrected,
+            compute_capability=traits.capability,
+            mig_profile=traits.profile,
+            reserved_mib=None if memory is None or memory.reserved is None else memory.reserved // _MIB,
+            bus_id=traits.bus_id,
+            numa=traits.numa,
+        )
 
-    def _joined(self, one: Any, other: Any) -> bool:
-        """True when the two reach each other's memory over NVLink, directly or through a switch."""
+    def _traits_of(self, handle: Any, parent: Any) -> _Traits:
+        name = _text(self._ask(self._nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU"
+        model, mig, profile = name.partition(" MIG ")  # NVIDIA A100-SXM4-40GB MIG 1g.5gb
+        capability = self._ask(self._nvml.nvmlDeviceGetCudaComputeCapability, parent)
+        bus_id = self._bus_id(parent)
+        return _Traits(
+            model=model,
+            profile=profile if mig else None,
+            capability=None if capability is None else float("{}.{}".format(*capability)),
+            bus_id=bus_id,
+            numa=None if bus_id is None else _numa_node(bus_id),
+            instance=self._ask(self._nvml.nvmlDeviceGetGpuInstanceId, handle) if mig else None,
+        )
+
+    def _condition(self, uuid: str, handle: Any) -> Readings:
+        """What a whole GPU says of its condition now; slices share it."""
+        now_s = time.monotonic()
+        ecc, before = self._uncorrected_errors(handle), self._ecc.get(uuid)
+        if ecc is not None:
+            if before is not None and ecc > before:
+                self._faults.note(uuid, MEMORY)
+            self._ecc[uuid] = ecc
+        rows = self._ask(self._nvml.nvmlDeviceGetRemappedRows, handle)
+        pages = self._ask(self._nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+        throttle = self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        if throttle is None:  # a driver before 535 has it under its older name
+            throttle = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+        if is_slowed(throttle):
+            self._slow_since_s.setdefault(uuid, now_s)
+        else:
+            self._slow_since_s.pop(uuid, None)
+        return Readings(
+            ecc_uncorrected=ecc,
+            rows_pending=None if rows is None else bool(rows[2]),
+            rows_failed=None if rows is None else bool(rows[3]),
+            pages_pending=None if pages is None else bool(pages),
+            throttle=throttle,
+            slow_s=now_s - self._slow_since_s.get(uuid, now_s),
+        )
+
+    def _uncorrected_errors(self, handle: Any) -> Optional[int]:
+        """Since the driver was loaded, of all its memory."""
+        kind, since = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._nvml.NVML_VOLATILE_ECC
+        return self._ask(self._nvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
+
+    def _memory(self, handle: Any) -> Optional[_Memory]:
+        """Bytes in all, in use, and kept by the driver; older drivers count the latter as used."""
+        found = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle, self._nvml.nvmlMemory_v2)
+        if found is not None:
+            return _Memory(found.total, found.used, found.reserved)
+        found = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
+        return None if found is None else _Memory(found.total, found.used, None)
+
+    def _links_of(self, whole: Dict[str, Any]) -> List[GpuLink]:
+        """Worked out anew when other GPUs are there: it takes some hundred questions."""
+        key = tuple(whole)
+        if self._linked[0] != key:
+            ends = {uuid: self._nvlinks_of(handle) for uuid, handle in whole.items()}
+            at = {uuid: self._traits[uuid].bus_id for uuid in whole}
+            found = []
+            for a, b in itertools.combinations(whole, 2):
+                nvlinks: Optional[int] = nvlinks_between(ends[a], at[a], ends[b], at[b])
+                reached = self._reach_each_other(whole[a], whole[b])
+                if reached is not None:
+                    nvlinks = (nvlinks or None) if reached else 0
+                level = self._ask(self._nvml.nvmlDeviceGetTopologyCommonAncestor, whole[a], whole[b])
+                found.append(GpuLink(a, b, nvlinks, LEVELS.get(-1 if level is None else level)))
+            self._linked = key, found
+        return self._linked[1]
+
+    def _nvlinks_of(self, handle: Any) -> Dict[str, int]:
+        """Active NVLinks by what is at their far end."""
+        found: Dict[str, int] = {}
+        for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
+            if not self._ask(self._nvml.nvmlDeviceGetNvLinkState, handle, link):
+                continue
+            kind = self._ask(self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+            if kind == self._nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+                end: Optional[str] = SWITCH
+            else:
+                pci = self._ask(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+                end = None if pci is None else str(_text(pci.busId)).upper()
+            if end is not None:
+                found[end] = found.get(end, 0) + 1
+        return found
+
+    def _reach_each_other(self, one: Any, other: Any) -> Optional[bool]:
+        """True when the two may use each other's memory over NVLink; links alone do not say that."""
         status = self._ask(
             self._nvml.nvmlDeviceGetP2PStatus, one, other, self._nvml.NVML_P2P_CAPS_INDEX_NVLINK
         )
-        return status is not None and status == self._nvml.NVML_P2P_STATUS_OK
+        return None if status is None else status == self._nvml.NVML_P2P_STATUS_OK
 
-    def _handles(self) -> List[Tuple[Any, Any]]:
-        """Each GPU or slice, with the GPU that it is (of)."""
-        handles: List[Tuple[Any, Any]] = []
+    def _bus_id(self, handle: Any) -> Optional[str]:
+        pci = self._ask(self._nvml.nvmlDeviceGetPciInfo, handle)
+        return None if pci is None else str(_text(pci.busId)).upper()
+
+    def _parents(self) -> Dict[str, Any]:
+        """Each whole GPU that answers, in the order of the machine."""
+        found: Dict[str, Any] = {}
         for index in range(self._ask(self._nvml.nvmlDeviceGetCount) or 0):
             handle = self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index)
-            if handle is not None:
-                handles.extend((each, handle) for each in self._slices(handle) or [handle])
-        return handles
+            uuid = None if handle is None else _text(self._ask(self._nvml.nvmlDeviceGetUUID, handle))
+            if uuid is not None:
+                found[uuid] = handle
+        return found
 
     def _slices(self, handle: Any) -> List[Any]:
         mode = self._ask(self._nvml.nvmlDeviceGetMigMode, handle)
@@ -162,10 +340,12 @@ class NvmlGpus(GpuProvider):
             return None
 
 
-def _parted(name: str) -> Tuple[str, Optional[str]]:
-    """NVML's name as the model and, of a slice, its profile: ``NVIDIA A100-SXM4-40GB MIG 1g.5gb``."""
-    model, mig, profile = name.partition(" MIG ")
-    return model, profile if mig else None
+def _numa_node(bus_id: str) -> Optional[int]:
+    """The NUMA node of a PCIe address as the kernel knows it; None on a machine that has but one."""
+    domain, _, place = bus_id.lower().partition(":")
+    text = read_text(os.path.join(_PCI_DEVICES, f"{domain[-4:]}:{place}", "numa_node"))
+    node = int(text) if text and text.strip().lstrip("-").isdigit() else -1
+    return node if node >= 0 else None
 
 
 def _text(value: Any) -> Optional[str]:

@@ -30,7 +30,7 @@ class GpuShort(serializers.Serializer[Any]):
     memory_mib = serializers.IntegerField()
     simulated = serializers.BooleanField()
     health = serializers.ChoiceField(HEALTH)
-    health_reason = serializers.CharField(allow_blank=True)
+    health_reason = serializers.CharField(allow_blank=True, help_text="Of one that is ok: a warning.")
     present = serializers.BooleanField(help_text="The node's last hello named it.")
     used_milli = serializers.IntegerField(help_text="1000 is all of it.")
     island = serializers.IntegerField(
@@ -40,6 +40,13 @@ class GpuShort(serializers.Serializer[Any]):
     compute_capability = serializers.FloatField(allow_null=True, help_text="Such as 9.0; null: not told.")
     mig_profile = serializers.CharField(
         allow_blank=True, help_text="Of a slice, such as 1g.10gb; blank: a whole GPU."
+    )
+    reserved_mib = serializers.IntegerField(
+        allow_null=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
+    )
+    bus_id = serializers.CharField(allow_blank=True, help_text="Its PCIe address; blank: not told.")
+    numa = serializers.IntegerField(
+        allow_null=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
     )
     jobs = serializers.ListField(child=serializers.CharField(), help_text="Jobs on it, of those you may see.")
 
@@ -77,6 +84,9 @@ class Node(Named):
     cpu_milli = serializers.IntegerField()
     memory_mib = serializers.IntegerField()
     labels = serializers.DictField(child=serializers.CharField(), help_text="Where it stands: key to value.")
+    below_floor = serializers.ListField(
+        child=serializers.CharField(), help_text="A sentence for each of its programs that is too old."
+    )
     gpus = GpuShort(many=True)
 
 
@@ -148,6 +158,9 @@ def gpu_short(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "island": row.island,
         "compute_capability": row.compute_capability,
         "mig_profile": row.mig_profile,
+        "reserved_mib": row.reserved_mib,
+        "bus_id": row.bus_id,
+        "numa": row.numa,
         "jobs": holders.get(row.pk, []),
     }
 
@@ -188,6 +201,7 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "labels": row.labels,
+        "below_floor": list(row.hello.get("below_floor", ())),
         "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
     }
 

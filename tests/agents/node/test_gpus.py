@@ -1,80 +1,53 @@
-"""What a node tells of its GPUs: islands of NVLink, capability and slices, from NVML's answers and from a file."""
+"""What a node tells of its GPUs: pairs, islands, slices and memory, from NVML's answers and from a file."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as drawn
 
+from agents.node.gpus import GpuProvider, NoGpus
+from agents.node.gpus import nvml as by_nvml
 from agents.node.gpus.file import FileGpus
-from agents.node.gpus.nvml import NvmlGpus
+from agents.node.gpus.links import GpuLink, islands
+from tests.standins import nvml
+
+needs_compiler = pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
 
 
-class NVMLError(Exception):
-    """NVML does not tell."""
+@pytest.fixture
+def gpus_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The provider of a machine with these GPUs, and its driver."""
+
+    def make(*gpus: nvml.Lines) -> tuple[GpuProvider, nvml.Driver]:
+        driver = nvml.Driver(tmp_path, gpus)
+        driver.take(monkeypatch)
+        return by_nvml.open_nvml(), driver
+
+    return make
 
 
-class Machine:
-    """A driver that knows whole GPUs 0 to ``count``; ``links`` joins pairs, ``slices`` cuts some into parts."""
+def machine(count: int, links=(), switched=()) -> list[nvml.Lines]:
+    """GPUs 0 to ``count``; pairs may be joined by some NVLinks, others hang on a switch."""
+    wires: dict[int, list[str]] = {number: [] for number in range(count)}
+    for a, b, lines in links:
+        wires[a] += [f"nvlink gpu {b}"] * lines
+        wires[b] += [f"nvlink gpu {a}"] * lines
+    for number, lines in switched:
+        wires[number] += ["nvlink switch"] * lines
+    return [nvml.h200(number, *wires[number]) for number in range(count)]
 
-    NVMLError = NVMLError
-    NVML_DEVICE_MIG_ENABLE = 1
-    NVML_P2P_CAPS_INDEX_NVLINK = 2
-    NVML_P2P_STATUS_OK = 0
 
-    def __init__(self, count, links=(), slices=None, told=True):
-        self.handles = [f"GPU-{i}" for i in range(count)]
-        self.links = {frozenset((f"GPU-{a}", f"GPU-{b}")) for a, b in links}
-        self.slices = {f"GPU-{i}": names for i, names in (slices or {}).items()}
-        self.told = told
-        self.asked = 0
-
-    def nvmlDeviceGetCount(self):
-        return len(self.handles)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return self.handles[index]
-
-    def nvmlDeviceGetMigMode(self, handle):
-        if handle not in self.slices:
-            raise NVMLError
-        return (1, 1)
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
-        if index >= len(self.slices[handle]):
-            raise NVMLError
-        return f"MIG-{handle}-{index}"
-
-    def nvmlDeviceGetUUID(self, handle):
-        return handle
-
-    def nvmlDeviceGetName(self, handle):
-        if handle.startswith("MIG-"):
-            parent, _, index = handle.removeprefix("MIG-").rpartition("-")
-            return f"NVIDIA A100-SXM4-80GB MIG {self.slices[parent][int(index)]}".encode()
-        return b"NVIDIA A100-SXM4-80GB"
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return SimpleNamespace(total=10 * 1024**3)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        if not self.told or handle.startswith("MIG-"):
-            raise NVMLError
-        return (8, 0)
-
-    def nvmlDeviceGetP2PStatus(self, one, other, index):
-        self.asked += 1
-        if not self.told:
-            raise NVMLError
-        return 0 if frozenset((one, other)) in self.links else 5
+def pairs(*joined: tuple[int, int]) -> list[GpuLink]:
+    return [GpuLink(str(a), str(b), 4, None) for a, b in joined]
 
 
 @pytest.mark.parametrize(
-    ("why", "links", "islands"),
+    ("why", "joined", "expected"),
     [
         ("two pairs and one alone", [(0, 2), (1, 3)], [0, 1, 0, 1, 2]),
         ("a chain is one island", [(3, 4), (2, 3), (0, 1)], [0, 0, 1, 1, 1]),
@@ -82,36 +55,127 @@ class Machine:
         ("no NVLink: no islands", [], [None] * 5),
     ],
 )
-def test_islands_are_what_nvlink_joins(why, links, islands) -> None:
-    assert [gpu.island for gpu in NvmlGpus(Machine(5, links)).gpus()] == islands, why
+def test_islands_are_what_nvlink_joins(why, joined, expected) -> None:
+    found = islands([str(number) for number in range(5)], pairs(*joined))
+    assert [found.get(str(number)) for number in range(5)] == expected, why
 
 
-def test_islands_are_asked_for_once_while_the_gpus_are_the_same() -> None:
-    machine = Machine(4, [(0, 1)])
-    gpus = NvmlGpus(machine)
-    assert gpus.gpus() == gpus.gpus()
-    assert machine.asked == 6
-    machine.handles.pop()
-    lost = gpus.gpus()[-1]
-    assert (lost.health, machine.asked) == ("lost", 9)
+@given(drawn.lists(drawn.tuples(drawn.integers(0, 7), drawn.integers(0, 7)), max_size=12))
+def test_two_gpus_are_on_one_island_just_when_a_way_of_nvlinks_joins_them(joined) -> None:
+    found = islands([str(number) for number in range(8)], pairs(*joined))
+    reach = {number: {number} for number in range(8)}
+    for _ in range(8):
+        for a, b in joined:
+            reach[a] = reach[b] = reach[a] | reach[b]
+            for each in reach[a]:
+                reach[each] = reach[a]
+    for a, b in itertools.combinations(range(8), 2):
+        assert (bool(found) and found[str(a)] == found[str(b)]) == (b in reach[a])
+    numbers = list(dict.fromkeys(found.values()))
+    assert numbers == sorted(numbers)
 
 
-def test_what_a_driver_does_not_tell_is_not_known() -> None:
-    (gpu,) = NvmlGpus(Machine(1, told=False)).gpus()
-    assert (gpu.island, gpu.compute_capability, gpu.mig_profile) == (None, None, None)
-
-
-def test_slices_stand_for_their_gpu() -> None:
-    machine = Machine(3, [(0, 2)], slices={1: ["1g.10gb", "2g.20gb"]})
-    told = [(g.index, g.uuid, g.model, g.mig_profile, g.island) for g in NvmlGpus(machine).gpus()]
-    model = "NVIDIA A100-SXM4-80GB"
-    assert told == [
-        (0, "GPU-0", model, None, 0),
-        (1, "MIG-GPU-1-0", model, "1g.10gb", None),
-        (2, "MIG-GPU-1-1", model, "2g.20gb", None),
-        (3, "GPU-2", model, None, 0),
+@needs_compiler
+def test_pairs_have_their_nvlinks_and_their_place_on_the_bus(gpus_of) -> None:
+    rows = machine(3, links=[(0, 1, 4)])
+    for a, b, level in ((0, 1, 10), (0, 2, 50), (1, 2, 50)):
+        rows[a].append(f"near {b} {level}")
+    gpus, _ = gpus_of(*rows)
+    assert gpus.links() == [
+        GpuLink("GPU-h200-0", "GPU-h200-1", 4, "single"),
+        GpuLink("GPU-h200-0", "GPU-h200-2", 0, "system"),
+        GpuLink("GPU-h200-1", "GPU-h200-2", 0, "system"),
     ]
-    assert {gpu.compute_capability for gpu in NvmlGpus(machine).gpus()} == {8.0}
+    assert [gpu.island for gpu in gpus.gpus()] == [0, 0, 1]
+
+
+@needs_compiler
+def test_a_switch_joins_by_the_links_of_the_one_with_fewer(gpus_of) -> None:
+    gpus, _ = gpus_of(*machine(3, switched=[(0, 18), (1, 18), (2, 17)]))
+    assert [link.nvlinks for link in gpus.links()] == [18, 17, 17]
+    assert {gpu.island for gpu in gpus.gpus()} == {0}
+
+
+@needs_compiler
+def test_a_gpu_that_leaves_the_bus_is_lost_and_the_links_are_those_of_the_others(gpus_of) -> None:
+    rows = machine(3, links=[(0, 1, 2), (0, 2, 2)])
+    gpus, driver = gpus_of(*rows)
+    assert len(gpus.links()) == 3
+    rows[2].append("lost")
+    driver.write(rows)
+    lost = gpus.gpus()[-1]
+    assert (lost.uuid, lost.health, lost.health_sentence) == ("GPU-h200-2", "lost", "The GPU left the bus.")
+    assert [(link.a, link.b) for link in gpus.links()] == [("GPU-h200-0", "GPU-h200-1")]
+
+
+@needs_compiler
+def test_a_gpu_has_an_address_and_memory_that_the_driver_keeps(gpus_of, tmp_path, monkeypatch) -> None:
+    (tmp_path / "0000:1b:00.0").mkdir()
+    (tmp_path / "0000:1b:00.0/numa_node").write_text("1\n")
+    monkeypatch.setattr(by_nvml, "_PCI_DEVICES", str(tmp_path))
+    gpus, _ = gpus_of(nvml.h200(0), nvml.h200(1))
+    told = [(g.bus_id, g.numa, g.memory_mib, g.reserved_mib, g.compute_capability) for g in gpus.gpus()]
+    assert told == [
+        ("00000000:1A:00.0", None, 143_771, 637, 9.0),
+        ("00000000:1B:00.0", 1, 143_771, 637, 9.0),
+    ]
+    assert gpus.driver() == "570.124.06"
+
+
+@needs_compiler
+def test_readings_are_those_of_the_driver(gpus_of) -> None:
+    gpus, driver = gpus_of(nvml.h200(0, "process 41 2048", "graphics 42 16"))
+    (reading,) = gpus.readings({})
+    told = (reading.utilisation_percent, reading.memory_used_mib, reading.power_watts, reading.temperature_c)
+    assert told == (40.0, 1000, 310.0, 50)
+    assert [(each.pid, each.memory_mib) for each in reading.processes] == [(41, 2048), (42, 16)]
+    driver.write([nvml.h200(0, "lost")])
+    (reading,) = gpus.readings({})
+    assert (reading.health, reading.power_watts, reading.processes) == ("lost", None, [])
+
+
+@needs_compiler
+def test_what_a_driver_does_not_tell_is_not_known(gpus_of) -> None:
+    gpus, _ = gpus_of(["gpu", "uuid GPU-old", "name Tesla K80", "memory 11441 0 0"])
+    (gpu,) = gpus.gpus()
+    assert (gpu.model, gpu.health, gpu.health_sentence) == ("Tesla K80", "ok", None)
+    assert {gpu.island, gpu.compute_capability, gpu.mig_profile, gpu.bus_id, gpu.numa} == {None}
+    (reading,) = gpus.readings({})
+    assert {reading.utilisation_percent, reading.power_watts, reading.temperature_c} == {None}
+
+
+@needs_compiler
+def test_slices_stand_for_their_gpu(gpus_of) -> None:
+    rows = machine(3, links=[(0, 2, 6)])
+    rows[1] += ["slice MIG-a 1g.18gb 16384", "slice MIG-b 2g.35gb 33280"]
+    gpus, _ = gpus_of(*rows)
+    told = [(g.index, g.uuid, g.model, g.mig_profile, g.island, g.memory_mib) for g in gpus.gpus()]
+    model = "NVIDIA H200"
+    assert told == [
+        (0, "GPU-h200-0", model, None, 0, 143_771),
+        (1, "MIG-a", model, "1g.18gb", None, 16_384),
+        (2, "MIG-b", model, "2g.35gb", None, 33_280),
+        (3, "GPU-h200-2", model, None, 0, 143_771),
+    ]
+    assert {gpu.compute_capability for gpu in gpus.gpus()} == {9.0}
+
+
+@needs_compiler
+@pytest.mark.parametrize(("refusal", "silent"), [(18, True), (999, True), (9, False)])
+def test_a_driver_that_does_not_answer_has_lost_nothing(gpus_of, monkeypatch, refusal, silent) -> None:
+    gpus, driver = gpus_of([f"refuse {refusal}"], nvml.h200(0))
+    assert (gpus.gpus(), gpus.links(), gpus.readings({}), gpus.driver()) == ([], [], [], None)
+    assert (gpus.silent() is not None) is silent
+    driver.write([nvml.h200(0)])
+    assert gpus.gpus() == []  # it was asked a moment ago
+    monkeypatch.setattr(by_nvml, "_ASK_AGAIN_S", 0.0)
+    assert len(gpus.gpus()) == (1 if silent else 0)
+    assert gpus.silent() is None
+
+
+def test_a_machine_without_a_driver_has_no_gpus(monkeypatch) -> None:
+    monkeypatch.setattr(by_nvml, "_LIBRARY", "libno-such-driver.so.1")
+    assert isinstance(by_nvml.open_nvml(), NoGpus)
 
 
 def test_pretend_gpus_say_what_their_file_says(tmp_path) -> None:

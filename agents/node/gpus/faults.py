@@ -1,0 +1,103 @@
+"""What befell GPUs of late: a thread that waits for NVML's events, and a book of faults still worth telling."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from agents.node.gpus.health import MEMORY
+
+KEPT_S = 60.0
+"""A fault is told for so long: long enough for every look, and short enough that a GPU which an administrator
+gives back takes work again. The record remembers it until then."""
+
+_WAIT_MS = 1000
+_AGAIN_AFTER_S = 5.0
+_NO_INSTANCE = 0xFFFFFFFF
+
+
+class Fault(NamedTuple):
+    """``xid`` befell a GPU, or of a GPU in slices only the slice with this ``instance`` number."""
+
+    at_s: float
+    xid: int
+    instance: Optional[int]
+
+
+class Faults:
+    """The book, by UUID of the whole GPU."""
+
+    def __init__(self) -> None:
+        self._faults: Dict[str, List[Fault]] = {}
+        self._lock = threading.Lock()
+
+    def note(self, uuid: str, xid: int, instance: Optional[int] = None) -> None:
+        with self._lock:
+            self._faults.setdefault(uuid, []).append(Fault(time.monotonic(), xid, instance))
+
+    def recent(self, uuid: str, instance: Optional[int]) -> Tuple[int, ...]:
+        """XIDs of a GPU, or of the slice with this instance number, oldest first."""
+        since_s = time.monotonic() - KEPT_S
+        with self._lock:
+            kept = [fault for fault in self._faults.get(uuid, ()) if fault.at_s >= since_s]
+            self._faults[uuid] = kept
+        return tuple(
+            fault.xid for fault in kept if None in (fault.instance, instance) or fault.instance == instance
+        )
+
+
+def follow(nvml: Any, whole: Dict[str, Any], faults: Faults) -> None:
+    """Notes for as long as the process lives what the driver tells of these GPUs (handles by UUID)."""
+    threading.Thread(target=_follow, args=(nvml, whole, faults), name="gpu-faults", daemon=True).start()
+
+
+def _follow(nvml: Any, whole: Dict[str, Any], faults: Faults) -> None:
+    names = {_address(handle): uuid for uuid, handle in whole.items()}
+    while True:
+        try:
+            events = nvml.nvmlEventSetCreate()
+            try:
+                if not _register(nvml, whole, events):
+                    return
+                while True:
+                    _wait(nvml, events, names, faults)
+            finally:
+                nvml.nvmlEventSetFree(events)
+        except nvml.NVMLError as error:  # one GPU that is lost must not hide what befalls the others
+            sys.stderr.write(f"NVML's events: {error}\n")
+            time.sleep(_AGAIN_AFTER_S)
+
+
+def _register(nvml: Any, whole: Dict[str, Any], events: Any) -> bool:
+    """True when at least one GPU tells its faults."""
+    registered = False
+    for handle in whole.values():
+        try:
+            wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+            told = nvml.nvmlDeviceGetSupportedEventTypes(handle) & wanted
+            if told:
+                nvml.nvmlDeviceRegisterEvents(handle, told, events)
+                registered = True
+        except nvml.NVMLError:
+            continue  # a consumer GPU, or one that is lost
+    return registered
+
+
+def _wait(nvml: Any, events: Any, names: Dict[int, str], faults: Faults) -> None:
+    try:
+        event = nvml.nvmlEventSetWait(events, _WAIT_MS)
+    except nvml.NVMLError as error:
+        if error.value == nvml.NVML_ERROR_TIMEOUT:
+            return
+        raise
+    uuid = names.get(_address(event.device))
+    if uuid is not None:
+        xid = int(event.eventData) if event.eventType == nvml.nvmlEventTypeXidCriticalError else MEMORY
+        faults.note(uuid, xid, None if event.gpuInstanceId == _NO_INSTANCE else int(event.gpuInstanceId))
+
+
+def _address(handle: Any) -> int:
+    return ctypes.addressof(handle.contents)

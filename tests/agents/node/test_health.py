@@ -1,0 +1,160 @@
+"""From the readings of a GPU to its health: the table, what is worst, and the driver's events as they come."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as drawn
+
+from agents.local import open_local
+from agents.node import watch
+from agents.node.gpus import LOST, OK, QUARANTINED
+from agents.node.gpus import nvml as by_nvml
+from agents.node.gpus.faults import Faults
+from agents.node.gpus.file import FileGpus
+from agents.node.gpus.health import FAULTS, OF_PROGRAMS, Readings, judge
+from tests.agents.node.conftest import wait_for
+from tests.standins import nvml
+
+needs_compiler = pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
+WORST_FIRST = (LOST, QUARANTINED, OK)
+
+
+@pytest.mark.parametrize(
+    ("readings", "health", "fatal", "says"),
+    [
+        (Readings(), OK, False, None),
+        (Readings(answers=False), LOST, True, "no longer answers"),
+        (Readings(xids=(79,)), LOST, True, "XID 79: it fell off the bus."),
+        (Readings(xids=(48,)), QUARANTINED, True, "XID 48"),
+        (Readings(xids=(94,)), QUARANTINED, True, "XID 94"),
+        (Readings(xids=(95,)), QUARANTINED, True, "XID 95"),
+        (Readings(xids=(13, 31, 45)), OK, False, None),
+        (Readings(xids=(31, 48, 79)), LOST, True, "XID 79"),
+        (Readings(xids=(74,)), QUARANTINED, False, "NVLink"),
+        (Readings(xids=(999,)), OK, False, "XID 999"),
+        (Readings(xids=(0,)), QUARANTINED, True, "Its memory had an error that could not be corrected."),
+        (Readings(rows_failed=True), QUARANTINED, False, "case for its maker"),
+        (Readings(rows_pending=True), OK, False, "next reset"),
+        (Readings(pages_pending=True), QUARANTINED, False, "wait for a reset"),
+        (Readings(ecc_uncorrected=2), OK, False, "since the driver was loaded"),
+        (Readings(throttle=0x40, slow_s=31), OK, False, "slower: it is too hot"),
+        (Readings(throttle=0x40, slow_s=5), OK, False, None),
+        (Readings(throttle=0x4, slow_s=600), OK, False, None),
+        (Readings(throttle=0x88, slow_s=60), OK, False, "power supply"),
+    ],
+)
+def test_readings_have_a_health_and_a_sentence(readings, health, fatal, says) -> None:
+    found = judge(readings)
+    assert (found.health, found.fatal) == (health, fatal)
+    assert found.sentence is None if says is None else says in str(found.sentence)
+
+
+@given(
+    drawn.builds(
+        Readings,
+        answers=drawn.booleans(),
+        xids=drawn.lists(drawn.sampled_from([*FAULTS, *OF_PROGRAMS, 500]), max_size=4).map(tuple),
+        ecc_uncorrected=drawn.none() | drawn.integers(0, 3),
+        rows_pending=drawn.none() | drawn.booleans(),
+        rows_failed=drawn.none() | drawn.booleans(),
+        pages_pending=drawn.none() | drawn.booleans(),
+        throttle=drawn.integers(0, 511),
+        slow_s=drawn.floats(0, 100),
+    ),
+    drawn.sampled_from(sorted(FAULTS)),
+)
+def test_one_more_fault_never_makes_a_gpu_look_better(readings, xid) -> None:
+    before, after = judge(readings), judge(readings._replace(xids=(*readings.xids, xid)))
+    assert WORST_FIRST.index(after.health) <= WORST_FIRST.index(before.health)
+    assert before.fatal <= after.fatal
+    assert before.sentence if before.health != OK else not before.fatal
+
+
+def test_a_fault_of_one_slice_leaves_its_neighbours_alone(monkeypatch) -> None:
+    faults = Faults()
+    faults.note("GPU", 94, instance=2)
+    faults.note("GPU", 79)
+    assert faults.recent("GPU", 1) == (79,)
+    assert faults.recent("GPU", 2) == faults.recent("GPU", None) == (94, 79)
+    later_s = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert faults.recent("GPU", None) == ()
+
+
+@needs_compiler
+def test_memory_errors_that_grow_are_a_fault_and_old_ones_a_warning(tmp_path: Path, monkeypatch) -> None:
+    driver = nvml.Driver(tmp_path, [nvml.h200(0, "ecc 3"), nvml.h200(1)])
+    driver.take(monkeypatch)
+    gpus = by_nvml.open_nvml()
+    first, second = gpus.gpus()
+    assert (first.health, first.fatal, first.ecc_uncorrected, second.health_sentence) == (OK, False, 3, None)
+    assert "since the driver was loaded" in str(first.health_sentence)
+    driver.write([nvml.h200(0, "ecc 4"), nvml.h200(1)])
+    first, second = gpus.gpus()
+    assert (first.health, first.fatal, second.health) == (QUARANTINED, True, OK)
+
+
+@needs_compiler
+def test_rows_pages_and_clocks_are_read(tmp_path: Path, monkeypatch) -> None:
+    rows = [nvml.h200(0, "rows 0 1 1 0"), nvml.h200(1, "rows 0 1 0 1"), nvml.h200(2, "retired 1")]
+    driver = nvml.Driver(tmp_path, [*rows, nvml.h200(3, "throttle 0x20")])
+    driver.take(monkeypatch)
+    monkeypatch.setattr("agents.node.gpus.health.SLOW_AFTER_S", 0.0)
+    told = [(gpu.health, str(gpu.health_sentence).split()[-1]) for gpu in by_nvml.open_nvml().gpus()]
+    assert told == [(OK, "GPU."), (QUARANTINED, "maker."), (QUARANTINED, "GPU."), (OK, "hot.")]
+
+
+def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(
+    tmp_path: Path, monkeypatch
+) -> None:
+    def write(*health: str) -> None:
+        rows = [{"uuid": f"GPU-{n}", "health": told} for n, told in enumerate(health)]
+        (tmp_path / "new.json").write_text(json.dumps({"gpus": rows}))
+        (tmp_path / "new.json").replace(tmp_path / "gpus.json")
+
+    write(QUARANTINED, OK, LOST)
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(watch, "_ILL_AGAIN_AFTER_S", 0.0)
+    look = watch.Watch(
+        SimpleNamespace(gpus=FileGpus(str(tmp_path / "gpus.json"))),  # type: ignore[arg-type]
+        lambda event: told.append((event["uuid"], event["health"])),
+    )
+    look._look_at_gpus()
+    assert told == [("GPU-0", QUARANTINED)]
+    monkeypatch.setattr(watch, "_ILL_AGAIN_AFTER_S", 60.0)
+    look._look_at_gpus()
+    told.clear()
+    look._look_at_gpus()
+    assert told == []
+    write(QUARANTINED, LOST, LOST)
+    look._look_at_gpus()
+    assert told == [("GPU-1", LOST)]
+
+
+@needs_compiler
+def test_an_xid_is_told_by_the_agent_within_seconds_and_the_gpu_takes_no_work(
+    tmp_path: Path, pyz: Path
+) -> None:
+    driver = nvml.Driver(tmp_path, [nvml.h200(0), nvml.h200(1, "event 1 8 79")])
+    own = {"cluster": "t", "state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
+    (tmp_path / "node.json").write_text(json.dumps({**own, "gpus": "nvml"}))
+    with open_local(
+        pyz, "control", tmp_path / "node.json", cluster="t", environment=driver.environment
+    ) as link:
+        assert [gpu.health for gpu in link.hello.gpus] == [OK, OK]  # what befell them before is past
+        time.sleep(0.3)
+        driver.write([nvml.h200(0, "event 2 8 31", "event 3 8 95"), nvml.h200(1)])
+        event = wait_for(link, "gpu_health", timeout_s=10)
+        assert (event["uuid"], event["health"], event["fatal"]) == ("GPU-h200-0", QUARANTINED, True)
+        assert event["message"] == "The driver told XID 95: its memory had an error that reached other work."
+        gpus = link.ask("hello", timeout_s=5)["hello"]["gpus"]
+        assert [gpu["health"] for gpu in gpus] == [QUARANTINED, OK]
+        driver.write([nvml.h200(0), nvml.h200(1, "lost")])
+        event = wait_for(link, "gpu_health", timeout_s=10, uuid="GPU-h200-1")
+        assert (event["health"], event["fatal"], event["message"]) == (LOST, True, "The GPU left the bus.")

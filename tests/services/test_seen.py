@@ -1,0 +1,120 @@
+"""What an agent sees of its machine reaches the record: from its own words to the rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.bundle import build
+from agents.engines.ssh import hello_as_json
+from agents.local import open_local
+from portal.models import Gpu, Link, Node
+from portal.services import nodes
+from tests import record
+from tests.standins import nvml
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+CLUSTER = "seen"
+needs_compiler = pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("agent") / "agent.pyz"
+    build(path)
+    return path
+
+
+@pytest.fixture
+def node() -> Node:
+    return record.node(record.pool(), gpus=0)
+
+
+def settings_of(folder: Path, gpus: str) -> Path:
+    own = {"cluster": CLUSTER, "state_dir": str(folder / "state"), "home_root": str(folder / "homes")}
+    path = folder / "node.json"
+    path.write_text(json.dumps({**own, "gpus": gpus}))
+    return path
+
+
+def hear(node: Node, program: Path, settings: Path, driver: nvml.Driver | None = None) -> dict[str, Any]:
+    """One connection: the agent's hello is written down, and given."""
+    environment = driver.environment if driver else None
+    with open_local(program, "watch", settings, cluster=CLUSTER, environment=environment) as link:
+        hello = hello_as_json(link.hello)
+    nodes.record_hello(node.pk, hello, received_s=0.0)
+    return hello
+
+
+def test_what_a_gpu_is_and_why_it_is_ill_reaches_its_row(node: Node, program: Path, tmp_path: Path) -> None:
+    rows = [
+        {"uuid": "a", "island": 1, "compute_capability": 9.0},
+        {"uuid": "b", "mig_profile": "1g.10gb", "health": "quarantined", "health_sentence": "It smells."},
+    ]
+    (tmp_path / "gpus.json").write_text(json.dumps({"gpus": rows}))
+    hear(node, program, settings_of(tmp_path, f"file:{tmp_path / 'gpus.json'}"))
+    told = node.gpus.values_list(
+        "uuid", "island", "compute_capability", "mig_profile", "health", "health_reason"
+    )
+    assert list(told) == [
+        ("a", 1, 9.0, "", "ok", ""),
+        ("b", None, None, "1g.10gb", "quarantined", "It smells."),
+    ]
+
+
+def links_of(node: Node) -> list[tuple[str, int, int, int | None, str]]:
+    rows = Link.objects.filter(gpu_a__node=node).order_by("kind", "gpu_a__index", "gpu_b__index")
+    return list(rows.values_list("kind", "gpu_a__index", "gpu_b__index", "lines", "level"))
+
+
+@needs_compiler
+def test_addresses_memory_of_the_driver_and_links_reach_the_record(
+    node: Node, program: Path, tmp_path: Path
+) -> None:
+    wired = [
+        nvml.h200(0, "nvlink gpu 1", "nvlink gpu 1", "near 1 20"),
+        nvml.h200(1, "nvlink gpu 0", "nvlink gpu 0"),
+    ]
+    driver = nvml.Driver(tmp_path, wired)
+    settings = settings_of(tmp_path, "nvml")
+    hear(node, program, settings, driver)
+    rows = list(node.gpus.values_list("bus_id", "reserved_mib", "island"))
+    assert rows == [("00000000:1A:00.0", 637, 0), ("00000000:1B:00.0", 637, 0)]
+    assert links_of(node) == [("nvlink", 0, 1, 2, ""), ("pcie", 0, 1, None, "multiple")]
+    before = set(Link.objects.values_list("pk", "kind"))
+    driver.write([nvml.h200(0, "near 1 20"), nvml.h200(1)])
+    hear(node, program, settings, driver)
+    assert links_of(node) == [("pcie", 0, 1, None, "multiple")]
+    assert set(Link.objects.values_list("pk", "kind")) < before
+    assert set(node.gpus.values_list("island")) == {(None,)}
+
+
+def test_an_agent_that_knows_nothing_of_links_leaves_them_as_they_are(
+    node: Node, program: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "gpus.json").write_text(json.dumps({"gpus": [{"uuid": "a"}, {"uuid": "b"}]}))
+    told = hear(node, program, settings_of(tmp_path, f"file:{tmp_path / 'gpus.json'}"))
+    a, b = Gpu.objects.filter(node=node)
+    Link.objects.create(kind="nvlink", gpu_a=a, gpu_b=b, lines=4)
+    nodes.record_hello(node.pk, told | {"links": None}, received_s=0.0)
+    assert links_of(node) == [("nvlink", 0, 1, 4, "")]
+    nodes.record_hello(node.pk, told, received_s=0.0)
+    assert links_of(node) == []
+
+
+@needs_compiler
+def test_gpus_of_a_driver_that_does_not_answer_are_not_lost_and_take_no_new_work(
+    node: Node, program: Path, tmp_path: Path
+) -> None:
+    driver, settings = nvml.Driver(tmp_path, [nvml.h200(0)]), settings_of(tmp_path, "nvml")
+    hear(node, program, settings, driver)
+    driver.write([["refuse 18"], nvml.h200(0)])
+    told = hear(node, program, settings, driver)
+    assert list(told["gpus"]) == []
+    assert "driver does not answer: " in told["gpus_silent"]
+    gpu = node.gpus.get()
+    assert (gpu.present, gpu.health, gpu.health_reason) == (True, "quarantined", told["gpus_silent"])
