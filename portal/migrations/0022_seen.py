@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0020_checkpoint")]
+    dependencies = [("portal", "0021_progress")]
 
     operations = [
         migrations.AddField(
