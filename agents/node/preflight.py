@@ -3,95 +3,31 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
-from agents.node import machine
+from agents.node import machine, versions
 from agents.node.settings import Settings
 from agents.node.tasks import Tasks
 
-FLOORS: Dict[str, Tuple[Tuple[int, ...], ...]] = {
-    "runc": ((1, 2, 8), (1, 3, 3)),
-    "nvidia-ctk": ((1, 17, 8),),
-    "ssh": ((9, 6),),
-}
-"""Lowest good versions; with two, the first is the floor of its own minor series (RELIABILITY 5.4)."""
-
-_COMMANDS = {
-    "runc": ["runc", "--version"],
-    "nvidia-ctk": ["nvidia-ctk", "--version"],
-    "ssh": ["ssh", "-V"],
-    "iptables": ["iptables", "--version"],
-}
-_NAMES = {"runc": "runc", "nvidia-ctk": "the NVIDIA Container Toolkit", "ssh": "OpenSSH"}
+_looked: Optional[Dict[str, Optional[str]]] = None
 
 
-def parse_version(text: str) -> Optional[Tuple[int, ...]]:
-    """The first dotted number in a text."""
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
-    return tuple(int(each) for each in found.groups() if each is not None) if found else None
+def versions_of(tasks: Tasks) -> Dict[str, Optional[str]]:
+    """Versions by tool, engines and driver too; tools are asked once per agent process."""
+    global _looked
+    if _looked is None:
+        _looked = versions.look()
+    found = dict(_looked)
+    found.update((kind, runtime.version()) for kind, runtime in tasks.runtimes.items() if kind != "process")
+    found["driver"] = tasks.gpus.driver()
+    return found
 
 
-def is_below(version: Tuple[int, ...], floors: Tuple[Tuple[int, ...], ...]) -> bool:
-    """True when a version is lower than the floor of its series."""
-    for floor in floors:
-        if version[:2] == floor[:2]:
-            return version < floor
-    return version < floors[-1]
-
-
-def tool_versions() -> Dict[str, Optional[str]]:
-    """Version per tool, None where it is missing."""
-    versions: Dict[str, Optional[str]] = {}
-    for name, command in _COMMANDS.items():
-        version = None
-        if shutil.which(command[0]):
-            try:
-                answer = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    timeout=5.0,
-                    check=False,
-                )
-                found = parse_version(answer.stdout + answer.stderr)
-                version = ".".join(map(str, found)) if found else None
-            except (OSError, subprocess.TimeoutExpired):
-                version = None
-        versions[name] = version
-    return versions
-
-
-def floor_sentences(versions: Dict[str, Optional[str]]) -> List[str]:
-    """A sentence for each tool below its floor."""
-    sentences = []
-    for name, floors in FLOORS.items():
-        version = versions.get(name)
-        parsed = parse_version(version) if version else None
-        if parsed is not None and is_below(parsed, floors):
-            wanted = " or ".join(".".join(map(str, floor)) for floor in floors)
-            sentences.append(
-                f"{_NAMES[name]} {version} is below {wanted}: upgrade it, or keep vendor backports."
-            )
-    return sentences
-
-
-_versions: Optional[Dict[str, Optional[str]]] = None
-
-
-def below_floor(tasks: Tasks) -> List[str]:
-    """What hello says about old tools; asked of the machine once per agent process."""
-    global _versions
-    if _versions is None:
-        _versions = tool_versions()
-    relevant = dict(_versions)
-    if not any(runtime.kind != "process" for runtime in tasks.runtimes.values()):
-        relevant.pop("runc", None)
-        relevant.pop("nvidia-ctk", None)
-    return floor_sentences(relevant)
+def below_floor(tasks: Tasks, found: Dict[str, Optional[str]]) -> List[str]:
+    """A sentence for each of these versions that is too old for what this node does."""
+    containers = any(runtime.kind != "process" for runtime in tasks.runtimes.values())
+    return versions.floor_sentences(found, containers=containers)
 
 
 def preflight(tasks: Tasks) -> Dict[str, Any]:
@@ -116,8 +52,9 @@ def preflight(tasks: Tasks) -> Dict[str, Any]:
     for name, mount in (("state", settings.state_dir), ("homes", settings.home_root)):
         writable = os.access(mount, os.W_OK)
         checks.append(_check(name, writable, f"{mount} can{'' if writable else 'not'} be written."))
-    checks.extend(_check("version", False, sentence) for sentence in below_floor(tasks))
-    return {"checks": checks, "versions": _versions or {}, "ok": all(check["ok"] for check in checks)}
+    found = versions_of(tasks)
+    checks.extend(_check("version", False, sentence) for sentence in below_floor(tasks, found))
+    return {"checks": checks, "versions": found, "ok": all(check["ok"] for check in checks)}
 
 
 def preflight_of(settings: Settings, agent: List[str]) -> Dict[str, Any]:

@@ -23,7 +23,7 @@ from agents.node.images import Images
 from agents.node.ledger import Ledger
 from agents.node.logs import read_log
 from agents.node.places import Places
-from agents.node.preflight import below_floor, preflight
+from agents.node.preflight import below_floor, preflight, versions_of
 from agents.node.probe import probe
 from agents.node.refusals import Refusal
 from agents.node.runtimes.choose import open_runtimes
@@ -137,7 +137,7 @@ class Session:
 
     def hello(self) -> Fields:
         """What a portal must know before it asks for anything."""
-        gpus = self.tasks.gpus
+        gpus, versions = self.tasks.gpus, versions_of(self.tasks)
         return {
             "protocol": PROTOCOL,
             "agent_version": AGENT_VERSION,
@@ -154,8 +154,9 @@ class Session:
             "runtimes": [runtime.facts() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],
             "links": [link._asdict() for link in gpus.links()],
-            "driver": gpus.driver(),
-            "below_floor": below_floor(self.tasks),
+            "driver": versions["driver"],
+            "versions": versions,
+            "below_floor": below_floor(self.tasks, versions),
             "images": self._images.rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
             "separates_people": os.geteuid() == 0,
