@@ -33,6 +33,11 @@ class NodeBox:
     jobs: int = 0
 
     @property
+    def below_floor(self) -> int:
+        """How many of its programs are older than they should be, as it told last."""
+        return len(self.node.hello.get("below_floor", ()))
+
+    @property
     def symbol(self) -> str:
         """The state's shape."""
         if not self.node.reachable:

@@ -71,6 +71,23 @@ def node_page(
     return render(request, template, context, status=status)
 
 
+SHOWN_VERSIONS = {
+    "kernel": "Kernel",
+    "runc": "runc",
+    "crun": "crun",
+    "conmon": "conmon",
+    "nvidia-ctk": "NVIDIA toolkit",
+    "sshd": "sshd",
+    "maxsessions": "MaxSessions",
+    "maxstartups": "MaxStartups",
+}
+"""What of the versions in a hello the page names, and how; runtimes and driver have rows of their own."""
+
+
+def _versions(told: dict[str, str | None]) -> list[tuple[str, str]]:
+    return [(title, str(told[name])) for name, title in SHOWN_VERSIONS.items() if told.get(name)]
+
+
 def _facts(row: Node) -> list[tuple[str, str]]:
     """What the agent told in its last hello, for people."""
     hello = row.hello
@@ -91,6 +108,7 @@ def _facts(row: Node) -> list[tuple[str, str]]:
         ("Driver", str(hello.get("driver") or "none")),
         ("Agent", row.agent_version or "not seen yet"),
     ]
+    facts.extend(_versions(hello.get("versions") or {}))
     if hello.get("disk_free_mib") is not None:
         facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))
     if row.clock_skew_s is not None:
