@@ -207,13 +207,15 @@ def measured(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class GpuUser:
-    """A process on a GPU; ``foreign`` when it belongs to no job of ours."""
+    """A process on a GPU; ``foreign`` when it belongs to no job of ours, then with account and program's name."""
 
     pid: int
     memory_mib: int | None
     job: str | None
     attempt: int | None
     foreign: bool
+    account: str | None = None
+    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,8 @@ class GpuSample:
                     None if each["job"] is None else str(each["job"]),
                     None if each["attempt"] is None else int(each["attempt"]),
                     bool(each["foreign"]),
+                    _text(each.get("account")),
+                    _text(each.get("command")),
                 )
                 for each in row["processes"]
             ),

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from agents.node import cgroup, machine
 from agents.node.gpus import GpuReading
 from agents.node.ledger import RUNNING, Record
+from agents.node.owners import Owners, is_own_group
 from agents.node.tasks import Tasks
 
 
@@ -17,6 +18,7 @@ class Sampler:
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._ticks: Optional[machine.CpuTicks] = None
+        self._owners = Owners()
         self._task_cpu: Dict[str, Tuple[float, float]] = {}
 
     def sample(self) -> Dict[str, Any]:
@@ -27,24 +29,19 @@ class Sampler:
         ticks, before = machine.cpu_ticks(), self._ticks
         self._ticks = ticks
         readings = self._tasks.gpus.readings(self._tasks.ledger.live_milli())
-        needs_processes = any(reading.processes for reading in readings) or any(
-            record["runtime"] == "process" for record in records.values()
-        )
-        everyone = machine.processes() if needs_processes else []
+        owners = self._owners.rows([reading.processes for reading in readings], records.values())
         return {
             "event": "sample",
             "at_s": time.time(),
             "cpu_percent": machine.cpu_percent(before, ticks),
             "memory_used_mib": machine.memory_used_mib(),
             "disk_free_mib": machine.disk_free_mib(self._tasks.settings.state_dir),
-            "gpus": [_gpu(reading, _owners(reading, records, everyone)) for reading in readings],
-            "tasks": self._task_rows(records, everyone),
+            "gpus": [_gpu(reading, rows) for reading, rows in zip(readings, owners)],
+            "tasks": self._task_rows(records),
         }
 
-    def _task_rows(
-        self, records: Dict[str, Record], everyone: List[machine.ProcessFacts]
-    ) -> List[Dict[str, Any]]:
-        now_s = time.monotonic()
+    def _task_rows(self, records: Dict[str, Record]) -> List[Dict[str, Any]]:
+        now_s, everyone = time.monotonic(), _Everyone()
         rows, cpu = [], {}
         for name, record in sorted(records.items()):
             usage = _usage(record, everyone)
@@ -67,14 +64,26 @@ class Sampler:
         return rows
 
 
-def _usage(record: Record, everyone: List[machine.ProcessFacts]) -> cgroup.Usage:
+class _Everyone:
+    """All processes of the machine, looked at once and only if a task has no group of its own to count it."""
+
+    def __init__(self) -> None:
+        self._found: Optional[List[machine.ProcessFacts]] = None
+
+    def descendants(self, pid: int) -> List[machine.ProcessFacts]:
+        if self._found is None:
+            self._found = machine.processes()
+        return machine.descendants(pid, self._found)
+
+
+def _usage(record: Record, everyone: _Everyone) -> cgroup.Usage:
     pid = record["pid"]
     if not machine.is_alive(pid, record["pid_start"]):
         return cgroup.NOTHING
     group = cgroup.of_process(pid)
-    if group is not None and (record["runtime"] != "process" or _is_own(pid)):
+    if group is not None and (record["runtime"] != "process" or is_own_group(pid)):
         return group.usage()
-    family = machine.descendants(pid, everyone)
+    family = everyone.descendants(pid)
     return cgroup.Usage(
         memory_mib=int(sum(each.resident_mib for each in family)),
         peak_memory_mib=None,
@@ -83,46 +92,7 @@ def _usage(record: Record, everyone: List[machine.ProcessFacts]) -> cgroup.Usage
     )
 
 
-def _is_own(pid: int) -> bool:
-    """True when a process stands in a group of its own, not in the one the agent was started in."""
-    return machine.read_text(f"/proc/{pid}/cgroup") != machine.read_text("/proc/self/cgroup")
-
-
 def _gpu(reading: GpuReading, owners: List[Dict[str, Any]]) -> Dict[str, Any]:
     row = reading._asdict()
     row["processes"] = owners
     return row
-
-
-def _owners(
-    reading: GpuReading, records: Dict[str, Record], everyone: List[machine.ProcessFacts]
-) -> List[Dict[str, Any]]:
-    """Each process on the GPU with the job it belongs to; one of nobody's job is foreign."""
-    if not reading.processes:
-        return []
-    owner = {
-        each.pid: record
-        for record in records.values()
-        if record["pid"]
-        for each in machine.descendants(record["pid"], everyone)
-    }
-    groups = {
-        text: record
-        for record in records.values()
-        if record["pid"] and _is_own(record["pid"])
-        for text in [machine.read_text(f"/proc/{record['pid']}/cgroup")]
-        if text
-    }
-    rows = []
-    for process in reading.processes:
-        found = owner.get(process.pid) or groups.get(machine.read_text(f"/proc/{process.pid}/cgroup") or "-")
-        rows.append(
-            {
-                "pid": process.pid,
-                "memory_mib": process.memory_mib,
-                "job": found["job"] if found else None,
-                "attempt": found["attempt"] if found else None,
-                "foreign": found is None,
-            }
-        )
-    return rows

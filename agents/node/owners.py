@@ -1,0 +1,128 @@
+"""Whose process is on a GPU: that of one of our tasks, or a foreign one with its account and its command."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from agents.node import machine
+from agents.node.gpus import GpuProcess
+from agents.node.ledger import Record
+
+_DEEPEST = 64
+_LONGEST = 64
+
+
+class Owner(NamedTuple):
+    """Job and attempt of a task of ours, or else account and first word of the command, as far as they are told."""
+
+    job: Optional[str]
+    attempt: Optional[int]
+    account: Optional[str] = None
+    command: Optional[str] = None
+
+
+class Owners:
+    """Finds owners by looking at the processes asked for and their ancestors, never at all of the machine.
+
+    That a process is ours is remembered while it lives: its number and the tick of its start say that it is the
+    same one. A foreign one may yet turn out to be ours, when its task was not written down before it was seen.
+    """
+
+    def __init__(self) -> None:
+        self._known: Dict[Tuple[int, int], Owner] = {}
+
+    def rows(
+        self, on_gpus: Iterable[List[GpuProcess]], records: Iterable[Record]
+    ) -> List[List[Dict[str, Any]]]:
+        """For each GPU a row per process, as a sample tells it."""
+        tasks = [record for record in records if record["pid"]]
+        roots = {record["pid"]: record for record in tasks}
+        groups: Optional[Dict[str, Record]] = None
+        known: Dict[Tuple[int, int], Owner] = {}
+        told = []
+        for processes in on_gpus:
+            rows = []
+            for each in processes:
+                facts = machine.process(each.pid)
+                owner = None if facts is None else self._known.get((facts.pid, facts.start_ticks))
+                if owner is None:
+                    groups = _groups(tasks) if groups is None else groups
+                    owner = _find(each.pid, facts, roots, groups)
+                if facts is not None and owner.job is not None:
+                    known[facts.pid, facts.start_ticks] = owner
+                rows.append(
+                    {
+                        "pid": each.pid,
+                        "memory_mib": each.memory_mib,
+                        "foreign": owner.job is None,
+                        **owner._asdict(),
+                    }
+                )
+            told.append(rows)
+        self._known = known
+        return told
+
+
+def is_own_group(pid: int) -> bool:
+    """True when a process stands in a group of its own, not in the one the agent was started in."""
+    return machine.read_text(f"/proc/{pid}/cgroup") != machine.read_text("/proc/self/cgroup")
+
+
+def _groups(tasks: List[Record]) -> Dict[str, Record]:
+    """Control groups of tasks that have one of their own, as /proc tells them."""
+    found = ((machine.read_text(f"/proc/{task['pid']}/cgroup"), task) for task in tasks)
+    own = machine.read_text("/proc/self/cgroup")
+    return {text: task for text, task in found if text and text != own}
+
+
+def _find(
+    pid: int,
+    facts: Optional[machine.ProcessFacts],
+    roots: Dict[int, Record],
+    groups: Dict[str, Record],
+) -> Owner:
+    text = machine.read_text(f"/proc/{pid}/cgroup") or ""
+    task = next((task for group, task in groups.items() if _is_within(text, group)), None)
+    task = task or _ancestor(facts, roots)
+    if task is not None:
+        return Owner(task["job"], task["attempt"])
+    return Owner(None, None, _account(pid), _command(pid))
+
+
+def _is_within(text: str, group: str) -> bool:
+    """True when each line names the same group or one below it."""
+    lines, above = text.splitlines(), group.splitlines()
+    return len(lines) == len(above) and all(
+        line == one or line.startswith(one.rstrip("/") + "/") for line, one in zip(lines, above)
+    )
+
+
+def _ancestor(facts: Optional[machine.ProcessFacts], roots: Dict[int, Record]) -> Optional[Record]:
+    for _ in range(_DEEPEST):
+        if facts is None or facts.pid <= 1:
+            return None
+        if facts.pid in roots:
+            return roots[facts.pid]
+        facts = machine.process(facts.parent)
+    return None
+
+
+def _account(pid: int) -> Optional[str]:
+    for line in (machine.read_text(f"/proc/{pid}/status") or "").splitlines():
+        if line.startswith("Uid:"):
+            uid = int(line.split()[1])
+            try:
+                return pwd.getpwuid(uid).pw_name
+            except KeyError:
+                return str(uid)
+    return None
+
+
+def _command(pid: int) -> Optional[str]:
+    """The name of its program, without its arguments: these may hold secrets."""
+    text = machine.read_text(f"/proc/{pid}/cmdline") or machine.read_text(f"/proc/{pid}/comm") or ""
+    words = text.split("\0", 1)[0].split()
+    name = os.path.basename(words[0]) if words else ""
+    return "".join(letter for letter in name if letter.isprintable())[:_LONGEST] or None

@@ -1,0 +1,106 @@
+"""Whose process is on a GPU: a task's, its child's, a foreign one's; and how little is looked at to know it."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.node import machine
+from agents.node.gpus import GpuProcess
+from agents.node.owners import Owners, _is_within
+from tests.agents.node.conftest import LoneNode
+from tests.standins import nvml
+
+needs_compiler = pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
+
+
+@pytest.fixture
+def stranger():
+    child = subprocess.Popen(["/bin/sleep", "600"])
+    yield child.pid
+    child.kill()
+    child.wait()
+
+
+@needs_compiler
+def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path, stranger: int) -> None:
+    driver = nvml.Driver(tmp_path, [nvml.h200(0), nvml.h200(1)])
+    node.configure(gpus="nvml")
+    with node.open(environment=driver.environment) as link:
+        shell = ["/bin/sh", "-c", "sleep 600 & wait"]
+        spec = node.spec("job1", *shell, gpus=[{"uuid": "GPU-h200-0", "milli": 1000}])
+        link.ask("start", timeout_s=10, epoch=1, spec=spec)
+        first = next(iter(node.ledger()["tasks"].values()))["pid"]
+        child = child_of(first)
+        driver.write([nvml.h200(0, f"process {child} 2048"), nvml.h200(1, f"graphics {stranger} 7")])
+        ours, others = (
+            gpu["processes"] for gpu in link.ask("stats", timeout_s=10, once=True)["sample"]["gpus"]
+        )
+    assert [(row["pid"], row["job"], row["attempt"], row["foreign"]) for row in ours] == [
+        (child, "job1", 1, False)
+    ]
+    (row,) = others
+    assert (row["job"], row["foreign"], row["memory_mib"]) == (None, True, 7)
+    assert (row["account"], row["command"]) == (getpass.getuser(), "sleep")
+
+
+def child_of(pid: int) -> int:
+    """A process below this one that has no child itself, once there is one."""
+    for _ in range(100):
+        family = machine.descendants(pid, machine.processes())
+        parents = {each.parent for each in family}
+        if len(family) > 1:
+            return next(each.pid for each in family if each.pid not in parents)
+        time.sleep(0.05)
+    raise AssertionError("it has no child")
+
+
+def test_only_the_processes_asked_for_and_their_ancestors_are_looked_at(stranger, monkeypatch) -> None:
+    looked: list[str] = []
+    read = machine.read_text
+    monkeypatch.setattr(machine, "read_text", lambda path: (looked.append(path), read(path))[1])
+    owners, task = Owners(), {"pid": os.getppid(), "job": "abc", "attempt": 2}
+    processes = [GpuProcess(stranger, 1)]
+    (told,) = owners.rows([processes], [task])
+    assert (told[0]["job"], told[0]["attempt"], told[0]["foreign"]) == ("abc", 2, False)
+    seen = {path.split("/")[2] for path in looked}
+    assert seen <= {str(stranger), str(os.getpid()), str(os.getppid()), "self"}
+    looked.clear()
+    assert owners.rows([processes], [task]) == [told]
+    assert looked == [f"/proc/{stranger}/stat"]
+
+
+def test_arguments_are_not_told(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--password=x"])
+    try:
+        ((row,),) = Owners().rows([[GpuProcess(child.pid, 1)]], [])
+    finally:
+        child.kill()
+        child.wait()
+    assert row["command"] == Path(sys.executable).name
+    assert row["foreign"]
+
+
+def test_a_process_that_has_gone_is_nobodys(tmp_path: Path) -> None:
+    ((row,),) = Owners().rows([[GpuProcess(2**22 + 1, None)]], [])
+    assert (row["foreign"], row["account"], row["command"]) == (True, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "group", "within"),
+    [
+        ("0::/machine/a\n", "0::/machine/a\n", True),
+        ("0::/machine/a/inner\n", "0::/machine/a\n", True),
+        ("0::/machine/ab\n", "0::/machine/a\n", False),
+        ("", "0::/machine/a\n", False),
+        ("2:cpu:/a\n1:memory:/b\n", "2:cpu:/a\n1:memory:/a\n", False),
+    ],
+)
+def test_a_group_holds_itself_and_what_is_below_it(text, group, within) -> None:
+    assert _is_within(text, group) is within
