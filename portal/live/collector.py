@@ -15,8 +15,8 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 from redis.exceptions import RedisError
 
+from portal import last_samples
 from portal.events import send_frame
-from portal.live import last_samples
 from portal.live.directory import Directory, FollowedLog, read_directory
 from portal.live.frames import SILENT_AFTER_S, Heard, cluster_frame, job_frame, node_frame
 from portal.live.log_frames import LogTeller

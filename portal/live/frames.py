@@ -6,7 +6,8 @@ Every frame is ``{"topic": ..., "data": {...}}``; those of this module have ``ki
 ``cluster``   ``nodes``: for each node that is heard, ``{"lag_s", "cpu", "u": [...], "m": [...], "w": [...]}``: use in
               percent, memory in MiB and power in watts of its GPUs, in the order of ``gpus`` of the back-fill
 ``node.<id>`` the node's sample: ``cpu_percent``, ``memory_used_mib``, ``disk_free_mib``, and ``gpus``, each with its
-              uuid, use, memory, power, temperature, health, and ``busy``: "job", "foreign" or null
+              uuid, use, memory, power, temperature, health, ``busy``: "job", "foreign" or null, and ``foreign``:
+              the processes on it that are no job's, with pid, memory, account and program
 ``job.<id>``  ``tasks``: for each rank ``cpu_percent``, ``memory_mib``, and its ``gpus``
 """
 
@@ -78,7 +79,7 @@ def node_frame(latest: Heard, now_s: float) -> Wire:
         "cpu_percent": sample.cpu_percent,
         "memory_used_mib": sample.memory_used_mib,
         "disk_free_mib": sample.disk_free_mib,
-        "gpus": [_gpu(gpu) | {"busy": _busy(gpu)} for gpu in sample.gpus],
+        "gpus": [_gpu(gpu) | {"busy": _busy(gpu), "foreign": _foreign(gpu)} for gpu in sample.gpus],
     }
 
 
@@ -122,6 +123,14 @@ def _gpu(gpu: GpuSample) -> Wire:
         "temperature_c": gpu.temperature_c,
         "health": gpu.health,
     }
+
+
+def _foreign(gpu: GpuSample) -> list[Wire]:
+    return [
+        {"pid": each.pid, "memory_mib": each.memory_mib, "account": each.account, "command": each.command}
+        for each in gpu.processes
+        if each.foreign
+    ]
 
 
 def _busy(gpu: GpuSample) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from portal.access import Verb, require
 from portal.errors import NotThere
-from portal.live.last_samples import ALL, last_frames
+from portal.last_samples import ALL, last_frames
 from portal.models import Gpu, Job, Node, Project, User
 from portal.selectors import logs, minutes
 from portal.words.states import NodeState

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.conf import settings
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
@@ -10,8 +12,10 @@ from django.views.decorators.http import require_safe
 
 from portal.access import Policy, policy, signed_in, visible_nodes
 from portal.errors import NotThere
+from portal.last_samples import last_frames
 from portal.models import ClusterSettings, Node
 from portal.selectors.cluster_map import cluster_map, tasks_on
+from portal.selectors.links import pairs_of
 from portal.words.states import GpuHealth
 
 
@@ -60,6 +64,8 @@ def node_page(
         "box": box,
         "gpus": row.gpus.filter(Q(present=True) | ~Q(health=GpuHealth.OK.value)).order_by("index"),
         "tasks": tasks_on(user, row),
+        "foreign": _foreign(row),
+        "pairs": pairs_of(row),
         "facts": _facts(row),
         "below_floor": row.hello.get("below_floor", []),
         "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
@@ -69,6 +75,17 @@ def node_page(
     }
     template = "cluster/node_live.html" if request.headers.get("HX-Request") else "cluster/node.html"
     return render(request, template, context, status=status)
+
+
+def _foreign(row: Node) -> list[dict[str, Any]]:
+    """Processes on its GPUs that are no job's, as of its last sample; none while it is not heard."""
+    frame = last_frames([row.public_id]).get(row.public_id, {})
+    index = dict(row.gpus.values_list("uuid", "index"))
+    return [
+        each | {"gpu": index.get(gpu["uuid"], "?")}
+        for gpu in frame.get("gpus", ())
+        for each in gpu.get("foreign", ())
+    ]
 
 
 SHOWN_VERSIONS = {

@@ -12,7 +12,7 @@ import time
 import pytest
 from django.db import connections, transaction
 
-from portal.live import last_samples
+from portal import last_samples
 from portal.live.collector import Collector
 from portal.live.streams import CannotWatch, open_watch
 from portal.models import Gpu, Task, UsageMinute

@@ -1,0 +1,62 @@
+"""What the page of a node shows of what its agent sees, and the mark in the list of nodes."""
+
+from __future__ import annotations
+
+import json
+
+from django.urls import reverse
+
+from portal import last_samples
+from portal.models import Gpu, Link, Node
+
+OLD = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
+
+
+def page_of(client, node: Node) -> str:
+    return client.get(reverse("node", args=[node.public_id])).content.decode()
+
+
+def test_old_programs_are_told_on_the_page_and_in_the_list(scene, client_of) -> None:
+    node, member = scene.nodes["h200-1"], client_of("member")
+    assert "below floor" not in member.get(reverse("cluster")).content.decode()
+    versions = {"kernel": "6.1.0-18-amd64", "runc": "1.1.5", "crun": None, "maxstartups": "10:30:100"}
+    Node.objects.filter(pk=node.pk).update(hello={"versions": versions, "below_floor": [OLD]})
+    assert member.get(reverse("cluster")).content.decode().count("1 below floor") == 2  # map and table
+    page = page_of(member, node)
+    assert OLD in page
+    assert "<dt>Kernel</dt><dd>6.1.0-18-amd64</dd>" in page
+    assert "<dt>MaxStartups</dt><dd>10:30:100</dd>" in page
+    assert "<dt>crun</dt>" not in page
+
+
+def test_a_gpu_with_a_warning_says_so(scene, client_of) -> None:
+    node = scene.nodes["h200-1"]
+    Gpu.objects.filter(node=node, index=0).update(health="ok", health_reason="It runs slower: it is too hot.")
+    page = page_of(client_of("member"), node)
+    assert "It runs slower: it is too hot." in page
+    assert 'data-s="warning"' in page
+
+
+def test_foreign_processes_are_listed_without_their_arguments_and_escaped(scene, client_of) -> None:
+    node, member = scene.nodes["h200-1"], client_of("member")
+    assert "Foreign processes" not in page_of(member, node)
+    process = {"pid": 4711, "memory_mib": 2048, "account": "mallory", "command": "<b>python"}
+    gpu = {"uuid": node.gpus.get(index=1).uuid, "foreign": [process]}
+    last_samples.keep({node.public_id: json.dumps({"at_s": 1.0, "lag_s": 0.0, "gpus": [gpu]})})
+    page = page_of(member, node)
+    assert "Foreign processes" in page
+    assert "mallory" in page
+    assert "4711" in page
+    assert "&lt;b&gt;python" in page
+
+
+def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
+    node, member = scene.nodes["h200-1"], client_of("member")
+    assert "How its GPUs are joined" not in page_of(member, node)
+    one, other, third = node.gpus.order_by("index")[:3]
+    Link.objects.create(kind="nvlink", gpu_a=one, gpu_b=other, lines=18)
+    Link.objects.create(kind="pcie", gpu_a=one, gpu_b=other, level="single")
+    Link.objects.create(kind="pcie", gpu_a=one, gpu_b=third, level="system")
+    page = page_of(member, node)
+    assert page.count("<td>18 NVLink, one switch</td>") == 2
+    assert page.count("<td>across NUMA nodes</td>") == 2
