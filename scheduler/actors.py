@@ -29,6 +29,7 @@ from agents.engines.contract import (
 )
 from portal.models import Gpu, Node, Task
 from portal.services import nodes
+from portal.services.gpus import record_gpu_health
 from portal.services.restored import COMPARE
 from portal.words.states import GpuHealth
 from scheduler import dispatch
@@ -249,7 +250,7 @@ class NodeActor:
             case GpuHealthChanged(uuid, health, sentence, fatal):
                 gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
                 if gpu is not None:
-                    nodes.record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal)
+                    record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal)
 
     def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
         task = Task.objects.filter(

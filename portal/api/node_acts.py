@@ -17,7 +17,8 @@ from portal.api.shapes import cluster as shapes
 from portal.errors import NotThere
 from portal.models import Gpu, Node
 from portal.selectors.machines import gpus_for, holders_of, nodes_by_id, nodes_for, one_of
-from portal.services.nodes import do_fence_node, do_give_back_gpu, do_set_node_state, do_start_check
+from portal.services.gpus import do_give_back_gpu
+from portal.services.nodes import do_fence_node, do_set_node_state, do_start_check
 from portal.services.tokens import Scope
 from portal.services.topologies import do_set_labels
 from portal.words.labels import LONGEST_LABEL

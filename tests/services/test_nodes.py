@@ -7,6 +7,7 @@ import pytest
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import AuditEntry, Gpu, Job, Node
 from portal.services import lifecycle, nodes
+from portal.services.gpus import do_give_back_gpu, record_gpu_health
 from portal.words.reasons import EndReason
 from portal.words.states import GpuHealth, LinkKind, NodeState
 from tests import record
@@ -126,8 +127,8 @@ def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(scene):
     nodes.record_hello(scene["node"].pk, hello(scene), received_s=100)
     assert Gpu.objects.get(pk=gpu.pk).health == GpuHealth.QUARANTINED
     with pytest.raises(NotAllowed):
-        nodes.do_give_back_gpu(scene["owner"], back)
-    assert nodes.do_give_back_gpu(scene["admin"], back).health == GpuHealth.OK
+        do_give_back_gpu(scene["owner"], back)
+    assert do_give_back_gpu(scene["admin"], back).health == GpuHealth.OK
     acts = (
         AuditEntry.objects.filter(act__startswith="gpu.").order_by("id").values_list("act", "after__health")
     )
@@ -137,10 +138,10 @@ def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(scene):
 def test_a_fatal_fault_ends_what_runs_and_a_lesser_one_only_keeps_new_work_off(scene):
     job = running(scene)
     gpu = scene["node"].gpus.get(index=0)
-    nodes.record_gpu_health(gpu.pk, GpuHealth.QUARANTINED, "Its NVLink had an error.")
+    record_gpu_health(gpu.pk, GpuHealth.QUARANTINED, "Its NVLink had an error.")
     attempt = job.attempts.get()
     assert (attempt.state, attempt.stop_reason) == ("RUNNING", "")
-    nodes.record_gpu_health(gpu.pk, GpuHealth.QUARANTINED, "The driver told XID 95.", fatal=True)
+    record_gpu_health(gpu.pk, GpuHealth.QUARANTINED, "The driver told XID 95.", fatal=True)
     attempt.refresh_from_db()
     assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "gpu_lost")
     task = attempt.task_rows.get()
@@ -166,14 +167,14 @@ def test_errors_that_nobody_watched_are_found_by_their_count_once(scene):
     job = running(scene)
     assert tell(8) == "quarantined"
     assert job.attempts.get().stop_reason == "gpu_lost"
-    nodes.do_give_back_gpu(scene["admin"], scene["node"].gpus.get(index=0))
+    do_give_back_gpu(scene["admin"], scene["node"].gpus.get(index=0))
     assert [tell(count) for count in (8, 8, 9)] == ["ok", "ok", "quarantined"]
 
 
 def test_a_gpu_with_a_warning_takes_work_and_says_so_until_it_is_over(scene):
     gpu = scene["node"].gpus.get(index=0)
     for sentence in ("It runs slower: it is too hot.", ""):
-        nodes.record_gpu_health(gpu.pk, GpuHealth.OK, sentence)
+        record_gpu_health(gpu.pk, GpuHealth.OK, sentence)
         gpu.refresh_from_db()
         assert (gpu.health, gpu.health_reason) == ("ok", sentence)
     assert not AuditEntry.objects.filter(act="gpu.health").exists()

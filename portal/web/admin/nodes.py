@@ -12,6 +12,7 @@ from portal.access import Policy, policy, signed_in
 from portal.errors import Invalid, NotThere
 from portal.models import Gpu, Node, NodeCheck, NodePool
 from portal.services import enrolment, nodes
+from portal.services.gpus import do_give_back_gpu
 from portal.services.topologies import do_set_labels
 from portal.web.acts import act_and_return
 from portal.web.cluster import node_page
@@ -65,7 +66,7 @@ def give_back_gpu(request: HttpRequest, public_id: str, uuid: str) -> HttpRespon
     gpu = Gpu.objects.filter(node__public_id=public_id, uuid=uuid).first()
     if gpu is None:
         raise NotThere
-    nodes.do_give_back_gpu(signed_in(request.user), gpu)
+    do_give_back_gpu(signed_in(request.user), gpu)
     messages.success(
         request, f"GPU {gpu.index} takes work again." if gpu.present else "The GPU is forgotten."
     )

@@ -1,0 +1,148 @@
+"""GPUs as nodes tell them: what they are, how they are joined, how they fare, and what follows for what runs.
+
+``do_`` is what admins do; ``record_`` is what the engine writes down.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+from portal.access import Verb, require
+from portal.errors import Conflict
+from portal.events import announce
+from portal.models import Gpu, Link, Node, User
+from portal.services import lifecycle
+from portal.services.audit import record_act
+from portal.wake import wake
+from portal.words.reasons import EndReason, end_sentence
+from portal.words.states import GpuHealth
+
+UNSEEN_ERRORS = "Its memory had errors that could not be corrected while no agent watched it."
+
+
+def do_give_back_gpu(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
+    """Lets a GPU that was lost or in quarantine take work again; one that is gone for good is forgotten."""
+    require(actor, Verb.CHANGE, gpu.node)
+    with transaction.atomic():
+        row = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu.pk)
+        if row.health == GpuHealth.OK:
+            return row
+        if row.present and row.health == GpuHealth.LOST:
+            raise Conflict("The node says that it does not answer; it can take no work yet.", code="gpu_lost")
+        before = {"gpu": row.uuid, "health": row.health, "reason": row.health_reason}
+        row.health, row.health_reason = GpuHealth.OK.value, ""
+        row.ecc_uncorrected = (
+            None  # those that were counted so far are forgiven, whatever the node tells next
+        )
+        row.save(update_fields=["health", "health_reason", "ecc_uncorrected"])
+        after = {"gpu": row.uuid, "health": row.health}
+        record_act(actor, "gpu.give_back", row.node, before=before, after=after, reason=reason)
+        announce("cluster", {"kind": "gpu_health", "uuid": row.uuid, "health": row.health})
+        wake("gpu_health")
+    return row
+
+
+def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
+    """Makes the GPU rows of a node match what it tells; rows are never deleted, history points at them."""
+    rows = {
+        gpu.uuid: gpu for gpu in Gpu.objects.select_for_update(no_key=True).filter(node=node).order_by("pk")
+    }
+    for gpu in told:
+        row = rows.pop(gpu["uuid"], None)
+        fields = {
+            "index": gpu["index"],
+            "model": gpu["model"],
+            "memory_mib": gpu["memory_mib"] or 0,
+            "simulated": bool(gpu.get("simulated")),
+            "present": True,
+            "island": gpu.get("island"),
+            "compute_capability": gpu.get("compute_capability"),
+            "mig_profile": str(gpu.get("mig_profile") or "")[:32],
+            "reserved_mib": gpu.get("reserved_mib"),
+            "bus_id": str(gpu.get("bus_id") or "")[:32],
+            "numa": gpu.get("numa"),
+            "ecc_uncorrected": gpu.get("ecc_uncorrected"),
+        }
+        if row is None:
+            # a GPU that was moved to this node from another keeps its row and its history
+            fields |= {"node": node, "health": GpuHealth.OK.value, "health_reason": ""}
+            row, _ = Gpu.objects.update_or_create(uuid=gpu["uuid"], defaults=fields)
+        else:
+            Gpu.objects.filter(pk=row.pk).update(**fields)
+        health = GpuHealth(gpu.get("health") or GpuHealth.OK)
+        sentence, fatal = str(gpu.get("health_sentence") or ""), bool(gpu.get("fatal"))
+        if health is GpuHealth.OK and _grew(row.ecc_uncorrected, gpu.get("ecc_uncorrected")):
+            health, sentence, fatal = GpuHealth.QUARANTINED, UNSEEN_ERRORS, True
+        record_gpu_health(row.pk, health, sentence, fatal=fatal)
+    for row in rows.values():
+        if row.present:
+            Gpu.objects.filter(pk=row.pk).update(present=False)
+            record_gpu_health(row.pk, GpuHealth.LOST, "The node does not name it any more.")
+
+
+def record_links(node: Node, told: list[dict[str, Any]]) -> None:
+    """Makes the links between the GPUs of a node those that it tells; what stayed as it was is not written."""
+    gpus = dict(Gpu.objects.filter(node=node).values_list("uuid", "pk"))
+    wanted: set[tuple[str, int, int, int | None, str]] = set()
+    for pair in told:
+        a, b = gpus.get(pair["a"]), gpus.get(pair["b"])
+        if a is None or b is None:
+            continue
+        if pair["nvlinks"] != 0:
+            wanted.add(("nvlink", a, b, pair["nvlinks"], ""))
+        if pair["level"]:
+            wanted.add(("pcie", a, b, None, str(pair["level"])[:12]))
+    known = Link.objects.filter(gpu_a__in=gpus.values(), gpu_b__isnull=False)
+    rows = {(row.kind, row.gpu_a_id, row.gpu_b_id, row.lines, row.level): row.pk for row in known}
+    Link.objects.filter(pk__in=[rows[each] for each in rows.keys() - wanted]).delete()
+    Link.objects.bulk_create(
+        Link(kind=kind, gpu_a_id=a, gpu_b_id=b, lines=lines, level=level)
+        for kind, a, b, lines, level in sorted(wanted - rows.keys(), key=lambda each: each[:3])
+    )
+
+
+def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: bool = False) -> None:
+    """Writes a GPU's health; when it is lost, or the fault is ``fatal``, what runs on it ends with that reason.
+
+    One that was lost and answers again, or was put in quarantine, stays there until an administrator gives it
+    back. The reason of one that is ok is a warning.
+    """
+    with transaction.atomic():
+        gpu = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu_id)
+        if health is GpuHealth.LOST or fatal:
+            _end_work_on(gpu, reason)
+        if gpu.health == health.value or (gpu.health == GpuHealth.QUARANTINED and health is GpuHealth.OK):
+            if gpu.health == GpuHealth.OK and gpu.health_reason != reason[:500]:
+                Gpu.objects.filter(pk=gpu_id).update(health_reason=reason[:500])
+                announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
+            return
+        if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
+            health = GpuHealth.QUARANTINED
+            was = gpu.health_reason.rstrip(".") or "no reason was told"
+            reason = f"It was lost ({was}) and answers again; an administrator looks at it and gives it back."
+        record_act(
+            None,
+            "gpu.health",
+            gpu.node,
+            before={"gpu": gpu.uuid, "health": gpu.health},
+            after={"gpu": gpu.uuid, "health": health.value},
+            reason=reason,
+        )
+        Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
+        announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
+        wake("gpu_health")
+
+
+def _grew(before: int | None, now: int | None) -> bool:
+    """True when errors were counted while nobody watched; a count that fell was begun anew."""
+    return before is not None and now is not None and now > before
+
+
+def _end_work_on(gpu: Gpu, reason: str) -> None:
+    sentence = end_sentence(EndReason.GPU_LOST, node=gpu.node.name)
+    held = gpu.allocations.filter(ended_at__isnull=True)
+    attempts = held.values_list("task__attempt_id", flat=True).distinct()
+    stops = [lifecycle.Stop(each, EndReason.GPU_LOST, f"{sentence} {reason}".strip()) for each in attempts]
+    lifecycle.want_stops(stops)
