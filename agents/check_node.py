@@ -192,6 +192,9 @@ class _Test:
 
     def step_gpus(self) -> Result:
         gpus = self._facts().gpus
+        silent = self._facts().gpus_silent
+        if silent is not None:
+            return Outcome.WARNING, f"{silent} Until it does, no new work is placed on its GPUs."
         if not gpus:
             return Outcome.WARNING, "It reports no GPU: jobs that ask for one will not be placed here."
         models = ", ".join(sorted({gpu.model for gpu in gpus}))

@@ -109,6 +109,7 @@ class Hello:
     separates_people: bool  # whether the runtime ``process`` gives each task an account of its own
     takes: tuple[str, ...]  # keys of a spec beyond those of the first agents
     links: tuple[GpuPair, ...] | None = None  # None: its agent does not look at them
+    gpus_silent: str | None = None  # why it cannot say which GPUs it has; then ``gpus`` says nothing
     versions: Mapping[str, str | None] = field(
         default_factory=dict
     )  # by tool; None: not there, or it does not say
@@ -136,6 +137,7 @@ class Hello:
             separates_people=bool(row.get("separates_people", True)),
             takes=tuple(map(str, row.get("takes", ()))),
             links=tuple(map(GpuPair.from_wire, row["links"])) if "links" in row else None,
+            gpus_silent=_text(row.get("gpus_silent")),
             versions={str(name): _text(version) for name, version in row.get("versions", {}).items()},
         )
 

@@ -153,6 +153,7 @@ class Session:
             "loopback": self._settings.loopback,
             "runtimes": [runtime.facts() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],
+            "gpus_silent": gpus.silent(),
             "links": [link._asdict() for link in gpus.links()],
             "driver": versions["driver"],
             "versions": versions,

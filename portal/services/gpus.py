@@ -82,6 +82,14 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
             record_gpu_health(row.pk, GpuHealth.LOST, "The node does not name it any more.")
 
 
+def record_silent(node: Node, why: str) -> None:
+    """Its driver does not answer: nothing is known to be lost (law 7): what runs goes on, and nothing new comes."""
+    for pk in (
+        node.gpus.filter(present=True, health=GpuHealth.OK.value).order_by("pk").values_list("pk", flat=True)
+    ):
+        record_gpu_health(pk, GpuHealth.QUARANTINED, why)
+
+
 def record_links(node: Node, told: list[dict[str, Any]]) -> None:
     """Makes the links between the GPUs of a node those that it tells; what stayed as it was is not written."""
     gpus = dict(Gpu.objects.filter(node=node).values_list("uuid", "pk"))

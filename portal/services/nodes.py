@@ -196,14 +196,19 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
         node.cpu_milli = int(hello["cpu_count"]) * 1000
         node.memory_mib = int(hello["memory_mib"] or 0)
         node.clock_skew_s = round(float(hello["clock_s"]) - received_s, 3)
-        node.simulated = any(gpu.get("simulated") for gpu in hello["gpus"])
+        silent = str(hello.get("gpus_silent") or "")
+        if not silent:
+            node.simulated = any(gpu.get("simulated") for gpu in hello["gpus"])
         _seen(node)
         if node.state == NodeState.ENROLLING.value:
             node.state = NodeState.READY.value
             record_act(None, "node.ready", node, after={"gpus": len(hello["gpus"])})
         node.save()
-        gpus.record_gpus(node, hello["gpus"])
-        if hello.get("links") is not None:
+        if silent:
+            gpus.record_silent(node, silent)
+        else:
+            gpus.record_gpus(node, hello["gpus"])
+        if not silent and hello.get("links") is not None:
             gpus.record_links(node, hello["links"])
         announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
         wake("node")

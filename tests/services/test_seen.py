@@ -104,3 +104,17 @@ def test_an_agent_that_knows_nothing_of_links_leaves_them_as_they_are(
     assert links_of(node) == [("nvlink", 0, 1, 4, "")]
     nodes.record_hello(node.pk, told, received_s=0.0)
     assert links_of(node) == []
+
+
+@needs_compiler
+def test_gpus_of_a_driver_that_does_not_answer_are_not_lost_and_take_no_new_work(
+    node: Node, program: Path, tmp_path: Path
+) -> None:
+    driver, settings = nvml.Driver(tmp_path, [nvml.h200(0)]), settings_of(tmp_path, "nvml")
+    hear(node, program, settings, driver)
+    driver.write([["refuse 18"], nvml.h200(0)])
+    told = hear(node, program, settings, driver)
+    assert list(told["gpus"]) == []
+    assert "driver does not answer: " in told["gpus_silent"]
+    gpu = node.gpus.get()
+    assert (gpu.present, gpu.health, gpu.health_reason) == (True, "quarantined", told["gpus_silent"])

@@ -3,6 +3,7 @@
  * FAIRWAY_STANDIN_NVML names the file; it is read again whenever it changes. One word and its values a line:
  *
  *   driver 570.124.06            of the machine
+ *   refuse 18                    what nvmlInit gives instead of success
  *   gpu                          begins a GPU; the lines up to the next one are about it
  *   uuid GPU-1  |  name NVIDIA H200  |  bus 00000000:1A:00.0  |  capability 9 0
  *   memory TOTAL RESERVED USED   in MiB
@@ -47,7 +48,7 @@ typedef struct { unsigned long long seen; } event_set;
 
 static gpu gpus[GPUS], slices[GPUS][8];
 static event events[MANY];
-static int gpu_count, event_count;
+static int gpu_count, event_count, refused;
 static char driver[TEXT];
 static struct stat seen;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -57,6 +58,7 @@ static void line_of(gpu *at, char *word, char *rest) {
     char one[TEXT] = "", two[TEXT] = "";
     int n = sscanf(rest, "%llu %llu %llu", &a, &b, &c);
     if (!strcmp(word, "driver")) { snprintf(driver, TEXT, "%s", rest); return; }
+    if (!strcmp(word, "refuse")) refused = (int)a;
     if (!at) return;
     if (!strcmp(word, "uuid")) snprintf(at->uuid, TEXT, "%s", rest);
     else if (!strcmp(word, "name")) snprintf(at->name, TEXT, "%s", rest);
@@ -104,7 +106,7 @@ static int look(void) {
     FILE *file = fopen(path, "r");
     if (!file) return NOT_LOADED;
     char line[256], word[32];
-    gpu_count = event_count = 0;
+    gpu_count = event_count = refused = 0;
     memset(gpus, 0, sizeof gpus);
     while (fgets(line, sizeof line, file)) {
         int at = 0;
@@ -130,9 +132,9 @@ static int look(void) {
 #define TOLD(known, ...) \
     if (known) { __VA_ARGS__; } else result = UNSUPPORTED
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; ANSWER() }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; ANSWER(result = refused) }
 int nvmlShutdown(void) { return OK; }
-const char *nvmlErrorString(int code) { return code == LOST ? "GPU is lost" : "told by the stand-in"; }
+const char *nvmlErrorString(int code) { (void)code; return "told by the stand-in"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { ANSWER(snprintf(text, size, "%s", driver)) }
 int nvmlDeviceGetCount_v2(unsigned *count) { ANSWER(*count = gpu_count) }
 int nvmlDeviceGetHandleByIndex_v2(unsigned at, gpu **device) {

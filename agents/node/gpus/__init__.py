@@ -68,6 +68,10 @@ class GpuProvider:
         """Every GPU now, in the order of the machine."""
         raise NotImplementedError
 
+    def silent(self) -> Optional[str]:
+        """Why nobody can say which GPUs are there, as a sentence; None where :meth:`gpus` is all of them."""
+        return None
+
     def links(self) -> List[GpuLink]:
         """How the whole GPUs among them are joined, a row for each pair of which something is known."""
         return []

@@ -18,6 +18,7 @@ from agents.node.machine import read_text
 _Answer = TypeVar("_Answer")
 _MIB = 1024 * 1024
 _LIBRARY = "libnvidia-ml.so.1"
+_ASK_AGAIN_S = 10.0
 _PCI_DEVICES = "/sys/bus/pci/devices"
 
 
@@ -28,11 +29,62 @@ def open_nvml() -> GpuProvider:
         import pynvml
     except (OSError, ImportError):
         return NoGpus()
+    return _open(pynvml)
+
+
+def _open(nvml: Any) -> GpuProvider:
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return NoGpus()
-    return NvmlGpus(pynvml)
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        if error.value in (nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_LIBRARY_NOT_FOUND):
+            return NoGpus()
+        return SilentGpus(nvml, str(error).rstrip("."))
+    return NvmlGpus(nvml)
+
+
+class SilentGpus(GpuProvider):
+    """A driver that is there and does not answer, such as one that was upgraded under running work.
+
+    What it has is not known, and not lost: it is asked again before each answer, at most every so often.
+    """
+
+    def __init__(self, nvml: Any, why: str) -> None:
+        self._nvml = nvml
+        self._why = why
+        self._now: GpuProvider = NoGpus()
+        self._asked_s = time.monotonic()
+        self._follows = False
+
+    def _ask(self) -> GpuProvider:
+        if self.silent() is not None and time.monotonic() - self._asked_s >= _ASK_AGAIN_S:
+            self._asked_s = time.monotonic()
+            found = _open(self._nvml)
+            if isinstance(found, NvmlGpus):
+                self._now = found
+                if self._follows:
+                    found.follow_faults()
+        return self._now
+
+    def silent(self) -> Optional[str]:
+        return None if isinstance(self._now, NvmlGpus) else f"NVIDIA's driver does not answer: {self._why}."
+
+    def driver(self) -> Optional[str]:
+        return self._ask().driver()
+
+    def gpus(self) -> List[GpuFacts]:
+        return self._ask().gpus()
+
+    def links(self) -> List[GpuLink]:
+        return self._ask().links()
+
+    def readings(self, busy_milli: Dict[str, int]) -> List[GpuReading]:
+        return self._ask().readings(busy_milli)
+
+    def follow_faults(self) -> None:
+        self._follows = True
+
+    def device_flags(self, uuids: List[str]) -> List[str]:
+        return self._ask().device_flags(uuids)
 
 
 class _Memory(NamedTuple):

@@ -160,6 +160,19 @@ def test_slices_stand_for_their_gpu(gpus_of) -> None:
     assert {gpu.compute_capability for gpu in gpus.gpus()} == {9.0}
 
 
+@needs_compiler
+@pytest.mark.parametrize(("refusal", "silent"), [(18, True), (999, True), (9, False)])
+def test_a_driver_that_does_not_answer_has_lost_nothing(gpus_of, monkeypatch, refusal, silent) -> None:
+    gpus, driver = gpus_of([f"refuse {refusal}"], nvml.h200(0))
+    assert (gpus.gpus(), gpus.links(), gpus.readings({}), gpus.driver()) == ([], [], [], None)
+    assert (gpus.silent() is not None) is silent
+    driver.write([nvml.h200(0)])
+    assert gpus.gpus() == []  # it was asked a moment ago
+    monkeypatch.setattr(by_nvml, "_ASK_AGAIN_S", 0.0)
+    assert len(gpus.gpus()) == (1 if silent else 0)
+    assert gpus.silent() is None
+
+
 def test_a_machine_without_a_driver_has_no_gpus(monkeypatch) -> None:
     monkeypatch.setattr(by_nvml, "_LIBRARY", "libno-such-driver.so.1")
     assert isinstance(by_nvml.open_nvml(), NoGpus)
