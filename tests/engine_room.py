@@ -104,10 +104,15 @@ class EngineRoom:
         node.refresh_from_db()
         return node
 
-    def write_gpus(self, name: str, uuids: list[str], health: dict[str, str] | None = None) -> None:
+    def write_gpus(
+        self, name: str, uuids: list[str], health: dict[str, str] | None = None, *, fatal: bool = False
+    ) -> None:
+        """``fatal``: what runs on those that are not well cannot go on."""
+        plain = {"model": "Test 80", "memory_mib": 81_920}
+        conditions = {uuid: (health or {}).get(uuid, "ok") for uuid in uuids}
         rows = [
-            {"uuid": uuid, "model": "Test 80", "memory_mib": 81_920, "health": (health or {}).get(uuid, "ok")}
-            for uuid in uuids
+            {**plain, "uuid": uuid, "health": told, "fatal": fatal and told != "ok"}
+            for uuid, told in conditions.items()
         ]
         path = self.folder / name / "gpus.json"
         path.with_suffix(".new").write_text(json.dumps({"gpus": rows}))

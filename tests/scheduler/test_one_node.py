@@ -82,12 +82,13 @@ def test_the_whole_gang_ends_with_one_of_its_tasks(room, scene) -> None:
     assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
 
 
-def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene) -> None:
+@pytest.mark.parametrize(("health", "fatal"), [("lost", False), ("quarantined", True)])
+def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene, health, fatal) -> None:
     job = submit(scene, "sleep", "600")
     reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
     uuid = job.attempts.get().task_rows.get().allocations.get().gpu.uuid
     uuids = [f"SIM-{scene['name']}-{index}" for index in range(4)]
-    room.write_gpus(scene["name"], uuids, health={uuid: "lost"})
+    room.write_gpus(scene["name"], uuids, health={uuid: health}, fatal=fatal)
 
     def again() -> bool:
         return is_now(job, JobState.RUNNING, attempt="RUNNING")() and job.attempts.count() == 2
@@ -96,7 +97,7 @@ def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene
     first, second = job.attempts.order_by("number")
     assert (first.state, first.reason) == ("FAILED", EndReason.GPU_LOST)
     assert second.task_rows.get().allocations.get().gpu.uuid != uuid
-    assert Gpu.objects.get(uuid=uuid).health == GpuHealth.LOST
+    assert Gpu.objects.get(uuid=uuid).health == GpuHealth(health)
 
 
 def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(room, scene) -> None:
