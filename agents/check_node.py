@@ -202,8 +202,9 @@ class _Test:
         sentence = f"{len(gpus)} x {models}{simulated}, driver {self._facts().driver or 'unknown'}."
         ill = [gpu.uuid for gpu in gpus if gpu.health != "ok"]
         if ill:
-            return Outcome.WARNING, f"{sentence} Not healthy: {', '.join(ill)}."
-        return Outcome.OK, sentence
+            sentence = f"{sentence} Not healthy: {', '.join(ill)}."
+        told = sorted({gpu.health_sentence for gpu in gpus if gpu.health_sentence})
+        return (Outcome.WARNING if ill or told else Outcome.OK), " ".join([sentence, *told])
 
     def step_disk(self) -> Result:
         free_mib = self._facts().disk_free_mib

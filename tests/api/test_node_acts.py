@@ -50,6 +50,14 @@ def test_in_and_out_of_service(world, post) -> None:
     assert AuditEntry.objects.filter(act="node.state", actor=world.people["admin"]).count() == 4
 
 
+def test_a_node_says_which_of_its_programs_are_too_old(world, post) -> None:
+    old = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
+    Node.objects.update(hello={"agent_version": "1", "below_floor": [old]})
+    assert post("nodes/{node}/cordon/").json()["below_floor"] == [old]
+    Node.objects.update(hello={})
+    assert post("nodes/{node}/drain/").json()["below_floor"] == []
+
+
 def test_the_same_key_acts_once(world, post) -> None:
     first = post("nodes/{node}/cordon/", {"reason": "a fan"}, key="k1")
     again = post("nodes/{node}/cordon/", {"reason": "a fan"}, key="k1")

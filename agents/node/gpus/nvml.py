@@ -229,7 +229,9 @@ class NvmlGpus(GpuProvider):
             self._ecc[uuid] = ecc
         rows = self._ask(self._nvml.nvmlDeviceGetRemappedRows, handle)
         pages = self._ask(self._nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-        throttle = self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+        throttle = self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        if throttle is None:  # a driver before 535 has it under its older name
+            throttle = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         if is_slowed(throttle):
             self._slow_since_s.setdefault(uuid, now_s)
         else:

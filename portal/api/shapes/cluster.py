@@ -84,6 +84,9 @@ class Node(Named):
     cpu_milli = serializers.IntegerField()
     memory_mib = serializers.IntegerField()
     labels = serializers.DictField(child=serializers.CharField(), help_text="Where it stands: key to value.")
+    below_floor = serializers.ListField(
+        child=serializers.CharField(), help_text="A sentence for each of its programs that is too old."
+    )
     gpus = GpuShort(many=True)
 
 
@@ -198,6 +201,7 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "labels": row.labels,
+        "below_floor": list(row.hello.get("below_floor", ())),
         "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
     }
 

@@ -69,9 +69,8 @@ def test_readings_have_a_health_and_a_sentence(readings, health, fatal, says) ->
 def test_one_more_fault_never_makes_a_gpu_look_better(readings, xid) -> None:
     before, after = judge(readings), judge(readings._replace(xids=(*readings.xids, xid)))
     assert WORST_FIRST.index(after.health) <= WORST_FIRST.index(before.health)
-    if before.health != OK:
-        assert before.sentence
-    assert before.health != OK or not before.fatal
+    assert before.fatal <= after.fatal
+    assert before.sentence if before.health != OK else not before.fatal
 
 
 def test_a_fault_of_one_slice_leaves_its_neighbours_alone(monkeypatch) -> None:
