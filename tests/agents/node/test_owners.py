@@ -50,6 +50,36 @@ def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path,
     assert (row["account"], row["command"]) == (getpass.getuser(), "sleep")
 
 
+@pytest.mark.rig
+@needs_compiler
+def test_processes_of_a_container_are_its_tasks_also_those_that_were_brought_in_later(
+    podman_node: LoneNode, tmp_path: Path
+) -> None:
+    node, driver = podman_node, nvml.Driver(tmp_path, [nvml.h200(0)])
+    node.configure(gpus="nvml")
+    with node.open(environment=driver.environment) as link:
+        spec = node.spec("job1", "sleep", "600", runtime="podman", image=node.image)
+        name = link.ask("start", timeout_s=30, epoch=1, spec=spec)["container"]
+        first = node.ledger()["tasks"][name]["pid"]
+        assert node.podman("exec", "--detach", name, "sleep", "700").returncode == 0
+        family = [first, brought_in("700")]
+        driver.write([nvml.h200(0, *(f"process {pid} 64" for pid in family))])
+        (gpu,) = link.ask("stats", timeout_s=10, once=True)["sample"]["gpus"]
+    assert [(row["pid"], row["job"], row["foreign"]) for row in gpu["processes"]] == [
+        (pid, "job1", False) for pid in sorted(family)
+    ]
+
+
+def brought_in(argument: str) -> int:
+    """The process ``sleep <argument>`` of this machine, once it is there."""
+    for _ in range(100):
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            if machine.read_text(str(path)) == f"sleep\0{argument}\0":
+                return int(path.parent.name)
+        time.sleep(0.05)
+    raise AssertionError("nothing was brought in")
+
+
 def child_of(pid: int) -> int:
     """A process below this one that has no child itself, once there is one."""
     for _ in range(100):
