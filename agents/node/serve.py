@@ -138,6 +138,7 @@ class Session:
     def hello(self) -> Fields:
         """What a portal must know before it asks for anything."""
         gpus, versions = self.tasks.gpus, versions_of(self.tasks)
+        silent = gpus.silent()  # before they are named: what answers meanwhile must not look lost
         return {
             "protocol": PROTOCOL,
             "agent_version": AGENT_VERSION,
@@ -153,7 +154,7 @@ class Session:
             "loopback": self._settings.loopback,
             "runtimes": [runtime.facts() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],
-            "gpus_silent": gpus.silent(),
+            "gpus_silent": silent,
             "links": [link._asdict() for link in gpus.links()],
             "driver": versions["driver"],
             "versions": versions,
