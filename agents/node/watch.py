@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Set, Tuple
 
 from agents.node import machine
-from agents.node.gpus import LOST, GpuFacts
+from agents.node.gpus import LOST, QUARANTINED, GpuFacts
 from agents.node.ledger import EXITED, RUNNING, Record
 from agents.node.logs import keep_beginning
 from agents.node.refusals import Refusal
@@ -21,6 +21,8 @@ from agents.node.tasks import Tasks
 
 LOOK_EVERY_S = 0.1
 _SLOW_EVERY_S = 1.0
+_ILL_AGAIN_AFTER_S = 30.0
+"""One that an administrator gave back too early is told of again, before many tasks are refused on it."""
 _HANDS = 4
 _Push = Callable[[Dict[str, Any]], None]
 
@@ -42,6 +44,7 @@ class Watch:
         self._busy: Set[str] = set()
         self._retry_at_s: Dict[str, float] = {}
         self._gpus = {facts.uuid: facts for facts in tasks.gpus.gpus()}
+        self._ill_again_s = time.monotonic() + _ILL_AGAIN_AFTER_S
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -140,12 +143,15 @@ class Watch:
 
     def _look_at_gpus(self) -> None:
         now = {facts.uuid: facts for facts in self._tasks.gpus.gpus()}
+        again = time.monotonic() >= self._ill_again_s
+        if again:
+            self._ill_again_s = time.monotonic() + _ILL_AGAIN_AFTER_S
         for uuid, before in self._gpus.items():
             facts = now.get(uuid)
             if facts is None:
                 gone = "The GPU is no longer on the node."
                 facts = now[uuid] = before._replace(health=LOST, health_sentence=gone, fatal=True)
-            if _condition(facts) != _condition(before):
+            if _condition(facts) != _condition(before) or (again and facts.health == QUARANTINED):
                 self._push(
                     {
                         "event": "gpu_health",

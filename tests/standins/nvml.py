@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import shutil
@@ -29,6 +30,7 @@ def why_not() -> str | None:
 def built() -> Path:
     """The folder with the library, built once in this process."""
     folder = Path(tempfile.mkdtemp(prefix="fairway-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([*command, "-o", str(folder / LIBRARY), str(SOURCE), "-lpthread"], check=True)
     return folder

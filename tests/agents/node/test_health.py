@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as drawn
 
 from agents.local import open_local
+from agents.node import watch
 from agents.node.gpus import LOST, OK, QUARANTINED
 from agents.node.gpus import nvml as by_nvml
 from agents.node.gpus.faults import Faults
+from agents.node.gpus.file import FileGpus
 from agents.node.gpus.health import FAULTS, OF_PROGRAMS, Readings, judge
 from tests.agents.node.conftest import wait_for
 from tests.standins import nvml
@@ -105,6 +108,33 @@ def test_rows_pages_and_clocks_are_read(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("agents.node.gpus.health.SLOW_AFTER_S", 0.0)
     told = [(gpu.health, str(gpu.health_sentence).split()[-1]) for gpu in by_nvml.open_nvml().gpus()]
     assert told == [(OK, "GPU."), (QUARANTINED, "maker."), (QUARANTINED, "GPU."), (OK, "hot.")]
+
+
+def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(
+    tmp_path: Path, monkeypatch
+) -> None:
+    def write(*health: str) -> None:
+        rows = [{"uuid": f"GPU-{n}", "health": told} for n, told in enumerate(health)]
+        (tmp_path / "new.json").write_text(json.dumps({"gpus": rows}))
+        (tmp_path / "new.json").replace(tmp_path / "gpus.json")
+
+    write(QUARANTINED, OK, LOST)
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(watch, "_ILL_AGAIN_AFTER_S", 0.0)
+    look = watch.Watch(
+        SimpleNamespace(gpus=FileGpus(str(tmp_path / "gpus.json"))),  # type: ignore[arg-type]
+        lambda event: told.append((event["uuid"], event["health"])),
+    )
+    look._look_at_gpus()
+    assert told == [("GPU-0", QUARANTINED)]
+    monkeypatch.setattr(watch, "_ILL_AGAIN_AFTER_S", 60.0)
+    look._look_at_gpus()
+    told.clear()
+    look._look_at_gpus()
+    assert told == []
+    write(QUARANTINED, LOST, LOST)
+    look._look_at_gpus()
+    assert told == [("GPU-1", LOST)]
 
 
 @needs_compiler
