@@ -195,6 +195,9 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
         _at_least(f"{at}.min_gpu_memory_mib", row.min_gpu_memory_mib, 0)
     if row.not_before_s is not None:
         _finite(f"{at}.not_before_s", row.not_before_s)
+    for speed in row.speeds:
+        if not 1 <= speed.percent <= 100:
+            raise SnapshotError(f"{at}.speeds", f"{speed.percent} % is outside 1 to 100")
     if row.job in _unique(f"{at}.after", (each.job for each in row.after)):
         raise SnapshotError(f"{at}.after", "it would wait for itself")
 

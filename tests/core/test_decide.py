@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from portal.words.reasons import VerdictCode
+from portal.words.throughput import Layout, Speed
 from scheduler.core.bounds import largest_fit
 from scheduler.core.carry import after_commit, after_release
 from scheduler.core.check import SnapshotError, check_plan
@@ -388,6 +389,7 @@ def test_largest_fit_tells_what_there_is_and_what_is_free() -> None:
 # -- bad input -----------------------------------------------------------------------------------------------------
 
 SOUND = cluster(TWO, [NLP], [quota("nlp", 1)], running=BUSY, pending=[waits("j", "nlp")])
+FASTER_THAN_ALL = Speed(Layout("h200", 1, 1, 0), 120)
 BROKEN = [
     ("now_s", replace(SOUND, now_s=float("nan"))),
     ("nodes[n1].cpu_milli", replace(SOUND, nodes=(replace(SOUND.nodes[0], cpu_milli=-1), *SOUND.nodes[1:]))),
@@ -406,6 +408,7 @@ BROKEN = [
     ("pending[j].tasks", replace(SOUND, pending=(waits("j", "nlp", tasks=0),))),
     ("pending[j].milli_per_gpu", replace(SOUND, pending=(waits("j", "nlp", milli_per_gpu=1001),))),
     ("pending[j].project", replace(SOUND, pending=(waits("j", "gone"),))),
+    ("pending[j].speeds", replace(SOUND, pending=(waits("j", "nlp", speeds=(FASTER_THAN_ALL,)),))),
 ]
 
 

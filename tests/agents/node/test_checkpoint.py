@@ -150,9 +150,7 @@ def test_a_process_says_it_by_its_own_file(node: LoneNode) -> None:
 @needs_root
 def test_a_process_cannot_put_another_thing_in_its_place(node: LoneNode) -> None:
     link = node.open()
-    script = (
-        'f=$FAIRWAY_CHECKPOINT_FILE; rm -f "$f"; ln -sf /etc/passwd "$f"; mv ~ "$f"; ls -ld "$f"; echo finished'
-    )
+    script = 'f=$FAIRWAY_CHECKPOINT_FILE; rm -f "$f"; ln -sf /etc/passwd "$f"; mv ~ "$f"; ls -ld "$f"; echo finished'
     start(link, node.spec("jodd", "sh", "-c", f"{script} 2>&1; sleep 600"))
     listed = log_with(link, "jodd", "finished").splitlines()[-2]
     assert listed.startswith("-rw-------")
