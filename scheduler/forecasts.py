@@ -42,6 +42,8 @@ class NoStart(Enum):
     """Its verdict is one after which nobody asks (``NO_FORECAST``)."""
     UNSEEN = "unseen"
     """It was looked for, and there is none even when everything that runs or goes before has ended."""
+    TOO_FAR = "too far"
+    """So many go before it that the plays did not come to it."""
 
 
 Start = StartInterval | NoStart
@@ -69,7 +71,7 @@ def write_intervals(intervals: Mapping[JobId, Start], leader: Held | None = None
         made = []
         for row in moved:
             interval = sound[JobId(row.job.public_id)]
-            row.foreseen_at = None if interval is NoStart.UNASKED else now
+            row.foreseen_at = None if interval in (NoStart.UNASKED, NoStart.TOO_FAR) else now
             if isinstance(interval, NoStart):
                 row.p10_at = row.p50_at = row.p90_at = None
                 continue
