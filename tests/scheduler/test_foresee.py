@@ -6,15 +6,19 @@ import datetime as dt
 from functools import partial
 
 import pytest
-from django.db.models import F
+from django.db.models import Count, F
 from django.utils import timezone
 
 from portal.models import Forecast, Job, Node, Quota, Standing
 from portal.selectors.forecasts import why_none
 from portal.services import lifecycle
 from portal.services.jobs import do_cancel_job
+from scheduler import forecasts
+from scheduler.core.cluster import JobId
+from scheduler.core.plan import StartInterval
 from scheduler.core.play import play_forward
 from scheduler.cycle import run_cycle
+from scheduler.forecasts import write_intervals
 from scheduler.foresee import Foresight, foresee, learned_calibration
 from tests import record
 
@@ -93,6 +97,31 @@ def test_pools_take_turns_where_the_time_is_too_short_for_all(scene) -> None:
         rows = Standing.objects.filter(job__in=jobs.values(), p50_at__isnull=False)
         foreseen.append(rows.count())
     assert foreseen == [1, 2, 2]
+
+
+def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(scene, monkeypatch) -> None:
+    monkeypatch.setattr(forecasts, "NEW_AT_ONCE", 3)
+    monkeypatch.setattr(forecasts, "MOVED_AT_ONCE", 2)
+    monkeypatch.setattr(forecasts, "LOCKED_AT_ONCE", 2)
+    submit(scene, gpus_per_task=4)
+    run_cycle("test", "me")
+    jobs = {JobId(submit(scene, gpus_per_task=4).public_id) for _ in range(5)}
+    run_cycle("test", "me")
+
+    def intervals(in_s: float) -> dict[JobId, StartInterval]:
+        at_s = timezone.now().timestamp() + in_s
+        return {job: StartInterval(at_s, at_s, at_s) for job in jobs}
+
+    def times() -> list[int]:
+        rows = Forecast.objects.values("job").annotate(times=Count("pk"))
+        return sorted(row["times"] for row in rows)
+
+    assert [write_intervals(intervals(1000)) for _ in range(3)] == [3, 2, 0]
+    assert times() == [1, 1, 1, 1, 1]
+    assert write_intervals(intervals(9000)) == 2
+    assert times() == [1, 1, 1, 2, 2]
+    assert [write_intervals(intervals(9000)) for _ in range(3)] == [2, 1, 0]
+    assert times() == [2, 2, 2, 2, 2]
 
 
 def test_nothing_waits(scene) -> None:
