@@ -319,6 +319,41 @@ def test_nobody_starts_before_it_may_and_within_a_line_by_turn(stage: Stage) -> 
             assert starts_s[0] >= line.from_s
 
 
+@given(stages())
+def test_whoever_starts_passes_no_limit(stage: Stage) -> None:
+    if stage.ledger is None:
+        return
+    found = play_forward(stage, stage.line_of)
+    for play in range(PLAYS):
+        spans = [(job.stake, -1.0, job.left_s[play]) for job in stage.running]
+        for turn, plays in found.items():
+            start_s, line = plays[play], stage.lines[stage.line_of[turn]]
+            assert start_s is not None
+            spans.append((line.stake, start_s, start_s + stage.runs_s[turn][play]))
+        for of, at_s, _ in spans:
+            if 0.0 <= at_s < math.inf:
+                for level in TREE[of.leaf]:
+                    held = [
+                        stake.amounts.gpu_milli
+                        for stake, start_s, end_s in spans
+                        if level in TREE[stake.leaf] and start_s <= at_s < end_s
+                    ]
+                    assert sum(held) <= stage.ledger.limit[level].gpu_milli
+
+
+def test_a_quota_is_asked_again_for_the_next_of_a_line() -> None:
+    line, _ = in_line(P, 0.0, (task(1), 1))
+    stage = Stage(
+        ground(5),
+        [],
+        [line._replace(turns=(0, 1, 2))],
+        [[40.0] * PLAYS] * 3,
+        SHARE,
+        ledger([], quota("p", limit=2)),
+    )
+    assert [plays[0] for plays in play_forward(stage, [0, 1, 2]).values()] == [0.0, 0.0, 40.0]
+
+
 def test_with_everybody_a_later_turn_takes_what_an_earlier_one_cannot_use() -> None:
     running = [runs_on(P, 50.0, (0, 1, ()))]
     large, small = in_line(P, 10.0, (task(2), 1)), in_line(P, 200.0, (task(1), 1))
