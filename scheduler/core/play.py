@@ -74,6 +74,8 @@ class _Play:
         """By project and kind: the first turn of each line that may start, with the line; ascending."""
         self._waits = np.zeros((len(stage.kinds), len(stage.held_milli)), dtype=np.int64)
         """The length of each queue."""
+        self._ready = np.zeros(len(stage.kinds), dtype=bool)
+        """By kind: somebody waits in one of its queues."""
         for number, line in enumerate(stage.lines):
             if line.from_s <= 0.0:
                 self._line_up(number)
@@ -136,6 +138,7 @@ class _Play:
             project, kind = self._stage.project_of[number], self._stage.kind_of[number]
             insort(self._queues[project].setdefault(kind, []), (self._left[number][-1], number))
             self._waits[kind, project] += 1
+            self._ready[kind] = True
 
     # -- whose turn it is ----------------------------------------------------------------------------------
 
@@ -146,20 +149,21 @@ class _Play:
         if not kinds:
             return None
         # at least so much of its share would each project hold; looked at closely is only who may be the one
-        least = self._held_milli + stage.milli_of[kinds].min()
-        parts = np.where(self._waits[kinds].any(axis=0), least / stage.share_milli, math.inf)
+        least_milli = min(stage.milli_of[kind] for kind in kinds)
+        waits = np.logical_or.reduce(self._waits[kinds])
+        parts = np.where(waits, (self._held_milli + least_milli) / stage.share_milli, math.inf)
         heads: dict[int, int | None] = {}
         while True:
             project = int(parts.argmin())
             if parts[project] == math.inf:
                 return None
             if project in heads:
-                ahead = np.flatnonzero(parts == parts[project]).tolist()
+                ahead = (parts == parts[project]).nonzero()[0].tolist()
                 project = next((each for each in ahead if each not in heads), -1)
                 if project < 0:
                     return min((line for each in ahead if (line := heads[each]) is not None), key=self._turn)
             line = heads[project] = self._head(project, kinds)
-            milli = math.inf if line is None else stage.lines[line].stake.amounts.gpu_milli
+            milli = math.inf if line is None else stage.milli_of[stage.kind_of[line]]
             parts[project] = (self._held_milli[project] + milli) / stage.share_milli[project]
 
     def _turn(self, line: int) -> tuple[bool, int]:
@@ -183,8 +187,8 @@ class _Play:
     def _kinds_with_places(self) -> list[int]:
         """Kinds of which somebody waits and finds places."""
         stage = self._stage
-        room = (self._open * self._cells.room[stage.size_of]).sum(axis=1)
-        kinds: list[int] = np.flatnonzero((room >= stage.count_of) & self._waits.any(axis=1)).tolist()
+        room = np.add.reduce(self._open * self._cells.room[stage.size_of], axis=1)
+        kinds: list[int] = ((room >= stage.count_of) & self._ready).nonzero()[0].tolist()
         return [kind for kind in kinds if len(stage.kinds[kind].needs) < 2 or self._fits(kind)]
 
     def _fits(self, kind: int) -> bool:
@@ -236,6 +240,7 @@ class _Play:
         queue = self._queues[project][kind]
         del queue[bisect_left(queue, (turn, number))]
         self._waits[kind, project] -= 1
+        self._ready[kind] = self._waits[kind].any()
         self._line_up(number)
         stake, places = stage.lines[number].stake, self._places(kind) or ()
         self._count(stake, +1)

@@ -95,7 +95,7 @@ class Stage:
         for kind, numbers in enumerate(kinds.values()):
             for number in numbers:
                 self.kind_of[number] = kind
-        self.milli_of = np.array([line.stake.amounts.gpu_milli for line in self.kinds])
+        self.milli_of = [line.stake.amounts.gpu_milli for line in self.kinds]
         """By kind: what a job counts for."""
         firsts = [line.needs[0] if line.needs else (Need(1, WHOLE_MILLI, ()), 0) for line in self.kinds]
         self.sizes = list(dict.fromkeys((need.gpus, need.milli) for need, _ in firsts))
