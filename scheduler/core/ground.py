@@ -120,7 +120,7 @@ class Cells:
         self._sort_of = ground.sort_of
         self._sizes = [Need(gpus, milli, ()) for gpus, milli in sizes]
         self.room = np.zeros((len(sizes), max(ground.sort_of, default=-1) + 1), dtype=np.int64)
-        """How many tasks of each size find places, by sort."""
+        """How many tasks of each size surely find places, by sort."""
         self._tasks_in: dict[State, np.ndarray] = {}
         self._whole = list(ground.whole)
         self._shared = {cell: dict(gpus) for cell, gpus in ground.shared.items()}
@@ -188,7 +188,7 @@ class Cells:
         self._states[cell] = state
         sort = self._sort_of[cell]
         self._having[sort].setdefault(state, {})[cell] = None
-        self.room[:, sort] += self._tasks(state)
+        self.room[:, sort] += self._tasks_of_sizes(state)
 
     def _leave(self, cell: int) -> None:
         having, state = self._having[self._sort_of[cell]], self._states[cell]
@@ -196,13 +196,14 @@ class Cells:
         del cells[cell]
         if not cells:
             del having[state]
-        self.room[:, self._sort_of[cell]] -= self._tasks(state)
+        self.room[:, self._sort_of[cell]] -= self._tasks_of_sizes(state)
 
-    def _tasks(self, state: State) -> np.ndarray:
+    def _tasks_of_sizes(self, state: State) -> np.ndarray:
         """How many tasks of each size a cell in ``state`` takes."""
         known = self._tasks_in.get(state)
         if known is None:
-            known = self._tasks_in[state] = np.array([_tasks(state, size) for size in self._sizes])
+            known = np.array([_tasks(state, size) for size in self._sizes], dtype=np.int64)
+            self._tasks_in[state] = known
         return known
 
 
