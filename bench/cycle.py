@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
 
         record, remembered = Record(), Remembered()
         if options.fill:
-            record.add_jobs(pending=PENDING)
+            record.add_jobs(record.photo.pending[:PENDING], "PENDING")
+            record.analyse()
             _say_cycle("full cycle, all GPUs free, 10,000 pending", *_cycle(remembered), target_s=None)
             record.empty()
         record.add_running_and_pending()
@@ -158,11 +159,6 @@ class Record:
         )
         self.now = dt.datetime.now(dt.UTC)
 
-    def add_jobs(self, *, pending: int) -> None:
-        """Adds so many waiting jobs."""
-        self._jobs(self.photo.pending[:pending], "PENDING")
-        self._analyse()
-
     def empty(self) -> None:
         """Takes every job and what they held out of the record."""
         from django.db import connection
@@ -179,7 +175,7 @@ class Record:
 
         plan = decide(self.photo, Policy())
         rows = {row.job: row for row in self.photo.pending}
-        jobs = self._jobs([rows[start.job] for start in plan.starts], "RUNNING")
+        jobs = self.add_jobs([rows[start.job] for start in plan.starts], "RUNNING")
         attempts = Attempt.objects.bulk_create(
             (
                 Attempt(
@@ -240,8 +236,8 @@ class Record:
                 "UPDATE portal_gpu SET used_milli = held.milli FROM (SELECT gpu_id, sum(milli) AS milli"
                 " FROM portal_allocation GROUP BY gpu_id) held WHERE held.gpu_id = portal_gpu.id"
             )
-        self._jobs([rows[verdict.job] for verdict in plan.verdicts][:PENDING], "PENDING")
-        self._analyse()
+        self.add_jobs([rows[verdict.job] for verdict in plan.verdicts][:PENDING], "PENDING")
+        self.analyse()
 
     def settle(self, remembered: Any) -> None:
         """Lets go whoever was asked to leave, and runs cycles until nothing moves."""
@@ -269,9 +265,10 @@ class Record:
 
     def submit_one(self, n: int) -> None:
         """Another job joins the queue."""
-        self._jobs([self.photo.pending[n]], "PENDING", name="late")
+        self.add_jobs([self.photo.pending[n]], "PENDING", name="late")
 
-    def _jobs(self, rows: Any, state: str, name: str = "") -> list[Any]:
+    def add_jobs(self, rows: Any, state: str, name: str = "") -> list[Any]:
+        """Adds a job for each row of a photograph."""
         from portal.models import Job
         from portal.models.public_id import new_public_id
 
@@ -290,7 +287,8 @@ class Record:
             batch_size=4_000,
         )  # fmt: skip
 
-    def _analyse(self) -> None:
+    def analyse(self) -> None:
+        """Lets PostgreSQL count the rows."""
         from django.db import connection
 
         with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""The rows of the scheduler's decisions, one part after the other; only ``cycle`` needs a database.
+"""The rows of the scheduler's decisions, one part after the other; only ``cycle`` and ``foresee`` need a database.
 
     DATABASE_URL=... REDIS_URL=... python -m bench scheduler [PART ...]
 
@@ -13,6 +13,7 @@ PARTS: dict[str, tuple[list[str], float]] = {
     "decide": (["decide"], 120),
     "shapes": (["shapes"], 120),
     "cycle": (["cycle"], 150),
+    "foresee": (["foresee"], 150),
     "openb": (["openb"], 300),
 }
 """What to run and within how many seconds."""
@@ -20,4 +21,4 @@ PARTS: dict[str, tuple[list[str], float]] = {
 
 def main(arguments: list[str]) -> int:
     """Runs the parts named, or all; 1 when a part did not finish."""
-    return run_parts("scheduler", PARTS, arguments, within_s=480)
+    return run_parts("scheduler", PARTS, arguments, within_s=600)

@@ -28,8 +28,14 @@ log = logging.getLogger(__name__)
 
 MOVED_BY = 0.2
 LEAST_MOVE_S = 60.0
+NEW_AT_ONCE = 2_000
+"""Of jobs that had no interval, or have none any more, so many are written at once."""
+MOVED_AT_ONCE = 500
+"""Of intervals that moved so many are written at once; each makes a row that is kept."""
+LOCKED_AT_ONCE = 500
+"""So many share a transaction: cycles write the same rows."""
 TOLD_AT_ONCE = 200
-"""Open pages are told of at most this many new intervals at once; the others poll."""
+"""Open pages are told of at most this many new intervals of a transaction; the others poll."""
 FORECASTS_KEPT = dt.timedelta(days=90)
 SCORED_AT_ONCE = 2000
 _INTERVAL = ("foreseen_at", "p10_at", "p50_at", "p90_at")
@@ -42,6 +48,8 @@ class NoStart(Enum):
     """Its verdict is one after which nobody asks (``NO_FORECAST``)."""
     UNSEEN = "unseen"
     """It was looked for, and there is none even when everything that runs or goes before has ended."""
+    TOO_FAR = "too far"
+    """So many go before it that the plays did not come to it."""
 
 
 Start = StartInterval | NoStart
@@ -51,25 +59,32 @@ Start = StartInterval | NoStart
 def write_intervals(intervals: Mapping[JobId, Start], leader: Held | None = None) -> int:
     """Writes what is new or moved, for jobs that have a verdict; gives the number of intervals written.
 
-    With ``leader`` it raises Deposed when that scheduler has been replaced.
+    Of more than are written at once those come first that were foreseen longest ago; the others have their turn
+    next time, if they still differ then. With ``leader`` it raises Deposed when that scheduler has been replaced.
     """
     sound = {job: start for job, start in intervals.items() if isinstance(start, NoStart) or is_sound(start)}
     if unsound := len(intervals) - len(sound):
         log.warning("%s start intervals make no sense and were dropped", unsound)
-    moved_jobs = _moved_jobs(sound)
-    if not moved_jobs:
-        return 0
+    jobs = _moved_jobs(sound)
+    written = 0
+    for first in range(0, len(jobs), LOCKED_AT_ONCE):
+        written += _write({job: sound[job] for job in jobs[first : first + LOCKED_AT_ONCE]}, leader)
+    return written
+
+
+def _write(intervals: Mapping[JobId, Start], leader: Held | None) -> int:
+    """One transaction."""
     now = timezone.now()
     with transaction.atomic():
         if leader is not None:
             leases.check(leader)
         rows = Standing.objects.select_for_update(of=("self",), no_key=True).select_related("job")
-        moved = list(rows.filter(job__public_id__in=moved_jobs).order_by("job_id"))
+        moved = list(rows.filter(job__public_id__in=intervals).order_by("job_id"))
         first = _never_foreseen([row.job_id for row in moved if row.p50_at is None])
         made = []
         for row in moved:
-            interval = sound[JobId(row.job.public_id)]
-            row.foreseen_at = None if interval is NoStart.UNASKED else now
+            interval = intervals[JobId(row.job.public_id)]
+            row.foreseen_at = None if interval in (NoStart.UNASKED, NoStart.TOO_FAR) else now
             if isinstance(interval, NoStart):
                 row.p10_at = row.p50_at = row.p90_at = None
                 continue
@@ -89,8 +104,8 @@ def write_intervals(intervals: Mapping[JobId, Start], leader: Held | None = None
             )
         for row in moved[:TOLD_AT_ONCE]:
             announce(f"job.{row.job.public_id}", {"kind": "forecast"})
-        Standing.objects.bulk_update(moved, _INTERVAL, batch_size=1000)
-        Forecast.objects.bulk_create(made, batch_size=1000)
+        Standing.objects.bulk_update(moved, _INTERVAL)
+        Forecast.objects.bulk_create(made)
     return len(made)
 
 
@@ -111,15 +126,19 @@ def has_moved(middle: dt.datetime | None, foreseen_at: dt.datetime | None, inter
 
 
 def _moved_jobs(intervals: Mapping[JobId, Start]) -> list[JobId]:
-    """The jobs (public ids) with a verdict for which something new is foreseen: at most one query."""
+    """The jobs (public ids) with a verdict of which something new is to be written now: at most one query."""
     if not intervals:
         return []
     rows = Standing.objects.filter(job__public_id__in=list(intervals))
-    return [
-        JobId(job)
-        for job, middle, foreseen_at in rows.values_list("job__public_id", "p50_at", "foreseen_at")
-        if has_moved(middle, foreseen_at, intervals[JobId(job)])
-    ]
+    new: list[JobId] = []
+    moved: list[JobId] = []
+    for public_id, middle, foreseen_at in rows.order_by(
+        F("foreseen_at").asc(nulls_first=True), "job_id"
+    ).values_list("job__public_id", "p50_at", "foreseen_at"):
+        start = intervals[job := JobId(public_id)]
+        if has_moved(middle, foreseen_at, start):
+            (new if middle is None or isinstance(start, NoStart) else moved).append(job)
+    return new[:NEW_AT_ONCE] + moved[:MOVED_AT_ONCE]
 
 
 def score_started() -> int:

@@ -1,20 +1,20 @@
 """Works out when waiting jobs should start, from how long jobs like those around them ran.
 
-It runs beside the cycle, niced, with an end to its time: who was never foreseen first, then the oldest forecasts. It
-writes nothing but intervals.
+It runs beside the cycle, niced, with an end to its time: pools that were played longest ago come first, and with each
+everybody who waits there. It writes nothing but intervals.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping
 
 from django.db.models import F
 
-from portal.models import ClusterSettings, Forecast, Standing
+from portal.models import ClusterSettings, Forecast
 from portal.words.reasons import NO_FORECAST
 from scheduler.core.calibration import REMEMBERED, Calibration, Interval
-from scheduler.core.cluster import JobId, PendingRow
+from scheduler.core.cluster import JobId, PendingRow, PoolId
 from scheduler.core.decide import decide
 from scheduler.core.forecast import Outlook, waits_in
 from scheduler.core.plan import StartInterval
@@ -23,16 +23,17 @@ from scheduler.forecasts import NoStart, Start, write_intervals
 from scheduler.snapshot import Photo, take_photo
 
 WITHIN_S = 20.0
-"""One pass ends after this; who had no turn comes first in the next."""
+"""After this no second pool is begun with; who was left out comes first in the next pass."""
 
 
 class Foresight:
-    """What is kept from pass to pass; losing it costs a slow pass, and perhaps jobs looked at twice in a row."""
+    """What is kept from pass to pass; losing it costs a slow pass, and perhaps a pool played twice in a row."""
 
     def __init__(self) -> None:
         self.expectations = Expectations()
-        self.looked_s: dict[JobId, float] = {}
-        """When the start of a job was last worked out, moved or not: Unix time."""
+        self.passes = 0
+        self.played: dict[PoolId, int] = {}
+        """In which pass each pool was last played."""
 
 
 def foresee(within_s: float = WITHIN_S, kept: Foresight | None = None) -> int:
@@ -51,51 +52,38 @@ def _intervals(photo: Photo, kept: Foresight, deadline_s: float) -> dict[JobId, 
     policy, expectations = photo.policy, kept.expectations
     snapshot = expectations.fill(photo.snapshot, policy)
     plan = decide(snapshot, policy)
-    waiting = {verdict.job: verdict for verdict in plan.verdicts}
+    verdicts = {verdict.job: verdict for verdict in plan.verdicts}
     calibration = learned_calibration()
-    outlooks = {
-        pool.id: Outlook(
-            snapshot, plan, pool.id, expectations.durations, policy, template_of=expectations.template_of
-        )
-        for pool in snapshot.pools
-    }
-    rows = [row for row in snapshot.pending if row.job in waiting]
-    # when a job's turn comes that waits for others depends on how they end: nothing is promised before
-    found: dict[JobId, Start] = {
-        row.job: NoStart.UNASKED
-        for row in rows
-        if waiting[row.job].code in NO_FORECAST or row.held or row.after
-    }
-    asks = [row for row in rows if row.job not in found and row.total_milli]
-    turns = in_turn(asks, kept.looked_s)
-    kept.looked_s = {row.job: kept.looked_s[row.job] for row in asks if row.job in kept.looked_s}
-    for row in turns:
-        if time.monotonic() > deadline_s:
-            break
-        kept.looked_s[row.job] = time.time()
-        pool = waits_in(row, waiting[row.job])
-        if pool is None:
+    found: dict[JobId, Start] = {}
+    waiting: dict[PoolId, list[PendingRow]] = {}
+    for row in snapshot.pending:
+        if (verdict := verdicts.get(row.job)) is None:
             continue
-        median_s = outlooks[pool].median_s(row.job)
-        if median_s is None:
-            found[row.job] = NoStart.UNSEEN
-        else:
-            interval = calibration.interval(row.total_milli, median_s)
-            found[row.job] = _from(snapshot.now_s, interval, median_s, row.not_before_s or 0.0)
+        if verdict.code in NO_FORECAST or row.held or row.after:
+            # when a job's turn comes that waits for others depends on how they end: nothing is promised before
+            found[row.job] = NoStart.UNASKED
+        elif row.total_milli and (pool := waits_in(row, verdict)) is not None:
+            waiting.setdefault(pool, []).append(row)
+    kept.passes += 1
+    kept.played = {pool: kept.played.get(pool, 0) for pool in waiting}
+    for place, pool in enumerate(sorted(waiting, key=lambda pool: (kept.played[pool], pool))):
+        if place and time.monotonic() > deadline_s:
+            break
+        kept.played[pool] = kept.passes
+        outlook = Outlook(
+            snapshot, plan, pool, expectations.durations, policy, template_of=expectations.template_of
+        )
+        medians_s = outlook.medians_s(row.job for row in waiting[pool])
+        for row in waiting[pool]:
+            median_s = medians_s.get(row.job)
+            if median_s is None:
+                found[row.job] = NoStart.TOO_FAR
+            elif median_s == math.inf:
+                found[row.job] = NoStart.UNSEEN
+            else:
+                interval = calibration.interval(row.total_milli, median_s)
+                found[row.job] = _from(snapshot.now_s, interval, median_s, row.not_before_s or 0.0)
     return found
-
-
-def in_turn(rows: Iterable[PendingRow], looked_s: Mapping[JobId, float]) -> list[PendingRow]:
-    """Who was never foreseen first, then who was looked at longest ago, also where nothing moved then."""
-    foreseen = dict(
-        Standing.objects.filter(foreseen_at__isnull=False).values_list("job__public_id", "foreseen_at")
-    )
-    known = {JobId(job): at.timestamp() for job, at in foreseen.items() if at is not None}
-
-    def turn(row: PendingRow) -> tuple[float, float, JobId]:
-        return (max(known.get(row.job, 0.0), looked_s.get(row.job, 0.0)), row.submitted_s, row.job)
-
-    return sorted(rows, key=turn)
 
 
 def _from(now_s: float, interval: Interval, median_s: float, not_before_s: float) -> StartInterval:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from scheduler.core.ageing import ordered_s
@@ -30,12 +30,13 @@ from scheduler.core.gang import shape_of
 from scheduler.core.ground import Need, Survey
 from scheduler.core.ledger import PoolLedger
 from scheduler.core.plan import Plan, Verdict
-from scheduler.core.play import PLAYS, Closed, Holds, Line, Stage, Stake, play_forward
+from scheduler.core.play import PLAYS, play_forward
 from scheduler.core.policy import Policy
 from scheduler.core.predict import Durations, Kind
 from scheduler.core.reserved import stands_in_the_way
 from scheduler.core.resources import NOTHING, Amounts
 from scheduler.core.shape import Shape
+from scheduler.core.stage import Closed, Holds, Line, Stage, Stake
 from scheduler.core.tree import Tree
 
 GOLDEN = 0.618_033_988_749_895
@@ -118,17 +119,22 @@ class Outlook:
             self._ledger if self._ledger.bounds(all(row.preemptible for row in rows)) else None,
         )
 
-    def median_s(self, job: JobId) -> float | None:
-        """In how many seconds a waiting job of this pool starts, at the median of the plays.
+    def medians_s(self, jobs: Iterable[JobId]) -> dict[JobId, float]:
+        """In how many seconds these waiting jobs of this pool start, each at the median of the plays.
 
-        None when it does not even once everything that runs or has its turn before it has ended.
+        Infinite for a job that does not even once everything that runs or has its turn before it has ended; one
+        that is further off than plays go is left out.
 
         Raises:
-            KeyError: it has no turn here: it is held, awaits other jobs, or asks for no GPU.
+            KeyError: one has no turn here: it is held, awaits other jobs, or asks for no GPU.
         """
-        plays = play_forward(self._stage, self._turn[job])
-        median_s = plays[len(plays) // 2]
-        return None if median_s == math.inf else median_s
+        turns = {self._turn[job]: job for job in jobs}
+        found = {}
+        for turn, plays in play_forward(self._stage, turns).items():
+            known = sorted(start_s for start_s in plays if start_s is not None)
+            if len(known) > len(plays) // 2:
+                found[turns[turn]] = known[len(plays) // 2]
+        return found
 
     def _count(self, stake: Stake) -> None:
         self._ledger.add(stake.leaf, stake.user, stake.amounts, stake.preemptible)

@@ -117,8 +117,12 @@ class Survey:
 class Cells:
     """What is free in each cell while a queue is played, and which cells have how much."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Ground, sizes: Sequence[tuple[int, int]]) -> None:
         self._sort_of = ground.sort_of
+        self._sizes = [Need(gpus, milli, ()) for gpus, milli in sizes]
+        self.room = np.zeros((len(sizes), max(ground.sort_of, default=-1) + 1), dtype=np.int64)
+        """How many tasks of each size surely find places, by sort."""
+        self._tasks_in: dict[State, np.ndarray] = {}
         self._whole = list(ground.whole)
         self._shared = {cell: dict(gpus) for cell, gpus in ground.shared.items()}
         self._next_gpu = ground.gpus
@@ -128,22 +132,6 @@ class Cells:
         self._states: list[State] = [(0, ())] * len(ground.sort_of)
         for cell in range(len(ground.sort_of)):
             self._enter(cell)
-
-    def fits(self, need: Need, sorts: Iterable[int], count: int) -> bool:
-        """True when ``count`` equal tasks find places in cells of these sorts."""
-        for sort in sorts:
-            for state, cells in self._having[sort].items():
-                tasks = _tasks(state, need)
-                if tasks:
-                    count -= tasks * len(cells)
-                    if count <= 0:
-                        return True
-        return count <= 0
-
-    def holds(self, place: Place, need: Need, sorts: Iterable[int]) -> bool:
-        """True when one task finds its place in the cell of ``place``, if that is of these sorts."""
-        cell = place[0]
-        return self._sort_of[cell] in sorts and _tasks(self._states[cell], need) > 0
 
     def take(self, need: Need, sorts: Iterable[int]) -> Place | None:
         """A place for one task in the cell that it fills best; None when there is none."""
@@ -199,7 +187,9 @@ class Cells:
         shared = self._shared.get(cell)
         state = (self._whole[cell], tuple(sorted(shared.values())) if shared else ())
         self._states[cell] = state
-        self._having[self._sort_of[cell]].setdefault(state, {})[cell] = None
+        sort = self._sort_of[cell]
+        self._having[sort].setdefault(state, {})[cell] = None
+        self.room[:, sort] += self._tasks_of_sizes(state)
 
     def _leave(self, cell: int) -> None:
         having, state = self._having[self._sort_of[cell]], self._states[cell]
@@ -207,6 +197,15 @@ class Cells:
         del cells[cell]
         if not cells:
             del having[state]
+        self.room[:, self._sort_of[cell]] -= self._tasks_of_sizes(state)
+
+    def _tasks_of_sizes(self, state: State) -> np.ndarray:
+        """How many tasks of each size a cell in ``state`` takes."""
+        known = self._tasks_in.get(state)
+        if known is None:
+            known = np.array([_tasks(state, size) for size in self._sizes], dtype=np.int64)
+            self._tasks_in[state] = known
+        return known
 
 
 def _tasks(state: State, need: Need) -> int:

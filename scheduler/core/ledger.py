@@ -229,6 +229,27 @@ class PoolLedger:
                     return Bound(level, has, bound, resource)
         return None
 
+    def first_in_the_way(
+        self,
+        project: ProjectId,
+        user: UserId,
+        amounts: Amounts,
+        preemptible: bool,
+        *,
+        empty: bool = False,
+        gone: Gone = Gone.NOBODY,
+    ) -> Bound | None:
+        """The limit, or for non-preemptible work the guarantee, that ``amounts`` more would pass.
+
+        ``empty``: even with nothing held.
+        """
+        limit = self.limit_in_the_way(project, amounts, empty=empty, gone=gone)
+        if limit is None:
+            limit = self.user_limit_in_the_way(project, user, amounts, empty=empty, gone=gone)
+        if limit is not None or preemptible:
+            return limit
+        return self.guarantee_in_the_way(project, amounts, empty=empty, gone=gone)
+
     def closed_to(
         self,
         project: ProjectId,
@@ -239,17 +260,18 @@ class PoolLedger:
         empty: bool = False,
         gone: Gone = Gone.NOBODY,
     ) -> bool:
-        """True when a limit, or for non-preemptible work a guarantee, is in the way of ``amounts`` more.
+        """True when something is in the way of ``amounts`` more; ``empty``: even with nothing held."""
+        return self.first_in_the_way(project, user, amounts, preemptible, empty=empty, gone=gone) is not None
 
-        ``empty``: even with nothing held.
-        """
-        if self.limit_in_the_way(project, amounts, empty=empty, gone=gone) is not None:
-            return True
-        if self.user_limit_in_the_way(project, user, amounts, empty=empty, gone=gone) is not None:
-            return True
-        if preemptible:
-            return False
-        return self.guarantee_in_the_way(project, amounts, empty=empty, gone=gone) is not None
+    def highest_bound(self, project: ProjectId, preemptible: bool) -> ProjectId | None:
+        """The highest project on the path whose quota can be in the way; None: no quota ever is."""
+        path = self.paths[project]
+        if not preemptible:
+            return path[-1]
+        bounds = (
+            each for each in path if each in self.people or any(most != math.inf for most in self.limit[each])
+        )
+        return max(bounds, key=path.index, default=None)
 
 
 def _add(book: dict[ProjectId, Amounts], path: tuple[ProjectId, ...], amounts: Amounts, sign: int) -> None:

@@ -54,8 +54,8 @@ class Forecasting(Watcher):
         if waiting:
             outlook = Outlook(snapshot, plan, POOL, self._durations, self._policy, self._had_s)
             for job in waiting:
-                median_s = outlook.median_s(job)
-                if median_s is None:
+                median_s = outlook.medians_s([job]).get(job, math.inf)
+                if median_s == math.inf:
                     continue
                 gpus = self._jobs[job].gpus
                 interval = self._calibration.interval(gpus * WHOLE_MILLI, median_s)

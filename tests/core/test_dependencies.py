@@ -79,10 +79,10 @@ def test_nobodys_forecast_counts_it() -> None:
     snapshot = cluster([node("n0")], [VISION], pending=rows)
     outlook = Outlook(snapshot, decide(snapshot, POLICY), MAIN, Durations(), POLICY)
     with pytest.raises(KeyError):
-        outlook.median_s(JobId("a"))
+        outlook.medians_s([JobId("a")])
     alone = replace(snapshot, pending=tuple(rows[1:]))
     without = Outlook(alone, decide(alone, POLICY), MAIN, Durations(), POLICY)
-    assert outlook.median_s(JobId("c")) == without.median_s(JobId("c"))
+    assert outlook.medians_s([JobId("c")]) == without.medians_s([JobId("c")])
 
 
 @pytest.mark.parametrize("after", [(PREP, PREP), (Awaited(JobId("j"), "j", VISION.id),)])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scheduler.core.cluster import JobId, Snapshot
+from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import decide
 from scheduler.core.forecast import Outlook
 from scheduler.core.policy import Policy
@@ -68,13 +68,12 @@ def taught(seed: int) -> Durations:
     return durations
 
 
-def medians(seed: int) -> list[int | None]:
+def medians(seed: int) -> list[int]:
     """When each job that waits starts, at the median, in whole seconds from now."""
     snapshot, policy = plain(seed), Policy()
     plan = decide(snapshot, policy)
     outlook = Outlook(snapshot, plan, MAIN, taught(seed), policy)
-    found = (outlook.median_s(JobId(verdict.job)) for verdict in plan.verdicts)
-    return [None if median_s is None else round(median_s) for median_s in found]
+    return [round(outlook.medians_s([verdict.job])[verdict.job]) for verdict in plan.verdicts]
 
 
 @pytest.mark.parametrize("seed", RECORDED)

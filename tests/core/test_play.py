@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler.core.cluster import WHOLE_MILLI, ProjectId, QuotaRow, UserId
 from scheduler.core.ground import Ground, Need, Place
 from scheduler.core.ledger import PoolLedger
-from scheduler.core.play import PLAYS, Closed, Holds, Line, Stage, Stake, play_forward
+from scheduler.core.play import PLAYS, play_forward
 from scheduler.core.resources import Amounts
+from scheduler.core.stage import Closed, Holds, Line, Stage, Stake
 from tests.core.drawn import quota
 
 P, Q = ProjectId("p"), ProjectId("q")
@@ -64,18 +67,26 @@ def ledger(running: Sequence[Holds], *quotas: QuotaRow) -> PoolLedger:
     return found
 
 
+def staged(
+    free: Ground, running: Sequence[Holds], line: Sequence[tuple[Line, float]], *quotas: QuotaRow
+) -> Stage:
+    """Each of a line in its turn."""
+    lines = [each._replace(turns=(turn,)) for turn, (each, _) in enumerate(line)]
+    runs_s = [[runs] * PLAYS for _, runs in line]
+    return Stage(free, running, lines, runs_s, SHARE, ledger(running, *quotas) if quotas else None)
+
+
 def start_s(
     free: Ground,
     running: Sequence[Holds],
     line: Sequence[tuple[Line, float]],
     *quotas: QuotaRow,
     **bound: int,
-) -> float:
-    """When the last of a line starts."""
-    lines = [each._replace(turns=(turn,)) for turn, (each, _) in enumerate(line)]
-    runs_s = [[runs] * PLAYS for _, runs in line]
-    stage = Stage(free, running, lines, runs_s, SHARE, ledger(running, *quotas) if quotas else None)
-    plays = play_forward(stage, len(line) - 1, **bound)
+) -> float | None:
+    """When the last of a line starts; None: not within the bound."""
+    me = len(line) - 1
+    plays = play_forward(staged(free, running, line, *quotas), [me], **bound)[me]
+    assert len(plays) == PLAYS
     assert len(set(plays)) == 1
     return plays[0]
 
@@ -103,11 +114,12 @@ def test_who_holds_least_of_its_share_goes_first() -> None:
     assert start_s(ground(0), running, [theirs, mine]) == 60.0
 
 
-def test_a_play_is_bounded_and_says_how_far_it_came() -> None:
+def test_a_play_is_bounded_and_tells_nothing_of_what_lies_beyond() -> None:
     running = [runs_on(P, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
-    me = in_line(P, 1.0, (task(200), 1))
-    assert start_s(ground(0), running, [me], most_steps=7) == 70.0
-    assert start_s(ground(0), running, [me]) == math.inf  # even the empty pool is too small
+    assert start_s(ground(0), running, [in_line(P, 1.0, (task(9), 1))], most_steps=20) == 90.0
+    assert start_s(ground(0), running, [in_line(P, 1.0, (task(90), 1))], most_steps=20) is None
+    too_large = in_line(P, 1.0, (task(200), 1))  # for the empty pool
+    assert start_s(ground(0), running, [too_large]) == math.inf
 
 
 # -- limits and guarantees ---------------------------------------------------------------------------------
@@ -216,3 +228,135 @@ def test_cells_close_when_a_reservation_comes_too_near() -> None:
     assert start_s(ground(0), [runs_on(P, 61.0, (0, 1, ()))], [me]) == 500.0
     other = in_line(Q, 10.0, (task(1), 1))  # one for whom it is
     assert start_s(ground(0), [runs_on(P, 61.0, (0, 1, ()))], [me, other]) == 61.0
+
+
+# -- everybody in one play --------------------------------------------------------------------------------------
+
+UNLIKE = {ProjectId(name): share for name, share in (("a", 4_001.7), ("b", 2_999.3), ("c", 7_013.9))}
+"""Shares of which no two parts are equal: nothing hangs on ties."""
+TREE = {project: (project, ProjectId("top")) for project in UNLIKE} | {ProjectId("top"): (ProjectId("top"),)}
+SPANS = [(), (), (Closed(frozenset({1}), 40.0, 90.0),), (Closed(frozenset({0}), -math.inf, 55.5),)]
+seconds = st.floats(0.5, 300.0)
+needs = st.lists(
+    st.tuples(
+        st.builds(
+            Need,
+            st.integers(1, 3),
+            st.sampled_from([WHOLE_MILLI, WHOLE_MILLI, 500]),
+            st.sampled_from([(0,), (1,), (0, 1)]),
+        ),
+        st.integers(1, 2),
+    ),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda each: each[0],
+).map(tuple)
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> Stage:
+    """Small pools of two sorts of cells, where jobs of three projects run and wait."""
+    cells = draw(st.lists(st.integers(0, 4), min_size=2, max_size=5))
+    projects = st.sampled_from(sorted(UNLIKE))
+    people = st.sampled_from([ADA, BOB])
+    places = st.tuples(st.integers(0, len(cells) - 1), st.integers(1, 3), st.just(()))
+    running = [
+        Holds(stake(draw(projects), place[1] * WHOLE_MILLI, draw(people), draw(st.booleans())), (place,),
+              draw(st.lists(seconds, min_size=PLAYS, max_size=PLAYS)))
+        for place in draw(st.lists(places, max_size=6))
+    ]  # fmt: skip
+    lines: dict[Line, list[int]] = {}
+    turns = draw(st.integers(1, 12))
+    for turn in range(turns):
+        line, _ = in_line(
+            draw(projects), 0.0, *draw(needs), user=draw(people), preemptible=draw(st.booleans()),
+            from_s=draw(st.sampled_from([0.0, 0.0, 25.0, 70.5])), closed=draw(st.sampled_from(SPANS)),
+        )  # fmt: skip
+        lines.setdefault(line, []).append(turn)
+    numbers = st.sampled_from([None, 2, 5])
+    quotas = {
+        each: quota(each, guaranteed=draw(st.integers(0, 4)), limit=draw(numbers), person=draw(numbers))
+        for each in TREE
+    }
+    book = PoolLedger(quotas, TREE)
+    for job in running:
+        book.add(job.stake.leaf, job.stake.user, job.stake.amounts, job.stake.preemptible)
+    return Stage(
+        ground(*cells, sorts=[number % 2 for number in range(len(cells))]),
+        running,
+        [line._replace(turns=mine) for line, mine in lines.items()],
+        draw(st.lists(st.lists(seconds, min_size=PLAYS, max_size=PLAYS), min_size=turns, max_size=turns)),
+        UNLIKE,
+        book if draw(st.booleans()) else None,
+    )
+
+
+@given(stages())
+def test_who_is_last_of_its_project_starts_alone_as_with_everybody(stage: Stage) -> None:
+    everybody = play_forward(stage, stage.line_of)
+    last: dict[ProjectId, int] = {}
+    for turn, line in sorted(stage.line_of.items()):
+        last[stage.lines[line].stake.project] = turn
+    for turn in last.values():
+        assert play_forward(stage, [turn])[turn] == everybody[turn]
+    assert everybody == play_forward(stage, sorted(stage.line_of, reverse=True))
+
+
+@given(stages(), st.integers(1, 40))
+def test_a_bound_takes_answers_away_and_changes_none(stage: Stage, most_steps: int) -> None:
+    free = play_forward(stage, stage.line_of)
+    for turn, plays in play_forward(stage, stage.line_of, most_steps=most_steps).items():
+        assert all(each is None or each == start_s for each, start_s in zip(plays, free[turn], strict=True))
+
+
+@given(stages())
+def test_nobody_starts_before_it_may_and_within_a_line_by_turn(stage: Stage) -> None:
+    found = play_forward(stage, stage.line_of)
+    for line in stage.lines:
+        for play in range(PLAYS):
+            starts_s = [found[turn][play] for turn in line.turns]
+            assert starts_s == sorted(starts_s)
+            assert starts_s[0] >= line.from_s
+
+
+@given(stages())
+def test_whoever_starts_passes_no_limit(stage: Stage) -> None:
+    if stage.ledger is None:
+        return
+    found = play_forward(stage, stage.line_of)
+    for play in range(PLAYS):
+        spans = [(job.stake, -1.0, job.left_s[play]) for job in stage.running]
+        for turn, plays in found.items():
+            start_s, line = plays[play], stage.lines[stage.line_of[turn]]
+            assert start_s is not None
+            spans.append((line.stake, start_s, start_s + stage.runs_s[turn][play]))
+        for of, at_s, _ in spans:
+            if 0.0 <= at_s < math.inf:
+                for level in TREE[of.leaf]:
+                    held = [
+                        stake.amounts.gpu_milli
+                        for stake, start_s, end_s in spans
+                        if level in TREE[stake.leaf] and start_s <= at_s < end_s
+                    ]
+                    assert sum(held) <= stage.ledger.limit[level].gpu_milli
+
+
+def test_a_quota_is_asked_again_for_the_next_of_a_line() -> None:
+    line, _ = in_line(P, 0.0, (task(1), 1))
+    stage = Stage(
+        ground(5),
+        [],
+        [line._replace(turns=(0, 1, 2))],
+        [[40.0] * PLAYS] * 3,
+        SHARE,
+        ledger([], quota("p", limit=2)),
+    )
+    assert [plays[0] for plays in play_forward(stage, [0, 1, 2]).values()] == [0.0, 0.0, 40.0]
+
+
+def test_with_everybody_a_later_turn_takes_what_an_earlier_one_cannot_use() -> None:
+    running = [runs_on(P, 50.0, (0, 1, ()))]
+    large, small = in_line(P, 10.0, (task(2), 1)), in_line(P, 200.0, (task(1), 1))
+    stage = staged(ground(1), running, [large, small])
+    assert play_forward(stage, [0])[0] == [50.0] * PLAYS
+    assert play_forward(stage, [0, 1]) == {0: [200.0] * PLAYS, 1: [0.0] * PLAYS}

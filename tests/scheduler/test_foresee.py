@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+from functools import partial
 
 import pytest
-from django.db.models import F
+from django.db.models import Count, F
 from django.utils import timezone
 
-from portal.models import ClusterSettings, Forecast, Job, Node, Quota, Standing
+from portal.models import Forecast, Job, Node, Quota, Standing
+from portal.selectors.forecasts import why_none
 from portal.services import lifecycle
 from portal.services.jobs import do_cancel_job
+from scheduler import forecasts
+from scheduler.core.cluster import JobId
+from scheduler.core.plan import StartInterval
+from scheduler.core.play import play_forward
 from scheduler.cycle import run_cycle
-from scheduler.foresee import Foresight, foresee, in_turn, learned_calibration
-from scheduler.snapshot import take_photo
+from scheduler.forecasts import write_intervals
+from scheduler.foresee import Foresight, foresee, learned_calibration
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,19 +62,66 @@ def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_shou
     assert foresee() == 0  # nothing moved
 
 
-def test_who_was_looked_at_longest_ago_comes_first_though_nothing_moved(scene) -> None:
+def test_one_pass_foresees_everybody(scene) -> None:
     jobs = [submit(scene, gpus_per_task=4) for _ in range(4)]
     run_cycle("test", "me")
-    rows = {row.job: row for row in take_photo(ClusterSettings.objects.get()).snapshot.pending}
-    first, *others = sorted(rows.values(), key=lambda row: row.submitted_s)
-    assert {row.job for row in rows.values()} <= {job.public_id for job in jobs}
-    kept = Foresight()
-    assert in_turn(rows.values(), kept.looked_s) == [first, *others]
-    foresee(kept=kept)
-    assert set(kept.looked_s) == set(rows)
-    for number, row in enumerate(reversed([first, *others])):
-        kept.looked_s[row.job] = 4e9 + number
-    assert in_turn(rows.values(), kept.looked_s) == [*reversed(others), first]
+    waiting = {job.pk for job in jobs} & set(Standing.objects.values_list("job_id", flat=True))
+    assert len(waiting) >= 3
+    assert foresee() == len(waiting)
+    by_turn = Standing.objects.order_by("job__submitted_at").values_list("p50_at", flat=True)
+    assert list(by_turn) == sorted(by_turn)
+
+
+def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(scene, monkeypatch) -> None:
+    job = [submit(scene, gpus_per_task=4) for _ in range(3)][-1]
+    run_cycle("test", "me")
+    assert foresee()
+    monkeypatch.setattr("scheduler.core.forecast.play_forward", partial(play_forward, most_steps=1))
+    foresee()
+    standing = Standing.objects.get(job=job)
+    assert (standing.p10_at, standing.p50_at, standing.p90_at, standing.foreseen_at) == (None,) * 4
+    assert why_none(job, standing) is None
+    monkeypatch.undo()
+    foresee()
+    assert Standing.objects.get(job=job).p50_at is not None
+
+
+def test_pools_take_turns_where_the_time_is_too_short_for_all(scene) -> None:
+    pools = [scene["pool"], record.pool()]
+    record.node(pools[1])
+    jobs = {pool: [submit(scene, gpus_per_task=4, pool=pool) for _ in range(2)][-1] for pool in pools}
+    run_cycle("test", "me")
+    kept, foreseen = Foresight(), []
+    for _ in range(3):
+        foresee(0.0, kept)
+        rows = Standing.objects.filter(job__in=jobs.values(), p50_at__isnull=False)
+        foreseen.append(rows.count())
+    assert foreseen == [1, 2, 2]
+
+
+def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(scene, monkeypatch) -> None:
+    monkeypatch.setattr(forecasts, "NEW_AT_ONCE", 3)
+    monkeypatch.setattr(forecasts, "MOVED_AT_ONCE", 2)
+    monkeypatch.setattr(forecasts, "LOCKED_AT_ONCE", 2)
+    submit(scene, gpus_per_task=4)
+    run_cycle("test", "me")
+    jobs = {JobId(submit(scene, gpus_per_task=4).public_id) for _ in range(5)}
+    run_cycle("test", "me")
+
+    def intervals(in_s: float) -> dict[JobId, StartInterval]:
+        at_s = timezone.now().timestamp() + in_s
+        return {job: StartInterval(at_s, at_s, at_s) for job in jobs}
+
+    def times() -> list[int]:
+        rows = Forecast.objects.values("job").annotate(times=Count("pk"))
+        return sorted(row["times"] for row in rows)
+
+    assert [write_intervals(intervals(1000)) for _ in range(3)] == [3, 2, 0]
+    assert times() == [1, 1, 1, 1, 1]
+    assert write_intervals(intervals(9000)) == 2
+    assert times() == [1, 1, 1, 2, 2]
+    assert [write_intervals(intervals(9000)) for _ in range(3)] == [2, 1, 0]
+    assert times() == [2, 2, 2, 2, 2]
 
 
 def test_nothing_waits(scene) -> None:
