@@ -42,7 +42,7 @@ def foresee(within_s: float = WITHIN_S, kept: Foresight | None = None) -> int:
     """
     deadline_s = time.monotonic() + within_s
     photo = take_photo(ClusterSettings.objects.get_or_create(id=1)[0])
-    if photo.adopt_only or not photo.snapshot.pending:
+    if photo.adopt_only or not photo.pending_rows:
         return 0
     return write_intervals(_intervals(photo, kept or Foresight(), deadline_s))
 
@@ -59,7 +59,7 @@ def _intervals(photo: Photo, kept: Foresight, deadline_s: float) -> dict[JobId, 
         )
         for pool in snapshot.pools
     }
-    rows = [row for row in snapshot.pending if row.job in waiting]
+    rows = [row for row in snapshot.pending if row.job in waiting and row.job in photo.pending_rows]
     # when a job's turn comes that waits for others depends on how they end: nothing is promised before
     found: dict[JobId, Start] = {
         row.job: NoStart.UNASKED
