@@ -28,7 +28,7 @@ from scheduler.core.cluster import (
 from scheduler.core.decide import would_start
 from scheduler.core.plan import Answer, Eviction, Verdict
 from scheduler.expectations import Expectations
-from scheduler.read_running import near_of
+from scheduler.read_running import min_tasks_of, near_of
 from scheduler.snapshot import ASKED, Photo, take_photo
 from scheduler.standings import change_fields, verdict_fields
 
@@ -110,6 +110,7 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         priority=value("priority"),
         preemptible=value("preemptible"),
         tasks=value("tasks"),
+        min_tasks=min_tasks_of(value("tasks"), body.get("min_tasks")),
         gpus_per_task=value("gpus_per_task"),
         milli_per_gpu=value("milli_per_gpu"),
         gpu_model=body.get("gpu_model") or None,

@@ -17,7 +17,8 @@ from django.db import IntegrityError, OperationalError, transaction
 from portal.errors import Conflict
 from portal.killpoints import killpoint
 from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
-from portal.services import lifecycle
+from portal.services import elastic, lifecycle
+from portal.services.elastic import Growing, Growth, Leave
 from portal.services.lifecycle import Beginning, Seat, Stop
 from portal.services.workspaces import new_attempt_secret
 from portal.words.reasons import EndReason
@@ -112,36 +113,49 @@ def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
         for start in starts
         if start.job in jobs and start.pool in places.pools
     )
-    waits = held_back(job.pk for job in jobs.values())
+    waits = held_back(job.pk for job in jobs.values() if job.state == JobState.PENDING)
+    growing = Growing(jobs.values())
     refused: list[Refusal] = []
     beginnings: list[Beginning] = []
+    growths: list[Growth] = []
     for start in starts:
         try:
-            job = _waiting(jobs.get(start.job), start)
+            job = _as_planned(jobs.get(start.job), start)
             if job.pk in waits:
                 raise Conflict("It is to start after another job that has not ended yet.", code="dependency")
             pool, seats = places.seats(start)
             calendar.check(job, start)
-            limits.take(job, pool)
+            growth = None if job.state == JobState.PENDING else growing.growth(job, seats)
+            limits.take(job, pool, len(seats))
         except Conflict as moved:
             refused.append(_refusal(start, moved))
+            continue
+        if growth is not None:
+            growths.append(growth)
             continue
         secret = new_attempt_secret(job) if job.kind == JobKind.WORKSPACE.value else ""
         beginnings.append(Beginning(job, pool, seats, secret))
     _settle_homes(beginnings)
     killpoint("commit.in_transaction")
+    if beginnings and growths:  # each locks its own in order; together they would not be
+        seats = [seat for begun in beginnings for seat in begun.seats]
+        seats += [seat for grown in growths for seat in grown.seats]
+        wanted = {gpu for seat in seats for gpu, _ in seat.gpus}
+        list(Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").values("pk"))
     if beginnings:
         lifecycle.begin_attempts(beginnings, epoch=leader.epoch)
+    if growths:
+        elastic.grow_attempts(growths)
     killpoint("commit.before_commit")
     return refused
 
 
-def _waiting(job: Job | None, start: Start) -> Job:
-    """The locked job; Conflict when it is not as the plan saw it."""
+def _as_planned(job: Job | None, start: Start) -> Job:
+    """The locked job, waiting or elastic and running; Conflict when it is not as the plan saw it."""
     if (
         job is None
         or job.version != start.version
-        or job.state != JobState.PENDING
+        or not (job.state == JobState.PENDING or (job.state == JobState.RUNNING and job.elastic))
         or job.desired != Desired.RUN
         or job.held
     ):
@@ -211,7 +225,21 @@ def _ask_to_leave(leader: Held, evictions: Sequence[Eviction]) -> list[Refusal]:
     )
     attempts = {jobs[job]: attempt for job, attempt in live.values_list("job_id", "pk")}
     winners = Job.objects.in_bulk({each.for_job for each in evictions}, field_name="public_id")
-    going = [each for each in evictions if each.job in attempts]
+    shrink = [each for each in evictions if each.ranks and each.job in attempts]
+    kept = elastic.want_leaves(
+        [
+            Leave(
+                attempts[each.job],
+                frozenset(each.ranks),
+                EndReason(each.reason.value),
+                for_job=winners.get(each.for_job),
+            )
+            for each in shrink
+        ],
+        actor="the scheduler",
+    )
+    moved_on = {each.job for each in shrink if attempts[each.job] in kept}
+    going = [each for each in evictions if not each.ranks and each.job in attempts]
     lifecycle.want_stops(
         [
             Stop(attempts[each.job], EndReason(each.reason.value), for_job=winners.get(each.for_job))
@@ -223,6 +251,10 @@ def _ask_to_leave(leader: Held, evictions: Sequence[Eviction]) -> list[Refusal]:
         Refusal(each.job, "job_moved_on", "It holds nothing any more.")
         for each in evictions
         if each.job not in attempts
+    ] + [
+        Refusal(each.job, "job_moved_on", "Its tasks changed after the plan was made.")
+        for each in shrink
+        if each.job in moved_on
     ]
 
 

@@ -19,6 +19,10 @@ class RecordedTask:
     gone: bool
     sent: bool
     stop_wanted: bool
+    leave_wanted: bool = False
+    """It is to leave alone, while the others of its attempt go on."""
+    others_live: bool = False
+    """It ended, and its attempt goes on without it."""
 
 
 @dataclass
@@ -33,6 +37,8 @@ class Differences:
     """RUNNING here, and the node has neither the container nor a memory of its end."""
     stop: set[tuple[str, int]] = field(default_factory=set)
     """Attempts whose containers live there and must not: ended here, or asked to stop."""
+    leave: list[RecordedTask] = field(default_factory=list)
+    """Tasks of which the same is true, while others of their attempts live on."""
     unknown: list[Container] = field(default_factory=list)
     """Live containers of our cluster that the record has never heard of."""
     collect: list[tuple[RecordedTask | None, Container]] = field(default_factory=list)
@@ -58,22 +64,29 @@ def compare(recorded: Mapping[TaskKey, RecordedTask], containers: Iterable[Conta
         elif task.gone:
             if ended:
                 found.collect.append((task, container))
+            elif task.others_live:
+                found.leave.append(task)
             else:
                 found.stop.add((task.key.job, task.key.attempt))
         elif ended:
             found.finish.append((task, container))
-        elif container.state == "running":
-            if task.state is AttemptState.CONFIGURING:
+        else:
+            if container.state == "running" and task.state is AttemptState.CONFIGURING:
                 found.adopt.append((task, container))
-            if task.stop_wanted:
-                found.stop.add((task.key.job, task.key.attempt))
-        elif task.stop_wanted:
-            found.stop.add((task.key.job, task.key.attempt))
+            _end(found, task)
     for key, task in recorded.items():
         if key in seen or task.gone:
             continue
-        if task.stop_wanted:
-            found.stop.add((key.job, key.attempt))
+        if task.stop_wanted or task.leave_wanted:
+            _end(found, task)
         elif task.state is AttemptState.RUNNING:
             found.vanished.append(task)
     return found
+
+
+def _end(found: Differences, task: RecordedTask) -> None:
+    """What is to end a task that holds GPUs, where anything is."""
+    if task.stop_wanted:
+        found.stop.add((task.key.job, task.key.attempt))
+    elif task.leave_wanted:
+        found.leave.append(task)

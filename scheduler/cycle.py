@@ -93,7 +93,7 @@ def run_cycle(
         snapshot_ms=(photo_s - begin_s) * 1000,
         decide_ms=(decided_s - photo_s) * 1000,
         commit_ms=(time.monotonic() - decided_s) * 1000,
-        pending=len(photo.snapshot.pending),
+        pending=len(photo.pending_rows),
         started_jobs=0 if photo.adopt_only else len(plan.starts) - len(refused),
         evicted_jobs=0 if photo.adopt_only else len(plan.evictions),
         refused_commits=len(refused),

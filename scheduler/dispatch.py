@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
-from portal.services import lifecycle, nodes
+from portal.services import elastic, lifecycle, nodes
 from portal.services.logs import note_log_progress, write_log_bytes
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
+from portal.words.states import ATTEMPT_LIVE, NodeState
 from scheduler import leases
 from scheduler.leases import Held
 from scheduler.start_spec import Part, image_of, start_spec
@@ -95,9 +95,11 @@ def _spec(door: Door, task: Task) -> dict[str, object]:
     cluster = ClusterSettings.objects.get(id=1).cluster_id
     part = Part(attempt.number, task.rank, tuple(gpus))
     spec = start_spec(cluster, job, part, task.node, home, secret)
-    whose = {"owner": job.owner.public_id, "project": job.project.public_id}
-    # labels only, so no part of the digest: what was begun before an agent learned them is still the same
-    return spec | {key: value for key, value in whose.items() if key in door.engine.hello.get("takes", ())}
+    told: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
+    if task.among is not None:
+        told |= {"tasks": task.among, "tasks_min": job.least_tasks, "tasks_max": job.tasks}
+    # no part of the digest: what was begun before an agent learned them is still the same
+    return spec | {key: value for key, value in told.items() if key in door.engine.hello.get("takes", ())}
 
 
 def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) -> After:
@@ -114,13 +116,16 @@ def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) ->
 
 
 def give_up(node: Node, task: Task, reason: EndReason, detail: str) -> None:
-    """Ends the attempt of a task that a node will not start; the job goes elsewhere if there is elsewhere."""
+    """Ends what a node will not start: the task, or its attempt where that cannot go on without it.
+
+    The job goes elsewhere if there is elsewhere.
+    """
     job = task.attempt.job
     avoid(job, node)
     sentence = end_sentence(
         reason, node=node.name, detail=detail, image=image_of(job.environment) or "the environment"
     )
-    lifecycle.want_stop(task.attempt_id, reason, sentence=sentence)
+    elastic.end_tasks([task.pk], reason, sentence=sentence)
 
 
 def avoid(job: Job, node: Node) -> None:
@@ -150,9 +155,34 @@ def stop_attempt(door: Door, attempt: Attempt) -> bool:
     return True
 
 
-def stop_stranger(door: Door, job: str, attempt: int) -> None:
-    """Ends containers of ours that should not live: their attempt has ended, or was never recorded."""
-    door.engine.stop(door.epoch(), job, attempt, grace_s=5.0)
+def stop_task(door: Door, task: Task) -> bool:
+    """Asks the node to end one task of an attempt that goes on; True when it is gone from there.
+
+    An agent that would stop the others there too is not asked: then the whole attempt ends, and the job waits again.
+    """
+    attempt, job = task.attempt, task.attempt.job
+    if not door.engine.stops_tasks:
+        reason = EndReason(task.leave_reason or EndReason.STALE_GANG)
+        lifecycle.want_stop(attempt.pk, reason)
+        return False
+    killpoint("leave.before_send")
+    answer = door.engine.stop(
+        door.epoch(), job.public_id, attempt.number, grace_s=job.stop_grace_s, tasks=[task.rank]
+    )
+    killpoint("leave.answered")
+    if not answer.gone:
+        return False
+    record_end(task.pk, next((each for each in answer.ended if each.key.task == task.rank), None))
+    killpoint("leave.recorded")
+    return True
+
+
+def stop_stranger(door: Door, job: str, attempt: int, tasks: list[int] | None = None) -> None:
+    """Ends containers of ours that should not live: their attempt has ended, or was never recorded.
+
+    With ``tasks`` these alone: others of the attempt may live.
+    """
+    door.engine.stop(door.epoch(), job, attempt, grace_s=5.0, tasks=tasks)
 
 
 # -- the end ---------------------------------------------------------------------------------------
@@ -244,13 +274,4 @@ def tasks_held(node: Node) -> list[Task]:
             "attempt__job__environment",
         )
         .order_by("attempt_id", "rank")
-    )
-
-
-def is_to_start(task: Task) -> bool:
-    """True while a start command may and should go out."""
-    return (
-        task.state == AttemptState.CONFIGURING
-        and task.attempt.state == AttemptState.CONFIGURING
-        and task.attempt.stop_wanted_at is None
     )

@@ -43,7 +43,7 @@ def foresee(within_s: float = WITHIN_S, kept: Foresight | None = None) -> int:
     """
     deadline_s = time.monotonic() + within_s
     photo = take_photo(ClusterSettings.objects.get_or_create(id=1)[0])
-    if photo.adopt_only or not photo.snapshot.pending:
+    if photo.adopt_only or not photo.pending_rows:
         return 0
     return write_intervals(_intervals(photo, kept or Foresight(), deadline_s))
 
@@ -57,7 +57,7 @@ def _intervals(photo: Photo, kept: Foresight, deadline_s: float) -> dict[JobId, 
     found: dict[JobId, Start] = {}
     waiting: dict[PoolId, list[PendingRow]] = {}
     for row in snapshot.pending:
-        if (verdict := verdicts.get(row.job)) is None:
+        if (verdict := verdicts.get(row.job)) is None or row.job not in photo.pending_rows:
             continue
         if verdict.code in NO_FORECAST or row.held or row.after:
             # when a job's turn comes that waits for others depends on how they end: nothing is promised before

@@ -48,26 +48,30 @@ class Limits:
             ):
                 self._add(project, pool, user, milli)
 
-    def take(self, job: Job, pool: NodePool) -> None:
-        """Counts a start of the job; Conflict when its project, one above, or its owner there would pass a limit."""
+    def take(self, job: Job, pool: NodePool, tasks: int) -> None:
+        """Counts a start of so many tasks of the job.
+
+        Conflict when its project, one above, or its owner there would pass a limit.
+        """
+        milli = tasks * job.task_milli
         for project in self._line[job.project_id]:
             held_milli, limit_milli = self._held[project, pool.pk], self._limit.get((project, pool.pk))
-            if limit_milli is not None and held_milli + job.total_milli > limit_milli:
+            if limit_milli is not None and held_milli + milli > limit_milli:
                 raise Conflict(
                     f"{self._name[project]} holds {held_milli / 1000:g} of its {limit_milli / 1000:g} GPUs "
                     f"in {pool.name}.",
                     code="limit",
                 )
-        for project in self._line[job.project_id] if job.total_milli else ():
+        for project in self._line[job.project_id] if milli else ():
             held_milli = self._users[project, pool.pk, job.owner_id]
             most_milli = self._user_limit.get((project, pool.pk))
-            if most_milli is not None and held_milli + job.total_milli > most_milli:
+            if most_milli is not None and held_milli + milli > most_milli:
                 raise Conflict(
                     f"{job.owner.username} holds {held_milli / 1000:g} of the {most_milli / 1000:g} GPUs that one "
                     f"person may hold of {self._name[project]} in {pool.name}.",
                     code="quota_of_user",
                 )
-        self._add(job.project_id, pool.pk, job.owner_id, job.total_milli)
+        self._add(job.project_id, pool.pk, job.owner_id, milli)
 
     def _add(self, project: int, pool: int, user: int, milli: int) -> None:
         for each in self._line[project]:

@@ -51,7 +51,9 @@ class NodeWork:
         for task in held:
             if task.attempt.stop_wanted_at is not None:
                 wanted[("stop", task.attempt_id)] = partial(self._stop, door, task)
-            elif dispatch.is_to_start(task):
+            elif task.leave_wanted_at is not None:
+                wanted[("leave", task.pk)] = partial(self._leave, door, task)
+            elif lifecycle.is_to_start(task, task.attempt):
                 if adopting is None:
                     adopting = ClusterSettings.objects.get(id=1).adopt_only
                 if not adopting:
@@ -109,8 +111,15 @@ class NodeWork:
 
     def _stop(self, door: Door, task: Task) -> None:
         self._later("stop", task.attempt_id, STOP_AGAIN_S)
+        self._end(door, task, lambda: dispatch.stop_attempt(door, task.attempt))
+
+    def _leave(self, door: Door, task: Task) -> None:
+        self._later("leave", task.pk, STOP_AGAIN_S)
+        self._end(door, task, lambda: dispatch.stop_task(door, task))
+
+    def _end(self, door: Door, task: Task, stop: Callable[[], bool]) -> None:
         try:
-            if dispatch.stop_attempt(door, task.attempt):
+            if stop():
                 collect_and_remove(door, task.attempt.job.public_id, task.attempt.number)
         except Refused as refusal:
             if refusal.code == "stale_epoch":

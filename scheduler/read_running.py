@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from django.db.models import Case, F, Q, When
 
@@ -16,7 +17,7 @@ from portal.models import (
     Task,
     Volume,
 )
-from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState, RuntimeKind
+from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobKind, JobState, RuntimeKind
 from scheduler.album import Built, Known, marks_of
 from scheduler.core.cluster import (
     GpuShare,
@@ -49,6 +50,10 @@ class Holding:
     tasks: tuple[RunningTask, ...]
     nodes: tuple[int, ...]
     """Row numbers of the nodes of ``tasks``."""
+    min_tasks: int | None = None
+    """With how few of its tasks it works on; None: with all, or it is about to end."""
+    waits: tuple[int, ...] = ()
+    """The numbers of the tasks that it waits for while it runs."""
 
 
 def read_holdings(known: Known[Holding]) -> dict[int, Holding]:
@@ -81,20 +86,27 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
         .values_list("task_id", "gpu__uuid", "milli")
     ):
         shares[task].append(GpuShare(GpuUuid(uuid), milli))
-    tasks: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
-    for id_, attempt, node, node_id in (
-        Task.objects.filter(gone=False, attempt__in=chosen)
+    tasks: dict[int, list[_Rank]] = defaultdict(list)
+    # of an elastic job also those that are gone: what comes in their place gets a number of its own
+    told = Q(gone=False) | Q(attempt__job__min_tasks__isnull=False)
+    for fields in (
+        Task.objects.filter(told, attempt__in=chosen)
         .order_by("attempt_id", "rank")
-        .values_list("id", "attempt_id", "node_id", "node__public_id")
+        .values_list(
+            "attempt_id", "id", "rank", "node_id", "node__public_id", "gone", "state", "leave_wanted_at"
+        )
     ):
-        tasks[attempt].append((id_, node, node_id))
+        tasks[fields[0]].append(_Rank(*fields[1:]))
     promised_to = Case(When(_PROMISE_STANDS, then=F("stop_for__public_id")), default=None)
     for row in chosen.annotate(promised_to=promised_to).values(
         "id",
+        "job_id",
         "created_at",
         "checkpoint_at",
         "stop_wanted_at",
         "promised_to",
+        "failed_tasks",
+        "grow_after",
         "pool__public_id",
         "job__public_id",
         "job__name",
@@ -114,11 +126,51 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
         "job__kept",
         "job__cpu_milli",
         "job__memory_mib",
+        "job__tasks",
+        "job__min_tasks",
+        "job__max_attempts",
+        "job__desired",
     ):
-        mine = tasks[row["id"]]
+        every = tasks[row["id"]]
+        mine = [task for task in every if not task.gone]
         each = row["job__cpu_milli"], row["job__memory_mib"]
-        places = (RunningTask(NodeId(node), tuple(shares.get(id_, ())), *each) for id_, _, node in mine)
-        yield row["id"], Holding(dict(row), tuple(places), tuple(node for _, node, _ in mine))
+        elastic = min_tasks_of(row["job__tasks"], row["job__min_tasks"]) is not None
+        places = (
+            RunningTask(
+                NodeId(task.node_id),
+                tuple(shares.get(task.id, ())),
+                *each,
+                rank=task.rank if elastic else None,
+                stopping=task.leave_wanted_at is not None,
+            )
+            for task in mine
+        )
+        least, waits = _growth(dict(row), every) if elastic else (None, ())
+        yield row["id"], Holding(dict(row), tuple(places), tuple(task.node for task in mine), least, waits)
+
+
+class _Rank(NamedTuple):
+    """A task as it is read."""
+
+    id: int
+    rank: int
+    node: int
+    node_id: str
+    gone: bool
+    state: str
+    leave_wanted_at: dt.datetime | None
+
+
+def _growth(row: dict[str, Any], tasks: Sequence[_Rank]) -> tuple[int | None, tuple[int, ...]]:
+    """With how few tasks an elastic attempt works on, and the numbers of those that it waits for."""
+    ends = row["stop_wanted_at"] is not None or row["job__desired"] != Desired.RUN.value
+    if ends or any(task.state == AttemptState.COMPLETED.value for task in tasks):
+        return None, ()
+    missing = row["job__tasks"] - sum(not task.gone for task in tasks)
+    if row["failed_tasks"] >= row["job__max_attempts"]:
+        missing = 0
+    first = 1 + max((task.rank for task in tasks), default=-1)
+    return row["job__min_tasks"], tuple(range(first, first + missing))
 
 
 def read_running(
@@ -163,8 +215,24 @@ def running_row(attempt: Holding, avoid: tuple[NodeId, ...], home: NodeId | None
         submitted_s=row["job__submitted_at"].timestamp(),
         avoid_nodes=avoid,
         node_affinity=home,
-        kept=kept_tasks(row["job__kept"], row["job__cpu_milli"], row["job__memory_mib"]),
+        min_tasks=attempt.min_tasks,
+        kept=_kept(attempt),
     )
+
+
+def _kept(attempt: Holding) -> tuple[RunningTask, ...]:
+    """The places kept for tasks that are to move or to join.
+
+    One that has left meanwhile hands its place on to the one that comes instead of it, which has another number.
+    """
+    row = attempt.row
+    kept = kept_tasks(row["job__kept"], row["job__cpu_milli"], row["job__memory_mib"])
+    if not attempt.waits:
+        return kept
+    known = {task.rank for task in attempt.tasks} | {*attempt.waits}
+    taken = {task.rank for task in kept}
+    free = iter([rank for rank in attempt.waits if rank not in taken])
+    return tuple(task if task.rank in known else replace(task, rank=next(free, task.rank)) for task in kept)
 
 
 def read_kept() -> dict[str, Kept]:
@@ -182,6 +250,11 @@ def read_homes() -> dict[str, NodeId]:
 def home_of(kind: str, owner: str, homes: dict[str, NodeId]) -> NodeId | None:
     """A workspace goes where its owner's home is."""
     return homes.get(owner) if kind == JobKind.WORKSPACE.value else None
+
+
+def min_tasks_of(tasks: int, min_tasks: int | None) -> int | None:
+    """With how few tasks a job starts, as the decision reads it; None for one that is not elastic."""
+    return min_tasks if min_tasks is not None and min_tasks < tasks else None
 
 
 def near_of(asked: dict[str, Any] | None) -> Near | None:

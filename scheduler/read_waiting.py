@@ -9,6 +9,7 @@ from typing import Any
 from django.db.models import FloatField, Func
 
 from portal.models import Job
+from portal.words.ends import pause_s
 from portal.words.reasons import EndReason
 from portal.words.states import Desired, JobState
 from scheduler.album import Built, Known, blocks_of
@@ -23,10 +24,9 @@ from scheduler.core.cluster import (
     UserId,
 )
 from scheduler.keeps import kept_tasks
-from scheduler.read_running import home_of, near_of
+from scheduler.read_running import home_of, min_tasks_of, near_of
 
 _WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
-FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
 _PAUSED_AFTER = frozenset({EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL})
 
 
@@ -56,7 +56,7 @@ def read_waiting(
         blocks_of(
             "portal_job", "id", "state = %s AND desired = %s", [JobState.PENDING.value, Desired.RUN.value]
         ),
-        _read,
+        read_rows,
     )
 
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
@@ -70,7 +70,8 @@ def read_waiting(
     return pending, {row["public_id"]: id_ for id_, row in waiting.items()}
 
 
-def _read(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Columns of jobs by row number, as ``pending_row`` wants them; None is all that wait."""
     chosen = _WAITING if jobs is None else Job.objects.filter(pk__in=jobs)
     for row in chosen.annotate(submitted_s=Seconds("submitted_at"), queued_s=Seconds("queued_at")).values(
         "id",
@@ -87,6 +88,7 @@ def _read(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
         "priority",
         "preemptible",
         "tasks",
+        "min_tasks",
         "gpus_per_task",
         "milli_per_gpu",
         "gpu_model",
@@ -123,6 +125,7 @@ def pending_row(
         priority=row["priority"],
         preemptible=row["preemptible"],
         tasks=row["tasks"],
+        min_tasks=min_tasks_of(row["tasks"], row["min_tasks"]),
         gpus_per_task=row["gpus_per_task"],
         milli_per_gpu=row["milli_per_gpu"],
         gpu_model=row["gpu_model"] or None,
@@ -144,8 +147,7 @@ def pending_row(
 
 
 def _not_before_s(row: dict[str, Any]) -> float | None:
-    """When a job whose last start failed may be tried again: after 10, 20, 40 ... s, at most 5 minutes."""
+    """When a job whose last start failed may be tried again."""
     if row["reason"] not in _PAUSED_AFTER:
         return None
-    pause_s = min(FIRST_PAUSE_S * 2 ** max(0, row["attempts_made"] - 1), LAST_PAUSE_S)
-    return float(row["queued_s"] + pause_s)
+    return float(row["queued_s"] + pause_s(row["attempts_made"]))

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from agents.engines.contract import Container, TaskKey
 from portal.killpoints import killpoint
-from portal.models import ClusterSettings, Node, Task
+from portal.models import Attempt, ClusterSettings, Node, Task
 from portal.services import checkpoints, lifecycle, nodes, progress, restored
 from portal.words.states import ATTEMPT_LIVE, AttemptState
 from scheduler import leases
@@ -22,6 +22,7 @@ from scheduler.dispatch import (
     remove_ended,
     stop_attempt,
     stop_stranger,
+    stop_task,
     tasks_held,
 )
 
@@ -87,6 +88,8 @@ def _apply(door: Door, found: Differences, held: dict[TaskKey, Task]) -> None:
         _declare_vanished(door, found.vanished)
     for job, attempt in sorted(found.stop):
         _stop(door, job, attempt, held)
+    for recorded in found.leave:
+        _leave(door, recorded, held)
     attempts = {(c.key.job, c.key.attempt) for _, c in (*found.collect, *found.finish)}
     for job, attempt in sorted(attempts):
         collect_and_remove(door, job, attempt)
@@ -119,10 +122,22 @@ def _stop(door: Door, job: str, attempt: int, held: dict[TaskKey, Task]) -> None
     stop_stranger(door, job, attempt)
 
 
+def _leave(door: Door, recorded: RecordedTask, held: dict[TaskKey, Task]) -> None:
+    """Ends one task whose attempt goes on."""
+    task = held.get(recorded.key)
+    if task is not None:
+        stop_task(door, task)
+    elif door.engine.stops_tasks:
+        stop_stranger(door, recorded.key.job, recorded.key.attempt, [recorded.key.task])
+
+
 def _stop_unknown(door: Door, container: Container) -> None:
-    """Ends a container of ours that the record never heard of."""
+    """Ends a container of ours that the record never heard of, and no other of an attempt that it knows."""
     log.warning("stopping %s on %s: the record does not know it", container.name, door.node.name)
-    stop_stranger(door, container.key.job, container.key.attempt)
+    key = container.key
+    known = Attempt.objects.filter(job__public_id=key.job, number=key.attempt, state__in=ATTEMPT_LIVE)
+    alone = door.engine.stops_tasks and known.exists()
+    stop_stranger(door, key.job, key.attempt, [key.task] if alone else None)
 
 
 def _leave_to_admins(door: Door, unknown: list[Container]) -> None:
@@ -147,15 +162,20 @@ def _declare_vanished(door: Door, missing: list[RecordedTask]) -> None:
 
 
 def collect_and_remove(door: Door, job: str, attempt: int) -> bool:
-    """Fetches what is left of an ended attempt's logs, then drops it from the node; True when done."""
+    """Fetches what is left of an ended attempt's logs, then drops it from the node; True when done.
+
+    Of an elastic attempt that goes on nothing is dropped: a node that dropped it would start none of it again.
+    """
     rows = list(
-        Task.objects.filter(node=door.node, attempt__job__public_id=job, attempt__number=attempt).order_by(
-            "rank"
-        )
+        Task.objects.filter(node=door.node, attempt__job__public_id=job, attempt__number=attempt)
+        .select_related("attempt__job")
+        .order_by("rank")
     )
-    if any(not task.gone for task in rows):
+    goes_on = any(_goes_on(task.attempt) for task in rows)
+    if any(not task.gone for task in rows) and not goes_on:
         return False
-    if not all(collect_log(door, task, TaskKey(job, attempt, task.rank)) for task in rows):
+    ended = [task for task in rows if task.gone]
+    if not all(collect_log(door, task, TaskKey(job, attempt, task.rank)) for task in ended) or goes_on:
         return False
     remove_ended(door, job, attempt)
     return True
@@ -173,7 +193,14 @@ def _as_recorded(task: Task) -> RecordedTask:
         gone=task.gone or task.attempt.state not in ATTEMPT_LIVE,
         sent=task.attempt.sent_at is not None,
         stop_wanted=task.attempt.stop_wanted_at is not None,
+        leave_wanted=task.leave_wanted_at is not None,
+        others_live=_goes_on(task.attempt),
     )
+
+
+def _goes_on(attempt: Attempt) -> bool:
+    """True for an attempt that may get tasks again where one of it ended."""
+    return attempt.job.elastic and attempt.state in ATTEMPT_LIVE and attempt.stop_wanted_at is None
 
 
 def _ended_ones(node: Node, keys: list[TaskKey]) -> dict[TaskKey, RecordedTask]:

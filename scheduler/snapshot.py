@@ -34,6 +34,7 @@ from scheduler.read_cluster import (
     read_topologies,
     read_usage,
 )
+from scheduler.read_growing import Source, read_growing
 from scheduler.read_running import Holding, read_holdings, read_homes, read_kept, read_running, unfit_nodes
 from scheduler.read_waiting import read_waiting
 
@@ -49,7 +50,7 @@ class Photo:
     policy: Policy
     adopt_only: bool
     pending_rows: dict[str, int]
-    """Row numbers of the pending jobs, by job id."""
+    """Row numbers of the jobs that wait, by job id; not of those that run and wait for more tasks."""
     unfit: dict[str, tuple[NodeId, ...]]
     """By kind of environment, the nodes that cannot run it."""
     homes: dict[str, NodeId]
@@ -69,6 +70,7 @@ class Album:
         self.nodes = Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow]()
         self.running = Built[Holding, RunningRow]()
         self.pending = Built[dict[str, Any], PendingRow]()
+        self.growing = Built[Source, PendingRow]()
 
 
 def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
@@ -92,6 +94,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         homes = read_homes()
         running = read_running(held, runs, unfit, homes, album.running)
         pending, rows = read_waiting(pools, runs, unfit, homes, album.waiting, album.pending)
+        growing = read_growing(held, runs, unfit, album.growing)
         kept = read_kept()
     return Photo(
         snapshot=Snapshot(
@@ -102,7 +105,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             quotas=quotas,
             usage=usage,
             running=running,
-            pending=pending,
+            pending=(*pending, *growing),
             topologies=topologies,
             reservations=reservations,
         ),

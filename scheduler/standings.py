@@ -67,7 +67,9 @@ class Standings:
         news: list[Verdict] = []
         others: list[tuple[dt.datetime, int, Verdict]] = []  # with when each was last written
         for verdict in verdicts:
-            row = jobs[verdict.job]
+            row = jobs.get(verdict.job)
+            if row is None:  # it runs, and waits only for more tasks
+                continue
             old = before.get(row)
             if old is None or old.said["code"] != verdict.code.value:
                 changed.append((row, Told(fields.of(verdict), now, now)))

@@ -7,7 +7,7 @@ so the record stays as it is and the same call is made again later). A time-out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -159,8 +159,17 @@ class Engine(Protocol):
     def poll(self) -> Seen:
         """Everything of ours that is there: live, or ended and not yet removed."""
 
-    def stop(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Stopped:
+    @property
+    def stops_tasks(self) -> bool:
+        """True when ``stop`` can be told to leave the other tasks of an attempt alone."""
+
+    def stop(
+        self, epoch: int, job: str, attempt: int, *, grace_s: float, tasks: Sequence[int] | None = None
+    ) -> Stopped:
         """Forbids the attempt for ever, then asks its tasks to end, and ends them after ``grace_s``.
+
+        With ``tasks`` it does so for these alone, and what it answers is about these; only where
+        ``stops_tasks``.
 
         Never started there, or ended before: gone. Still ending: not gone; a TaskExited follows for each
         task, and the same call says later whether all are gone.

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from agents.engines.contract import (
 )
 from agents.link import Link
 from agents.local import open_local
+from agents.node.spec import STOPS_TASKS
 from agents.samples import ContainerState, Hello
 from agents.ssh import Role, SshTarget, open_ssh
 
@@ -97,7 +98,13 @@ class NodeEngine:
         rows = (ContainerState.from_wire(row) for row in answer["containers"])
         return Seen(tuple(map(_container, rows)), str(answer["boot_id"]), answer.get("full_disk"))
 
-    def stop(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Stopped:
+    @property
+    def stops_tasks(self) -> bool:
+        return STOPS_TASKS in self._link.hello.takes
+
+    def stop(
+        self, epoch: int, job: str, attempt: int, *, grace_s: float, tasks: Sequence[int] | None = None
+    ) -> Stopped:
         answer = self._link.ask(
             "stop",
             timeout_s=ANSWER_WITHIN_S,
@@ -106,6 +113,7 @@ class NodeEngine:
             attempt=attempt,
             tombstone=True,
             grace_s=grace_s,
+            **({} if tasks is None else {"tasks": list(tasks)}),
         )
         rows = (ContainerState.from_wire(row) for row in answer.get("tasks", ()))
         return Stopped(bool(answer.get("gone")), tuple(map(_container, rows)))

@@ -73,6 +73,8 @@ def task_environment(
         environment["FAIRWAY_MEMORY_MIB"] = str(spec.memory_mib)
     if spec.cpu_milli is not None:
         environment["FAIRWAY_CPU_MILLI"] = str(spec.cpu_milli)
+    bounds = {"TASKS": spec.tasks, "TASKS_MIN": spec.tasks_min, "TASKS_MAX": spec.tasks_max}
+    environment.update({f"FAIRWAY_{name}": str(count) for name, count in bounds.items() if count is not None})
     for asked, listen in sorted(ports.items()):
         environment[f"PORT_{asked}"] = str(listen)
     return environment

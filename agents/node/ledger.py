@@ -142,6 +142,8 @@ class Ledger:
                     refusals.TOMBSTONED,
                     f"Attempt {spec.attempt} of {spec.job} was stopped and never starts again.",
                 )
+            if spec.task in _left(job, spec.attempt):
+                raise Refusal(refusals.TOMBSTONED, f"{spec.name} was asked to leave and never starts again.")
             if spec.attempt < job["attempt"]:
                 raise Refusal(
                     refusals.TOMBSTONED,
@@ -206,6 +208,18 @@ class Ledger:
             facts["seen_s"] = time.time()
             return _set_deadlines(state, job, attempt, time.time() + grace_s)
 
+    def tombstone_tasks(
+        self, epoch: int, job: str, attempt: int, tasks: Sequence[int], *, grace_s: float = 0.0
+    ) -> Dict[str, Record]:
+        """As :meth:`tombstone` for some tasks of an attempt, which itself goes on."""
+        with self.change() as state:
+            _check_epoch(state, epoch)
+            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "seen_s": 0.0})
+            left = facts.setdefault("left", {})
+            left[str(attempt)] = sorted({*left.get(str(attempt), ()), *tasks})
+            facts["seen_s"] = time.time()
+            return _set_deadlines(state, job, attempt, time.time() + grace_s, tasks)
+
     def stopping(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Dict[str, Record]:
         """As :meth:`tombstone`, for a stop that leaves the attempt free to start again."""
         with self.change() as state:
@@ -243,8 +257,10 @@ class Ledger:
             record = state["tasks"].get(name)
             if record is None:
                 raise Refusal(refusals.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
-            tombstones = state["jobs"].get(record["job"], {}).get("tombstones", ())
-            if record["attempt"] in tombstones or record["phase"] == EXITED:
+            facts = state["jobs"].get(record["job"], {})
+            forbidden = record["attempt"] in facts.get("tombstones", ())
+            forbidden = forbidden or record["task"] in _left(facts, record["attempt"])
+            if forbidden or record["phase"] == EXITED:
                 raise Refusal(refusals.TOMBSTONED, f"{name} was stopped before it ran.")
             record["phase"] = STARTING
             return dict(record)
@@ -423,10 +439,20 @@ def _free_port(taken: Set[int], is_free: Callable[[int], bool], span: Tuple[int,
     raise Refusal(refusals.PORT_IN_USE, "No free port was found on this node.")
 
 
-def _set_deadlines(state: Record, job: str, attempt: int, deadline_s: float) -> Dict[str, Record]:
+def _left(facts: Record, attempt: int) -> Sequence[int]:
+    """The tasks of an attempt that were asked to leave alone; ledgers of older agents know none."""
+    tasks: Sequence[int] = facts.get("left", {}).get(str(attempt), ())
+    return tasks
+
+
+def _set_deadlines(
+    state: Record, job: str, attempt: int, deadline_s: float, tasks: Optional[Sequence[int]] = None
+) -> Dict[str, Record]:
     found = {}
     for name, record in state["tasks"].items():
-        if record["job"] == job and record["attempt"] == attempt:
+        if record["job"] != job or record["attempt"] != attempt:
+            continue
+        if tasks is None or record["task"] in tasks:
             if record["phase"] in HOLDING:
                 record["stop_at_s"] = min(record["stop_at_s"] or deadline_s, deadline_s)
             found[name] = dict(record)

@@ -29,7 +29,7 @@ from agents.node.refusals import Refusal
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
 from agents.node.spares import Spares
-from agents.node.spec import TAKES
+from agents.node.spec import STOPS_TASKS, TAKES
 from agents.node.stats import Sampler
 from agents.node.tasks import Tasks
 from agents.node.upgrade import Upgrades
@@ -162,7 +162,7 @@ class Session:
             "images": self._images.rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
             "separates_people": os.geteuid() == 0,
-            "takes": list(TAKES),
+            "takes": [*TAKES, STOPS_TASKS],
         }
 
     def push(self, message: Fields) -> None:

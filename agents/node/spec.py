@@ -68,6 +68,9 @@ class TaskSpec(NamedTuple):
     stop_grace_s: float
     owner: Optional[str] = None
     project: Optional[str] = None
+    tasks: Optional[int] = None
+    tasks_min: Optional[int] = None
+    tasks_max: Optional[int] = None
 
     @property
     def name(self) -> str:
@@ -94,8 +97,10 @@ _REQUIRED = frozenset(
 _OPTIONAL = frozenset(TaskSpec._fields) - _REQUIRED
 
 
-TAKES = ("owner", "project")
+TAKES = ("owner", "project", "tasks", "tasks_min", "tasks_max")
 """Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
+STOPS_TASKS = "stop.tasks"
+"""The same for the field of ``stop`` that names some tasks of an attempt: who does not know it would stop all."""
 
 
 def parse_spec(raw: Any) -> TaskSpec:
@@ -135,6 +140,9 @@ def parse_spec(raw: Any) -> TaskSpec:
         stop_grace_s=seconds(raw.get("stop_grace_s"), 10.0),
         owner=_text(raw, "owner", _PUBLIC_ID) if raw.get("owner") is not None else None,
         project=_text(raw, "project", _PUBLIC_ID) if raw.get("project") is not None else None,
+        tasks=_optional_number(raw, "tasks", 1, 100_000),
+        tasks_min=_optional_number(raw, "tasks_min", 1, 100_000),
+        tasks_max=_optional_number(raw, "tasks_max", 1, 100_000),
     )
     if spec.runtime != "process" and spec.image is None:
         raise bad_spec("The spec has no image.")

@@ -243,31 +243,43 @@ class Tasks:
     # -- stop ---------------------------------------------------------------------------------------------
 
     def stop(self, fields: Fields) -> Fields:
-        """Forbids the attempt first, then asks its tasks to end; says whether all are gone."""
+        """Forbids the attempt first, then asks its tasks to end; says whether all are gone.
+
+        With ``tasks`` the same for these tasks alone: the others go on.
+        """
         epoch, attempt = whole_number(fields, "epoch"), whole_number(fields, "attempt")
         job = public_id(fields, "job")
         grace_s = seconds(fields.get("grace_s"), 10.0)
-        if fields.get("tombstone", True):
+        tasks = _task_numbers(fields.get("tasks"))
+        if tasks is not None:
+            records = self.ledger.tombstone_tasks(epoch, job, attempt, tasks, grace_s=grace_s)
+        elif fields.get("tombstone", True):
             records = self.ledger.tombstone(epoch, job, attempt, grace_s=grace_s)
         else:
             records = self.ledger.stopping(epoch, job, attempt, grace_s=grace_s)
         if not records:  # a ledger that was lost must not keep what runs from being stopped
-            records = self._unknown_to_ledger(job, attempt)
+            records = self._unknown_to_ledger(job, attempt, tasks)
         gone = [self._stop_one(name, record) for name, record in sorted(records.items())]
         self.poke()
         if all(gone):
             return {
                 "gone": True,
-                "tasks": [_facts(n, r) for n, r in self.ledger.tasks_of(job, attempt).items()],
+                "tasks": [
+                    _facts(name, record)
+                    for name, record in self.ledger.tasks_of(job, attempt).items()
+                    if tasks is None or record["task"] in tasks
+                ],
             }
         return {"stopping": True}
 
-    def _unknown_to_ledger(self, job: str, attempt: int) -> Dict[str, Record]:
+    def _unknown_to_ledger(
+        self, job: str, attempt: int, tasks: Optional[List[int]] = None
+    ) -> Dict[str, Record]:
         return {
             found.name: {"runtime": runtime.kind, "phase": None, "stop_at_s": None}
             for runtime in self.runtimes.values()
             for found in runtime.tasks(self.settings.cluster)
-            if found.job == job and found.attempt == attempt
+            if found.job == job and found.attempt == attempt and (tasks is None or found.task in tasks)
         }
 
     def _stop_one(self, name: str, record: Record) -> bool:
@@ -544,6 +556,15 @@ class Tasks:
     def _alone(self, name: str, *, wait: bool = True) -> Iterator[Optional[int]]:
         with locked(self.places.lock(name), wait=wait) as descriptor:
             yield descriptor
+
+
+def _task_numbers(raw: Any) -> Optional[List[int]]:
+    """The numbers of tasks in a request; None when it is about all of them."""
+    if raw is None:
+        return None
+    if not isinstance(raw, list) or not raw or any(type(each) is not int or each < 0 for each in raw):
+        raise bad_spec("tasks is not a list of task numbers.")
+    return raw
 
 
 def _started(name: str, record: Record, state: str, *, already: bool) -> Fields:

@@ -106,6 +106,13 @@ class JobBody(Request):
 
     kind = serializers.ChoiceField([JobKind.TRAINING.value, JobKind.SERVICE.value], required=False)
     tasks = Whole(required=False, min_value=1, max_value=MAX_TASKS)
+    min_tasks = Whole(
+        required=False,
+        allow_null=True,
+        min_value=1,
+        max_value=MAX_TASKS,
+        help_text="So many tasks are enough to run: it starts with these and grows while it runs. null: all.",
+    )
     command = serializers.ListField(
         child=Text(allow_blank=True, max_length=65_536),
         required=False,

@@ -19,7 +19,10 @@ def _states(words: type[JobState] | type[AttemptState] | type[Desired] | type[Jo
 
 
 class Job(models.Model):
-    """What a person asked for: a gang of ``tasks`` equal tasks, each with GPUs, and a command or a tool."""
+    """What a person asked for: a gang of ``tasks`` equal tasks, each with GPUs, and a command or a tool.
+
+    An elastic one starts with ``min_tasks`` of them, and grows and shrinks between the two while it runs.
+    """
 
     public_id = PublicIdField()
     name = models.CharField(max_length=100)
@@ -47,6 +50,9 @@ class Job(models.Model):
     version = models.PositiveIntegerField(default=1, help_text="Moves with each write; a plan compares it.")
 
     tasks = models.PositiveIntegerField(default=1)
+    min_tasks = models.PositiveIntegerField(
+        null=True, blank=True, help_text="So many of its tasks are enough to run; None: all of them."
+    )
     gpus_per_task = models.PositiveIntegerField(default=1)
     milli_per_gpu = models.PositiveIntegerField(default=1000)
     gpu_model = models.CharField(max_length=100, blank=True)
@@ -102,6 +108,12 @@ class Job(models.Model):
             models.CheckConstraint(condition=models.Q(desired__in=_states(Desired)), name="job_desired"),
             models.CheckConstraint(condition=models.Q(tasks__gte=1), name="job_tasks"),
             models.CheckConstraint(
+                condition=models.Q(min_tasks__isnull=True)
+                | models.Q(min_tasks__gte=1, min_tasks__lte=models.F("tasks"))
+                & ~models.Q(kind=JobKind.WORKSPACE.value),
+                name="job_min_tasks",
+            ),
+            models.CheckConstraint(
                 condition=models.Q(milli_per_gpu__gte=1, milli_per_gpu__lte=1000), name="job_milli_per_gpu"
             ),
         ]
@@ -127,7 +139,22 @@ class Job(models.Model):
     @property
     def total_milli(self) -> int:
         """GPU milli of the whole gang."""
-        return self.tasks * self.gpus_per_task * self.milli_per_gpu
+        return self.tasks * self.task_milli
+
+    @property
+    def task_milli(self) -> int:
+        """GPU milli of one task."""
+        return self.gpus_per_task * self.milli_per_gpu
+
+    @property
+    def least_tasks(self) -> int:
+        """How many tasks must live for it to run."""
+        return self.tasks if self.min_tasks is None else self.min_tasks
+
+    @property
+    def elastic(self) -> bool:
+        """True when it runs with fewer tasks than it wants."""
+        return self.least_tasks < self.tasks
 
 
 class Dependency(models.Model):
@@ -184,6 +211,12 @@ class Attempt(models.Model):
     )
     ended_at = models.DateTimeField(null=True, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
+    failed_tasks = models.PositiveIntegerField(
+        default=0, db_default=0, help_text="Tasks of an elastic job that failed while the others went on."
+    )
+    grow_after = models.DateTimeField(
+        null=True, blank=True, help_text="Its missing tasks wait at least until then: one has just failed."
+    )
 
     class Meta:
         ordering = ["job_id", "number"]
@@ -199,7 +232,11 @@ class Attempt(models.Model):
 
 
 class Task(models.Model):
-    """One rank of an attempt: one container on one node."""
+    """One rank of an attempt: one container on one node.
+
+    A number is given once in an attempt: what comes in place of a task that left gets the next one, so that
+    a late command for the old one can never reach it.
+    """
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="task_rows")
     rank = models.PositiveIntegerField()
@@ -213,6 +250,13 @@ class Task(models.Model):
     oom = models.BooleanField(default=False)
     peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
     problem = models.CharField(max_length=1000, blank=True, help_text="What holds it up, as a sentence.")
+    among = models.PositiveIntegerField(
+        null=True, blank=True, help_text="How many tasks an elastic job had once this one was placed."
+    )
+    leave_wanted_at = models.DateTimeField(
+        null=True, blank=True, help_text="Asked to leave alone, while the others go on."
+    )
+    leave_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
     gone = models.BooleanField(default=False, help_text="Proof that no container of it lives on the node.")
     log_bytes = models.BigIntegerField(default=0, help_text="Bytes of its log mirrored so far.")
     log_complete = models.BooleanField(default=False)

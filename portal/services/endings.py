@@ -1,13 +1,19 @@
-"""What an ended attempt leaves of its job: the end that it has come to, or another turn in the queue."""
+"""What an ended attempt leaves of its job: the end that it has come to, or another turn in the queue.
+
+And what a task leaves that ended alone: an elastic attempt goes on as long as enough of its tasks live.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Collection, Sequence
+
 from django.utils import timezone
 
-from portal.models import Attempt, Job
-from portal.services.steps import move_attempt, move_job, move_task
+from portal.models import Attempt, Job, Task
+from portal.services.steps import move_attempt, move_job, move_task, note_event
 from portal.wake import wake
-from portal.words.ends import END_STATES, GIVEN_BACK, RETRIED
+from portal.words.ends import END_STATES, GIVEN_BACK, NO_FAULT, RETRIED, pause_s
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobState
 
@@ -57,3 +63,46 @@ def _tries_used(job: Job) -> int:
     return job.attempts.exclude(
         state__in=[AttemptState.PREEMPTED.value, AttemptState.SUSPENDED.value]
     ).count()
+
+
+def staying(tasks: Sequence[Task], without: Collection[int] = ()) -> int:
+    """How many tasks go on when those that were asked to leave, and ``without`` (row numbers), have left."""
+    return sum(
+        task.state in ATTEMPT_LIVE and task.leave_wanted_at is None and task.pk not in without
+        for task in tasks
+    )
+
+
+def goes_on_without(attempt: Attempt, job: Job, tasks: Sequence[Task], without: Collection[int] = ()) -> bool:
+    """True when an attempt works on although these of its tasks end.
+
+    Not when it is to end anyhow: because somebody wants it, or because one of its tasks has finished, whom the
+    others follow.
+    """
+    if not job.elastic or attempt.stop_wanted_at is not None or job.desired != Desired.RUN:
+        return False
+    if any(task.state == AttemptState.COMPLETED for task in tasks):
+        return False
+    return staying(tasks, without) >= job.least_tasks
+
+
+def note_lost(
+    attempt: Attempt, job: Job, lost: int, stay: int, reason: EndReason, sentence: str, actor: str = ""
+) -> None:
+    """Writes down that tasks of an attempt end and the others go on; what is to replace them pauses first."""
+    if reason not in NO_FAULT:
+        attempt.failed_tasks += lost
+    attempt.grow_after = timezone.now() + dt.timedelta(seconds=pause_s(attempt.failed_tasks))
+    attempt.save(update_fields=["failed_tasks", "grow_after"])
+    more = f" {stay} of {job.tasks} tasks go on."
+    if attempt.failed_tasks >= job.max_attempts:
+        more += f" It grows no more in this attempt: {attempt.failed_tasks} of its tasks failed."
+    note_event(attempt, "task_lost", "", "", reason.value, f"{sentence}{more}", actor)
+    note_change(job)
+
+
+def note_change(job: Job) -> None:
+    """The tasks of a running job changed: a plan that was made before does not hold any more."""
+    job.version += 1
+    job.save(update_fields=["version"])
+    wake("ended")

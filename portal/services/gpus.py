@@ -13,7 +13,7 @@ from portal.access import Verb, require
 from portal.errors import Conflict
 from portal.events import announce
 from portal.models import Gpu, Link, Node, User
-from portal.services import lifecycle
+from portal.services import elastic
 from portal.services.audit import record_act
 from portal.wake import wake
 from portal.words.reasons import EndReason, end_sentence
@@ -151,6 +151,5 @@ def _grew(before: int | None, now: int | None) -> bool:
 def _end_work_on(gpu: Gpu, reason: str) -> None:
     sentence = end_sentence(EndReason.GPU_LOST, node=gpu.node.name)
     held = gpu.allocations.filter(ended_at__isnull=True)
-    attempts = held.values_list("task__attempt_id", flat=True).distinct()
-    stops = [lifecycle.Stop(each, EndReason.GPU_LOST, f"{sentence} {reason}".strip()) for each in attempts]
-    lifecycle.want_stops(stops)
+    tasks = held.values_list("task_id", flat=True).distinct()
+    elastic.end_tasks(tasks, EndReason.GPU_LOST, sentence=f"{sentence} {reason}".strip())

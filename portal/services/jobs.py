@@ -46,6 +46,7 @@ ASKED = (
     "name",
     "kind",
     "tasks",
+    "min_tasks",
     "gpus_per_task",
     "milli_per_gpu",
     "gpu_model",
@@ -64,7 +65,10 @@ ASKED = (
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a person asks for. CPU and memory are for each task; ``milli_per_gpu`` 1000 is a whole GPU."""
+    """What a person asks for. CPU and memory are for each task; ``milli_per_gpu`` 1000 is a whole GPU.
+
+    ``min_tasks`` are enough to start, and to go on; None is all of them.
+    """
 
     name: str
     project: Project
@@ -73,6 +77,7 @@ class JobRequest:
     pool: NodePool | None = None
     template: Template | None = None
     tasks: int = 1
+    min_tasks: int | None = None
     gpus_per_task: int = 1
     milli_per_gpu: int = 1000
     gpu_model: str = ""
@@ -117,7 +122,7 @@ def check_job(user: User, request: JobRequest) -> None:
             project=request.project,
             pool=request.pool,
             runtime=request.environment.runtime,
-            tasks=request.tasks,
+            tasks=request.min_tasks or request.tasks,
             gpus_per_task=request.gpus_per_task,
             milli_per_gpu=request.milli_per_gpu,
             gpu_model=request.gpu_model,
@@ -257,6 +262,8 @@ def _wrong_words(request: JobRequest) -> list[tuple[str, str]]:
             wrong.append(("environment", "This environment has no tool to open in a browser."))
         if request.tasks != 1:
             wrong.append(("tasks", "A workspace is one task."))
+        if request.min_tasks is not None:
+            wrong.append(("min_tasks", "A workspace is one task, no more and no less."))
         if request.command:
             wrong.append(("command", "A workspace runs its environment's tool; leave the command empty."))
     elif not request.command:
@@ -306,6 +313,8 @@ def _wrong_numbers(request: JobRequest) -> list[tuple[str, str]]:
         *outside("max_attempts", 1, 20),
         *outside("priority", PRIORITIES.start, PRIORITIES.stop - 1),
     ]
+    if request.min_tasks is not None and not 1 <= request.min_tasks <= request.tasks:
+        wrong.append(("min_tasks", "Must be between 1 and the number of tasks."))
     if request.time_limit_s is not None:
         wrong += outside("time_limit_s", 1, MAX_TIME_LIMIT_S, " s")
     if request.min_gpu_memory_mib is not None:

@@ -3,7 +3,7 @@
 Every function runs in the caller's transaction or opens one, locks rows in the order job, attempt, tasks,
 GPUs (by id), leaves an event with a reason, and announces the change. It is made of ``steps`` (one step on the
 graph), ``holdings`` (GPUs change hands) and ``endings`` (what becomes of the job), which are open to nobody else
-but ``adoption``, its twin for attempts that a restored record forgot.
+but ``adoption``, its twin for attempts that a restored record forgot, and ``elastic``, where tasks join and leave.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django.utils import timezone
 from portal.errors import Conflict
 from portal.events import announce, announce_all
 from portal.models import Attempt, Job, JobEvent, Node, NodePool, Standing, Task
-from portal.services.endings import finish_attempt
+from portal.services.endings import finish_attempt, goes_on_without, note_change, note_lost, staying
 from portal.services.holdings import give_gpus, release_gpus, take_gpus
 from portal.services.moves import attempt_event, job_event, news_of_attempt, news_of_job
 from portal.services.steps import move_attempt, move_job, move_task, next_state, note_event, tell_job
@@ -47,7 +47,10 @@ class Seat:
 
 @dataclass(frozen=True)
 class Beginning:
-    """A job that gets its GPUs: ``seats`` in rank order, one for each task, and a workspace's sealed secret."""
+    """A job that gets its GPUs: ``seats`` in rank order, one for each task, and a workspace's sealed secret.
+
+    An elastic job may begin with fewer seats than it wants, but with no fewer than it needs.
+    """
 
     job: Job
     pool: NodePool
@@ -110,7 +113,7 @@ def begin_attempts(
         job = each.job
         if job.state != JobState.PENDING or job.desired != Desired.RUN or job.held:
             raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_moved_on")
-        if len(each.seats) != job.tasks:
+        if not job.least_tasks <= len(each.seats) <= job.tasks:
             raise ValueError(f"{len(each.seats)} seats for {job.tasks} tasks")
     take_gpus(share for each in beginnings for seat in each.seats for share in seat.gpus)
     attempts = Attempt.objects.bulk_create(
@@ -125,7 +128,16 @@ def begin_attempts(
         for each in beginnings
     )
     placed = [
-        (Task(attempt=attempt, rank=rank, node=seat.node), each.pool, seat.gpus)
+        (
+            Task(
+                attempt=attempt,
+                rank=rank,
+                node=seat.node,
+                among=len(each.seats) if each.job.elastic else None,
+            ),
+            each.pool,
+            seat.gpus,
+        )
         for each, attempt in zip(beginnings, attempts, strict=True)
         for rank, seat in enumerate(each.seats)
     ]
@@ -174,13 +186,14 @@ def _set_running(beginnings: Sequence[Beginning], attempts: Sequence[Attempt], n
 
 
 def task_sent(task: Task) -> bool:
-    """Marks that a start command is about to go out; False when the attempt is no longer to be started.
+    """Marks that a start command is about to go out; False when the task is no longer to be started.
 
     After a True the node may hold a container, whatever becomes of the answer (law 7).
     """
     with transaction.atomic():
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=task.attempt_id)
-        if attempt.state != AttemptState.CONFIGURING or attempt.stop_wanted_at is not None:
+        task.refresh_from_db(fields=["state", "leave_wanted_at"])
+        if not is_to_start(task, attempt):
             return False
         if attempt.sent_at is None:
             attempt.sent_at = timezone.now()
@@ -188,10 +201,23 @@ def task_sent(task: Task) -> bool:
         return True
 
 
+def is_to_start(task: Task, attempt: Attempt) -> bool:
+    """True while a start command may and should go out; a task that joins later starts in a running attempt."""
+    return (
+        task.state == AttemptState.CONFIGURING
+        and attempt.state in (AttemptState.CONFIGURING, AttemptState.RUNNING)
+        and attempt.stop_wanted_at is None
+        and task.leave_wanted_at is None
+    )
+
+
 def task_running(
     task_id: int, *, container: str, ports: dict[str, int], at: dt.datetime | None = None
 ) -> None:
-    """The node says that the container runs. With the last task of a gang the attempt is RUNNING."""
+    """The node says that the container runs.
+
+    With the last task of a gang the attempt is RUNNING; of an elastic one as soon as it has enough.
+    """
     now = at or timezone.now()
     with transaction.atomic():
         attempt, tasks = _locked(task_id)
@@ -200,9 +226,8 @@ def task_running(
             return
         task.container, task.ports, task.running_at, task.problem = container, ports, now, ""
         move_task(task, AttemptState.RUNNING)
-        if attempt.state == AttemptState.CONFIGURING and all(
-            row.state == AttemptState.RUNNING for row in tasks
-        ):
+        run = sum(row.state == AttemptState.RUNNING for row in tasks)
+        if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.least_tasks:
             attempt.running_at = now
             attempt.save(update_fields=["running_at"])
             move_attempt(attempt, AttemptState.RUNNING, "started", "Its containers run.")
@@ -281,20 +306,25 @@ def task_ended(
         task = next(row for row in tasks if row.pk == task_id)
         if task.gone:
             return
-        asked = attempt.stop_wanted_at is not None
+        asked, leaves = attempt.stop_wanted_at is not None, task.leave_wanted_at is not None
         task.exit_code, task.oom, task.peak_memory_mib = exit_code, oom, peak_memory_mib
         if task.state in ATTEMPT_LIVE:
-            cause = EndReason(attempt.stop_reason) if asked else reason
+            cause = EndReason(attempt.stop_reason or task.leave_reason) if asked or leaves else reason
             task.ended_at = timezone.now()
             move_task(task, END_STATES[cause])
         release_gpus(task, proof)
-        if not asked and reason is not EndReason.FINISHED:
-            if exit_code is not None:
-                attempt.exit_code = exit_code
-                attempt.save(update_fields=["exit_code"])
+        if leaves:
+            note_change(job)
+        elif not asked and reason is not EndReason.FINISHED:
             facts = {"exit_code": exit_code, "memory": memory(job.memory_mib), "node": task.node.name}
-            stop = Stop(attempt.pk, reason, sentence or end_sentence(reason, **facts))
-            _want_stops([(attempt, stop)], "")
+            sentence = sentence or end_sentence(reason, **facts)
+            if goes_on_without(attempt, job, tasks):
+                note_lost(attempt, job, 1, staying(tasks), reason, sentence)
+            else:
+                if exit_code is not None:
+                    attempt.exit_code = exit_code
+                    attempt.save(update_fields=["exit_code"])
+                _want_stops([(attempt, Stop(attempt.pk, reason, sentence))], "")
         if all(row.gone for row in tasks):
             finish_attempt(attempt, job)
 

@@ -17,7 +17,7 @@ from portal.errors import Conflict, Invalid
 from portal.events import announce
 from portal.models import Node, NodeCheck, NodePool, Task, UnknownContainer, User
 from portal.models.public_id import fault_of_name
-from portal.services import gpus, lifecycle
+from portal.services import elastic, gpus, lifecycle
 from portal.services.audit import record_act
 from portal.wake import hint_node, leave_hint, wake
 from portal.words.reasons import EndReason, end_sentence
@@ -133,9 +133,8 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
         row.save(update_fields=["state", "state_reason"])
         if state is NodeState.DRAINED:
             sentence = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
-            attempts = held.values_list("attempt_id", flat=True).distinct()
-            stops = [lifecycle.Stop(attempt, EndReason.PREEMPTED, sentence) for attempt in attempts]
-            lifecycle.want_stops(stops, actor=actor.username)
+            tasks = held.values_list("pk", flat=True)
+            elastic.end_tasks(tasks, EndReason.PREEMPTED, sentence=sentence, actor=actor.username)
         record_act(actor, "node.state", row, before=before, after={"state": row.state, "reason": reason})
         announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
         hint_node(row.public_id, "state")

@@ -254,6 +254,7 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
     """The request, field by field, in the words of the API."""
     fields = (
         "tasks",
+        "min_tasks",
         "gpus_per_task",
         "milli_per_gpu",
         "gpu_model",

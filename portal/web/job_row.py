@@ -148,7 +148,9 @@ class JobRow:
             return f"Its containers start on {self.where}."
         if self.is_workspace and self.attempt is not None and self.attempt.ready_at is None:
             return "Its container runs; the link opens when its server answers."
-        return f"On {self.where}." if self.where else job.sentence
+        if not self.where:
+            return job.sentence
+        return f"{self.grown} on {self.where}." if self.grown else f"On {self.where}."
 
     @property
     def cheapest(self) -> str:
@@ -160,12 +162,24 @@ class JobRow:
     @property
     def where(self) -> str:
         """The nodes it runs on."""
-        return ", ".join(sorted({task.node.name for task in self.tasks}))
+        return ", ".join(sorted({task.node.name for task in self._placed}))
 
     @property
     def nodes(self) -> int:
         """How many nodes it runs on."""
-        return len({task.node_id for task in self.tasks})
+        return len({task.node_id for task in self._placed})
+
+    @property
+    def _placed(self) -> list[Task]:
+        """Its tasks; of an elastic job those that hold places now."""
+        return [task for task in self.tasks if not (self.job.elastic and task.gone)]
+
+    @property
+    def grown(self) -> str:
+        """2 of 4 tasks, while an elastic job runs; empty for all others."""
+        if not self.job.elastic or self.job.state != JobState.RUNNING:
+            return ""
+        return f"{len(self._placed)} of {self.job.tasks} tasks"
 
     @property
     def gpus(self) -> str:
@@ -176,13 +190,18 @@ class JobRow:
         waits = job.state == JobState.PENDING  # what an earlier attempt had says nothing about the next
         models = [] if waits else sorted({short_gpu(model) for model in self.gpu_models})
         model = ", ".join(models) or (short_gpu(job.gpu_model) if job.gpu_model else "GPU")
-        return f"{gpu_amount(job.total_milli)}{NB}×{NB}{model}"
+        milli = len(self._placed) * job.task_milli if self.grown else job.total_milli
+        return f"{gpu_amount(milli)}{NB}×{NB}{model}"
 
     @property
     def shape(self) -> str:
         """Under the GPUs: 2 nodes, or 2 tasks of 8."""
+        if self.grown:
+            return self.grown
         if self.nodes > 1:
             return plural(self.nodes, "node")
+        if self.job.elastic:
+            return f"{self.job.least_tasks} to {self.job.tasks} tasks of {self.job.gpus_per_task}"
         if self.job.tasks > 1:
             return f"{self.job.tasks} tasks of {self.job.gpus_per_task}"
         return ""

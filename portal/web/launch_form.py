@@ -116,6 +116,11 @@ class LaunchForm(forms.Form):
         label="Tasks", min_value=1, max_value=1024, initial=1, widget=_number(min=1, max=1024),
         help_text="Equal parts that start together; each may sit on another node.",
     )  # fmt: skip
+    min_tasks = forms.IntegerField(
+        label="Tasks, at least", min_value=1, max_value=1024, required=False,
+        widget=_number(min=1, max=1024, placeholder="all"),
+        help_text="It starts with so many, and grows and shrinks while it runs.",
+    )  # fmt: skip
     milli_per_gpu = forms.TypedChoiceField(
         label="Of each GPU",
         choices=SHARES,
@@ -292,6 +297,7 @@ class LaunchForm(forms.Form):
             pool=data["pool"],
             template=data["template"],
             tasks=1 if workspace else data["tasks"],
+            min_tasks=None if workspace else data["min_tasks"],
             gpus_per_task=data["gpus_per_task"],
             milli_per_gpu=(data["milli_per_gpu"] or 1000)
             if data["gpus_per_task"] == 1 and not data["mig_profile"]
@@ -339,6 +345,7 @@ def initial_of(job: Job) -> dict[str, Any]:
         "gpu_model": job.gpu_model,
         "gpus_per_task": job.gpus_per_task,
         "tasks": job.tasks,
+        "min_tasks": job.min_tasks,
         "milli_per_gpu": job.milli_per_gpu,
         "cores": f"{job.cpu_milli / 1000:g}",
         "memory_gib": f"{job.memory_mib / 1024:g}",
@@ -376,6 +383,7 @@ def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
         "gpu_model",
         "gpus_per_task",
         "tasks",
+        "min_tasks",
         "milli_per_gpu",
         "mig_profile",
         "min_compute_capability",

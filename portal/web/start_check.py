@@ -126,6 +126,7 @@ def nearest_ways(facts: dict[str, Any]) -> list[Way]:
 
 _UNITS = {
     "tasks": "tasks",
+    "min_tasks": "tasks at least",
     "gpus_per_task": "GPUs each",
     "mig_profile": "slices",
     "min_compute_capability": "as compute capability",
@@ -136,7 +137,7 @@ _UNITS = {
 
 def _by_counting(request: JobRequest, strips: list[ModelStrip]) -> StartCheck:
     """From the free GPUs alone, without queue and quota: says "fits", not "starts"."""
-    total = request.tasks * request.gpus_per_task * request.milli_per_gpu
+    total = (request.min_tasks or request.tasks) * request.gpus_per_task * request.milli_per_gpu
     if any(is_live(job) for job in request.after):
         return StartCheck("waits", "It would wait", "It starts after the jobs that it names.")
     if request.gpus_per_task == 0:
@@ -144,7 +145,7 @@ def _by_counting(request: JobRequest, strips: list[ModelStrip]) -> StartCheck:
     fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]
     room = max((strip.largest_free for strip in fitting), default=0)
     free = sum(strip.free for strip in fitting)
-    if room >= request.gpus_per_task and free >= request.tasks * request.gpus_per_task:
+    if room >= request.gpus_per_task and free >= (request.min_tasks or request.tasks) * request.gpus_per_task:
         fits = "fits" if total <= 1000 else "fit"
         sentence = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
         return StartCheck("unknown", "There is room now", sentence)

@@ -41,4 +41,15 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.DEPENDENCY_FAILED: AttemptState.CANCELLED,
 }
 
+FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
+
+
+def pause_s(failures: int) -> float:
+    """How long what failed so often waits before it is tried again: 10, 20, 40 ... s, at most 5 minutes."""
+    return min(FIRST_PAUSE_S * 2.0 ** min(max(0, failures - 1), 16), LAST_PAUSE_S)
+
+
 GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED, EndReason.CONSOLIDATED})
+
+NO_FAULT = GIVEN_BACK | {EndReason.NODE_REBOOTED, EndReason.NODE_FENCED, EndReason.GPU_LOST}
+"""Ends of tasks that say nothing of the task: they are not counted among its job's failures."""

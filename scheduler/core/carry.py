@@ -24,9 +24,19 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
     running = [_leaving(row, evicted.get(row.job), kept.get(row.job)) for row in snapshot.running]
     for job in kept.keys() & pending.keys():
         pending[job] = replace(pending[job], kept=_stands(kept[job], pending[job]))
+    runs = {row.job: number for number, row in enumerate(running)}
     started = []
+    joined = []
     for start in plan.starts:
         row = pending.pop(start.job)
+        if len(start.tasks) < row.tasks:
+            pending[start.job] = _still_waiting(row, start)
+        if start.job in runs:
+            before = running[runs[start.job]]
+            new = _stands(start, row)
+            running[runs[start.job]] = replace(before, tasks=(*before.tasks, *new))
+            joined.append(replace(before, tasks=new))
+            continue
         started.append(
             RunningRow(
                 row.job,
@@ -50,7 +60,7 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 min_compute_capability=row.min_compute_capability,
             )
         )
-    nodes = _hold(snapshot.nodes, started, +1)
+    nodes = _hold(snapshot.nodes, [*started, *joined], +1)
     return replace(snapshot, nodes=nodes, running=(*running, *started), pending=tuple(pending.values()))
 
 
@@ -65,6 +75,20 @@ def _leaving(row: RunningRow, eviction: Eviction | None, kept: Start | None) -> 
     ranked = enumerate(row.tasks)
     tasks = (replace(t, stopping=t.stopping or (i if t.rank is None else t.rank) in gone) for i, t in ranked)
     return replace(row, tasks=tuple(tasks))
+
+
+def _still_waiting(row: PendingRow, start: Start) -> PendingRow:
+    """The ranks of an elastic job for which nothing was found yet."""
+    placed = {task.rank for task in start.tasks}
+    left = [(i, rank) for i, rank in enumerate(row.ranks or range(row.tasks)) if rank not in placed]
+    return replace(
+        row,
+        tasks=len(left),
+        ranks=tuple(rank for _, rank in left),
+        asks=tuple(row.asks[i] for i, _ in left) if row.asks else (),
+        group_of=tuple(row.group_of[i] for i, _ in left) if row.group_of else (),
+        kept=(),
+    )
 
 
 def _stands(start: Start, row: PendingRow) -> tuple[RunningTask, ...]:

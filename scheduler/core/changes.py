@@ -162,5 +162,5 @@ def _changed(wanted: Wanted, job: PendingRow, variant: Variant) -> Wanted:
 def question(job: PendingRow) -> tuple[object, ...]:
     """Everything of a job that decides its reason: jobs equal in it get the same answer."""
     return (
-        Shape.of(job), job.tasks, job.min_tasks, job.share_mib, job.asks, job.project, job.preemptible, job.near,
+        Shape.of(job), job.tasks, job.least, job.share_mib, job.asks, job.project, job.preemptible, job.near,
     )  # fmt: skip

@@ -310,6 +310,16 @@ class PendingRow:
         """What the whole gang asks, in thousandths of a GPU."""
         return self.tasks * self.task_milli
 
+    @property
+    def least(self) -> int:
+        """How many of its tasks must start together: one of those that join a job that runs."""
+        return 1 if self.ranks else self.tasks if self.min_tasks is None else self.min_tasks
+
+    @property
+    def least_milli(self) -> int:
+        """What these ask, in thousandths of a GPU."""
+        return self.least * self.task_milli
+
 
 @dataclass(frozen=True, slots=True)
 class ReservationRow:

@@ -176,7 +176,7 @@ class Explainer:
         total = sum(floor.free_gpus(shape)[0] for floor in floors)
         need = words.request(job)
         numbers: Numbers = {
-            "needed_gpus": job.total_milli / WHOLE_MILLI,
+            "needed_gpus": job.least_milli / WHOLE_MILLI,
             "largest_node_gpus": largest,
             "cluster_gpus": total,
             "tasks_possible": most_tasks,
@@ -257,7 +257,7 @@ class Explainer:
             f"{'has' if len(rows) == 1 else 'have'} stopped."
         )
         numbers: Numbers = {
-            "needed_gpus": job.total_milli / WHOLE_MILLI,
+            "needed_gpus": job.least_milli / WHOLE_MILLI,
             "jobs_leaving": len(rows),
             "pool": kept.pool,
         }
@@ -269,7 +269,7 @@ class Explainer:
         if known is None:
             scene = self._scenes[pool]
             alike = gang.plain and job.share_mib is None
-            amounts = gang.tasks[0].amounts.times(len(gang.tasks)) if alike else scene.amounts(job)
+            amounts = gang.tasks[0].amounts.times(job.least) if alike else scene.amounts(job)
             reason = self._bounds(job, scene, amounts) or self._places(
                 job, scene, gang.tasks[0].shape if alike else Shape.of(job)
             )
@@ -337,7 +337,7 @@ class Explainer:
         self, code: VerdictCode, sentence: str, job: PendingRow, scene: PoolScene, bound: Bound
     ) -> Reason:
         numbers: Numbers = {
-            "needed_gpus": job.total_milli / WHOLE_MILLI,
+            "needed_gpus": job.least_milli / WHOLE_MILLI,
             "used_gpus": bound.held / WHOLE_MILLI,
             BOUNDS[code]: bound.allowed / WHOLE_MILLI,
             "project": scene.tree.project_of(bound.project),
@@ -347,7 +347,7 @@ class Explainer:
 
     def _places(self, job: PendingRow, scene: PoolScene, shape: Shape) -> Reason:
         """No place for it: too few free GPUs, scattered ones, or the project's share is used up."""
-        key = (scene.pool.id, shape, job.tasks, job.share_mib, job.near)
+        key = (scene.pool.id, shape, job.least, job.share_mib, job.near)
         room = self._rooms.get(key)
         if room is None:
             room = self._rooms[key] = self._room(job, scene)
@@ -361,7 +361,7 @@ class Explainer:
             "pool": scene.pool.id,
         }
         others_hold = sum(scene.ledger.held[top].gpu_milli for top in scene.tree.children[None]) > held
-        if room.too_few and others_hold and held + job.total_milli > share:
+        if room.too_few and others_hold and held + job.least_milli > share:
             sentence = (
                 f"{room.sentence} {scene.tree.name[leaf]} holds {words.number(held)} of its fair share of "
                 f"{words.number(share)}; it starts when GPUs are given back."
@@ -376,7 +376,7 @@ class Explainer:
         possible_tasks = floor.room(shape)
         together = scene.domains.most_together(job.near, floor, shape)
         numbers: Numbers = {
-            "needed_gpus": job.total_milli / WHOLE_MILLI,
+            "needed_gpus": job.least_milli / WHOLE_MILLI,
             "free_gpus": free,
             "largest_free_gpus": largest,
             "tasks_possible": possible_tasks,
@@ -386,11 +386,11 @@ class Explainer:
         closed = floor.closed()
         if closed is not None:
             text = words.closed_nodes(*closed)
-        elif job.near and job.near.required and together < job.tasks <= possible_tasks:
+        elif job.near and job.near.required and together < job.least <= possible_tasks:
             numbers["tasks_together"] = together
             level = words.level(job.near.required)
             text = (
-                f"the {level} with most room now has room for {together} of its {job.tasks} tasks"
+                f"the {level} with most room now has room for {together} of its {job.least} tasks"
                 if together
                 else f"no {level} has room for any of its tasks now"
             )
@@ -400,7 +400,7 @@ class Explainer:
             text = (
                 f"no GPU has {words.number(job.milli_per_gpu)} free now"
                 if possible_tasks == 0
-                else f"{possible_tasks} of its {job.tasks} tasks would find room now"
+                else f"{possible_tasks} of its {job.least} tasks would find room now"
             )
         elif largest >= job.gpus_per_task and possible_tasks == 0:
             text = (
@@ -409,9 +409,9 @@ class Explainer:
             )
         else:
             text = f"{free} {'is' if free == 1 else 'are'} free now, the largest node has {largest} free"
-            if job.tasks > 1 and possible_tasks:
-                text += f": room for {possible_tasks} of its {job.tasks} tasks"
-        too_few = closed is None and free * WHOLE_MILLI < job.total_milli
+            if job.least > 1 and possible_tasks:
+                text += f": room for {possible_tasks} of its {job.least} tasks"
+        too_few = closed is None and free * WHOLE_MILLI < job.least_milli
         sentence = f"Needs {words.request(job)}; {text}{self._in_pool(scene)}."
         return Room(sentence, numbers, too_few)
 

@@ -216,8 +216,8 @@ class Outlook:
 
 
 def _has_a_turn(row: PendingRow) -> bool:
-    """False for a job that takes no GPU, or that waits for something else than its turn."""
-    return bool(row.total_milli) and not (row.held or row.after)
+    """False for a job that takes no GPU, that waits for something else than its turn, or runs and only grows."""
+    return bool(row.total_milli) and not (row.held or row.after or row.ranks)
 
 
 def _still_to_come(snapshot: Snapshot, nodes: Set[NodeId]) -> list[ReservationRow]:

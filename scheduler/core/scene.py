@@ -309,8 +309,7 @@ class PoolScene:
             asked = Counter(task.shape._replace(avoid_nodes=avoid_at_best(job)) for task in gang.to_place())
             return all(floor.room(shape) >= count for shape, count in asked.items())
         if not job.asks:
-            tasks = job.tasks if job.min_tasks is None else job.min_tasks
-            return self.domains.most_together(job.near, floor, self.shape_at_best(job)) >= tasks
+            return self.domains.most_together(job.near, floor, self.shape_at_best(job)) >= job.least
         shapes = {
             shape_of(ask, avoid_at_best(job), job.node_affinity, self.smallest_gpu_mib)[0] for ask in job.asks
         }
@@ -318,8 +317,7 @@ class PoolScene:
 
     def would_fit_empty(self, job: PendingRow) -> bool:
         """True when the gang would fit on the nodes open to it if nothing else stood there; groups count as one."""
-        tasks = job.tasks if job.min_tasks is None else job.min_tasks
-        return self.domains.most_together(job.near, self.empty_floor, self.shape(job)) >= tasks
+        return self.domains.most_together(job.near, self.empty_floor, self.shape(job)) >= job.least
 
     def shape_at_best(self, job: PendingRow) -> Shape:
         """A job's shape here, on a cluster where nothing is avoided that could ever run it."""
@@ -334,9 +332,9 @@ class PoolScene:
         return shape_of(job.ask, tuple(sorted(job.avoid_nodes)), job.node_affinity, self.smallest_gpu_mib)
 
     def amounts(self, job: PendingRow) -> Amounts:
-        """What the whole job counts for in this pool's ledger."""
-        if not (job.asks or job.groups or job.ranks):
-            return self._shape_and_amounts(job)[1].times(job.tasks)
+        """What of the job must start together counts for in this pool's ledger."""
+        if not (job.asks or job.groups):
+            return self._shape_and_amounts(job)[1].times(job.least)
         gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
         return total(gang.tasks)
 
@@ -363,8 +361,7 @@ class PoolScene:
 
     def wanted(self, job: PendingRow) -> Wanted:
         """What a job whose tasks are alike wants here: as many as it needs."""
-        tasks = job.tasks if job.min_tasks is None else job.min_tasks
-        return Wanted(*self._shape_and_amounts(job), tasks, job.near, job.preemptible)
+        return Wanted(*self._shape_and_amounts(job), job.least, job.near, job.preemptible)
 
     def alike_fit_now(self, job: PendingRow, wanted: Wanted) -> bool:
         """True when limits, guarantee and free places let the project and person of ``job`` start so much now."""

@@ -42,7 +42,9 @@ def request(job: PendingRow) -> str:
         each += f" with {gib(job.min_gpu_memory_mib)} or more each"
     if job.min_compute_capability is not None and job.gpus_per_task:
         each += f" of compute capability {job.min_compute_capability:.1f} or more"
-    asked = each if job.tasks == 1 else f"{job.tasks} × {each}"
+    asked = each if job.least == 1 else f"{job.least} × {each}"
+    if job.least < job.tasks:
+        asked = f"at least {asked}"
     return (
         asked
         if job.near is None or job.near.required is None

@@ -532,3 +532,23 @@ def test_a_job_without_gpus_is_not_foreseen(scene, client_of):
     job = scene.jobs["depth-anything-ft"]
     Job.objects.filter(pk=job.pk).update(gpus_per_task=0)
     assert "It asks for no GPU" in words(client_of("member").get(reverse("job", args=[job.public_id])))
+
+
+def test_an_elastic_job_says_how_far_it_has_grown(scene, client_of):
+    owner, project = scene.people["m-okafor"], scene.projects["vision"]
+    job = record.job(owner, project, scene.environments["batch"], tasks=4, min_tasks=1, name="grows")
+    page = reverse("job", args=[job.public_id])
+    assert "needs 1, grows up to 4" in words(client_of("member").get(page))
+    node = record.node(record.pool(), gpus=4)
+    gpus = list(node.gpus.order_by("index"))
+    seats = [lifecycle.Seat(node, [(gpu.pk, 1000)]) for gpu in gpus[:2]]
+    lifecycle.begin_attempt(job, node.pool, seats, epoch=1)
+    assert "2 of 4 tasks; needs 1, grows up to 4" in words(client_of("member").get(page))
+    (row,) = rows_of(owner, [Job.objects.get(pk=job.pk)])
+    assert row.shape == "2 of 4 tasks" and row.gpus.startswith("2\u00a0")
+    task = job.attempts.get().task_rows.get(rank=1)
+    lifecycle.task_sent(task)
+    lifecycle.task_ended(task.pk, exit_code=1, reason=EndReason.EXIT_CODE)
+    (row,) = rows_of(owner, [Job.objects.get(pk=job.pk)])
+    assert row.shape == "1 of 4 tasks"
+    assert "1 of 4 tasks go on." in words(client_of("member").get(page))

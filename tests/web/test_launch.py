@@ -155,6 +155,21 @@ def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
         assert list(request.command) == job.command
 
 
+def test_an_elastic_job_goes_into_the_form_and_comes_out_the_same(client_of, typed):
+    asks = typed | {"tasks": "4", "min_tasks": "2"}
+    page = client_of("member").post(reverse("launch-check"), asks).content.decode()
+    assert "starts with 2, grows up to 4" in page
+    assert client_of("member").post(reverse("launch"), asks).status_code == 302
+    job = Job.objects.get(name="my run")
+    assert (job.tasks, job.min_tasks) == (4, 2)
+    assert initial_of(job)["min_tasks"] == 2
+    wrong = client_of("member").post(reverse("launch"), asks | {"min_tasks": "5"})
+    assert wrong.status_code == 400
+    assert "Must be between 1 and the number of tasks." in wrong.content.decode()
+    note = asks | {"kind": "workspace", "environment": "", "name": "note"}
+    assert "min_tasks" not in client_of("member").post(reverse("launch-check"), note).context["check"].wrong
+
+
 def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
     job = scene.jobs["depth-anything-ft"]
     page = client_of("member").get(reverse("job", args=[job.public_id])).content.decode()

@@ -108,6 +108,10 @@ class Job(serializers.Serializer[Any]):
     pool = Named(allow_null=True, help_text="The pool that was asked for; null: any.")
     environment = Named()
     tasks = serializers.IntegerField()
+    min_tasks = serializers.IntegerField(
+        allow_null=True,
+        help_text="With so many tasks it runs, and grows to `tasks` while it does; null: with all.",
+    )
     gpus_per_task = serializers.IntegerField()
     milli_per_gpu = serializers.IntegerField(help_text="1000 is a whole GPU.")
     total_milli = serializers.IntegerField(help_text="GPU milli of the whole gang.")
@@ -144,6 +148,9 @@ class Task(serializers.Serializer[Any]):
     exit_code = serializers.IntegerField(allow_null=True)
     out_of_memory = serializers.BooleanField()
     peak_memory_mib = serializers.IntegerField(allow_null=True)
+    leave_wanted_at = serializers.DateTimeField(
+        allow_null=True, help_text="When it alone was asked to leave, while the others of its attempt go on."
+    )
     gpus = TaskGpu(many=True)
 
 
@@ -317,6 +324,7 @@ def job(row: JobRow) -> dict[str, Any]:
         "pool": named(row.pool),
         "environment": named(row.environment),
         "tasks": row.tasks,
+        "min_tasks": row.min_tasks,
         "gpus_per_task": row.gpus_per_task,
         "milli_per_gpu": row.milli_per_gpu,
         "total_milli": row.total_milli,
@@ -509,6 +517,7 @@ def task(row: TaskRow) -> dict[str, Any]:
         "exit_code": row.exit_code,
         "out_of_memory": row.oom,
         "peak_memory_mib": row.peak_memory_mib,
+        "leave_wanted_at": when(row.leave_wanted_at),
         "gpus": [
             {
                 "uuid": held.gpu.uuid,

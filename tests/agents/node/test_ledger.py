@@ -58,6 +58,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledgers = [Ledger(self.folder), Ledger(self.folder)]
         self.highest_epoch = 0
         self.dead: set[tuple[str, int]] = set()
+        self.left: set[tuple[str, int, int]] = set()
         self.made = 0
         self.job_of: dict[str, str] = {}
 
@@ -86,6 +87,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         assert epoch >= self.highest_epoch
         assert (job, attempt) not in self.dead
+        assert (job, attempt, task) not in self.left
         self.highest_epoch = epoch
 
     @rule(
@@ -99,6 +101,29 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         self.highest_epoch = max(self.highest_epoch, epoch)
         self.dead.add((job, attempt))
+
+    @rule(
+        who=st.integers(0, 1),
+        epoch=st.integers(0, 4),
+        job=st.sampled_from(JOBS),
+        attempt=st.integers(1, 3),
+        task=st.integers(0, 1),
+    )
+    def leave(self, who: int, epoch: int, job: str, attempt: int, task: int) -> None:
+        """One task is asked to leave alone."""
+        try:
+            found = self.ledgers[who].tombstone_tasks(epoch, job, attempt, [task])
+        except Refusal as refusal:
+            assert refusal.code == "stale_epoch" and epoch < self.highest_epoch
+            return
+        self.highest_epoch = max(self.highest_epoch, epoch)
+        assert all(
+            (record["job"], record["attempt"], record["task"]) == (job, attempt, task)
+            for record in found.values()
+        )
+        self.left.add((job, attempt, task))
+        known = {(row["job"], row["attempt"]) for row in self.ledgers[who].tombstones()}
+        assert known == self.dead  # the attempt itself goes on
 
     @rule(who=st.integers(0, 1), pick=st.integers(0, 20), forget=st.booleans())
     def end(self, who: int, pick: int, forget: bool) -> None:
@@ -188,6 +213,26 @@ def test_a_stop_that_comes_first_wins(ledger: Ledger) -> None:
     ledger.tombstone(1, "ja", 1)
     with pytest.raises(Refusal, match="stopped before it ran"):
         ledger.begin(wanted.name)
+
+
+def test_a_task_that_was_asked_to_leave_never_starts_and_the_others_do(ledger: Ledger) -> None:
+    first, second = spec("ja", 1, {"G0": 500}), spec("ja", 1, {"G1": 500})._replace(task=1)
+    ledger.admit(1, first)
+    ledger.admit(1, second)
+    assert list(ledger.tombstone_tasks(1, "ja", 1, [1, 2], grace_s=5)) == [second.name]
+    with pytest.raises(Refusal, match="stopped before it ran"):
+        ledger.begin(second.name)
+    assert ledger.begin(first.name)["phase"] == "starting"
+    for late, code in ((2, "tombstoned"), (3, "")):
+        wanted = spec("ja", 1, {})._replace(task=late)
+        if not code:
+            assert not ledger.admit(1, wanted).repeated
+            continue
+        with pytest.raises(Refusal) as caught:
+            ledger.admit(1, wanted)
+        assert caught.value.code == code
+    assert not ledger.is_tombstoned("ja", 1)
+    ledger.admit(1, spec("ja", 2, {})._replace(task=2))  # another attempt has numbers of its own
 
 
 def test_a_full_disk_refuses_and_changes_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,34 @@ def test_stop_asks_first_and_forbids_for_ever(node: LoneNode) -> None:
     assert refused(link, "start", epoch=1, spec=node.spec("jpolite")).code == "tombstoned"
 
 
+def test_a_stop_of_one_task_leaves_the_others_alone(node: LoneNode) -> None:
+    link = node.open()
+    assert "stop.tasks" in link.hello.takes
+    says = 'echo "$FAIRWAY_TASK/$FAIRWAY_TASKS/$FAIRWAY_TASKS_MIN/$FAIRWAY_TASKS_MAX"; sleep 600'
+    bounds = {"tasks": 2, "tasks_min": 1, "tasks_max": 4}
+    for number in (0, 1):
+        start(link, node.spec("jgrows", "sh", "-c", says, task=number, gpus=[]) | bounds)
+    log_with(link, "jgrows", "0/2/1/4")
+
+    def stop() -> dict[str, Any]:
+        return link.ask("stop", timeout_s=10, epoch=1, job="jgrows", attempt=1, grace_s=1, tasks=[1])
+
+    assert stop().get("stopping") or stop().get("gone")
+    assert wait_for(link, "exited", job="jgrows")["task"] == 1
+    assert [row["task"] for row in stop()["tasks"]] == [1]
+    states = {row["task"]: row["state"] for row in link.ask("list", timeout_s=10)["containers"]}
+    assert states == {0: "running", 1: "exited"}
+    late = node.spec("jgrows", "sleep", "600", task=1, gpus=[])
+    assert refused(link, "start", epoch=1, spec=late).code in ("tombstoned", "name_conflict")
+    never = node.spec("jgrows", "sleep", "600", task=7, gpus=[])
+    link.ask("stop", timeout_s=10, epoch=1, job="jgrows", attempt=1, tasks=[7])
+    assert refused(link, "start", epoch=1, spec=never).code == "tombstoned"
+    start(link, node.spec("jgrows", "sleep", "600", task=2, gpus=[]))
+    for wrong in ([], "1", [True], [-1]):
+        fields = {"epoch": 1, "job": "jgrows", "attempt": 1, "tasks": wrong}
+        assert refused(link, "stop", **fields).code == "bad_spec"
+
+
 def test_a_stop_before_the_start_wins(node: LoneNode) -> None:
     link = node.open()
     assert link.ask("stop", timeout_s=10, epoch=1, job="jearly", attempt=1)["gone"] is True

@@ -1,0 +1,56 @@
+"""Reads the tasks that elastic jobs wait for while they run, as rows of a photograph."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from portal.models import Job
+from scheduler.album import Built
+from scheduler.core.cluster import NodeId, PendingRow, PoolId
+from scheduler.read_running import Holding
+from scheduler.read_waiting import pending_row, read_rows
+
+Source = tuple[dict[str, Any], Holding, tuple[NodeId, ...], list[str]]
+"""A job's columns, what it holds, the nodes that cannot run it, and those it avoids for a while."""
+
+
+def read_growing(
+    held: Mapping[int, Holding],
+    runs: dict[int, str],
+    unfit: dict[str, tuple[NodeId, ...]],
+    built: Built[Source, PendingRow],
+) -> tuple[PendingRow, ...]:
+    """A row for each running job that may grow, with the numbers of the tasks it waits for.
+
+    Two queries, and none where nobody may grow.
+    """
+    grow = {attempt.row["job_id"]: attempt for attempt in held.values() if attempt.waits}
+    if not grow:
+        return built.of({}, None, _row)
+    avoided: dict[int, list[str]] = defaultdict(list)
+    for job, node in Job.avoid_nodes.through.objects.filter(job__in=grow).values_list(
+        "job_id", "node__public_id"
+    ):
+        avoided[job].append(node)
+    sources = {
+        id_: (row, grow[id_], unfit[runs[row["environment_id"]]], sorted(avoided[id_]))
+        for id_, row in read_rows(list(grow))
+        if not row["held"]
+    }
+    return built.of(sources, None, _row)
+
+
+def _row(_: int, source: Source) -> PendingRow:
+    row, attempt, avoid, avoided = source
+    after = attempt.row["grow_after"]
+    return replace(
+        pending_row(row, (), avoid, avoided, None),
+        pools=(PoolId(attempt.row["pool__public_id"]),),
+        tasks=len(attempt.waits),
+        ranks=attempt.waits,
+        kept=(),  # with the row of what runs
+        not_before_s=after.timestamp() if after else None,
+    )

@@ -1,0 +1,170 @@
+"""Elastic jobs in the record: what is accepted, and that in any order of events nothing is counted twice or lost."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import IntegrityError, transaction
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from portal.errors import Conflict, Impossible, Invalid
+from portal.models import Allocation, Attempt, Gpu, Job, Quota, Task, UsageLedger
+from portal.services import elastic, lifecycle
+from portal.services.elastic import Growing, Leave
+from portal.services.lifecycle import Seat
+from portal.words.ends import pause_s
+from portal.words.reasons import EndReason
+from portal.words.states import ATTEMPT_LIVE, JOB_ENDS
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TASKS, LEAST = 4, 2
+
+
+def submit(scene, **asks) -> Job:
+    return record.job(scene["owner"], scene["project"], scene["environment"], **asks)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"tasks": 2, "min_tasks": 3},
+        {"tasks": 2, "min_tasks": 0},
+        {"kind": "workspace", "min_tasks": 1},
+    ],
+)
+def test_a_minimum_that_cannot_be_is_refused_by_field(asks) -> None:
+    with pytest.raises(Invalid) as refusal:
+        submit(record.scene(), **asks)
+    assert set(refusal.value.fields) == {"min_tasks"}
+
+
+@pytest.mark.parametrize("least", [0, 3])
+def test_the_database_refuses_it_too(least) -> None:
+    job = submit(record.scene(), tasks=2, min_tasks=2)
+    assert not job.elastic and job.least_tasks == 2
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Job.objects.filter(pk=job.pk).update(min_tasks=least)
+
+
+def test_a_job_that_can_begin_here_is_accepted_however_far_it_would_grow() -> None:
+    scene = record.scene()  # four GPUs
+    Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
+    assert submit(scene, tasks=100, min_tasks=2).elastic
+    with pytest.raises(Impossible):
+        submit(scene, tasks=100, min_tasks=3)
+
+
+def test_the_pause_doubles_to_five_minutes() -> None:
+    assert [pause_s(failures) for failures in (0, 1, 2, 3, 5, 6, 10_000)] == [10, 10, 20, 40, 160, 300, 300]
+
+
+# -- any order of events -----------------------------------------------------------------------------
+
+
+class World:
+    """One job of two to four tasks on a node of four GPUs, and all that can befall it."""
+
+    def __init__(self) -> None:
+        self.scene = record.scene()
+        self.job = submit(self.scene, tasks=TASKS, min_tasks=LEAST, max_attempts=20)
+        with transaction.atomic():
+            lifecycle.begin_attempt(self._locked(), self.scene["pool"], self._seats(LEAST), epoch=1)
+        self.attempt = self.job.attempts.get()
+
+    def _locked(self) -> Job:
+        return Job.objects.select_for_update().get(pk=self.job.pk)
+
+    def _seats(self, count: int) -> list[Seat]:
+        free = Gpu.objects.filter(node=self.scene["node"], used_milli=0).order_by("index")
+        return [Seat(self.scene["node"], [(gpu.pk, 1000)]) for gpu in free[:count]]
+
+    def _task(self, pick: int) -> Task | None:
+        tasks = list(self.attempt.task_rows.filter(gone=False))
+        return tasks[pick % len(tasks)] if tasks else None
+
+    def grow(self, pick: int) -> None:
+        seats = self._seats(1 + pick % 2)
+        if not seats:
+            return
+        before = self._live()
+        try:
+            with transaction.atomic():
+                job = self._locked()
+                elastic.grow_attempts([Growing([job]).growth(job, seats)])
+        except Conflict:
+            assert self._live() == before
+            return
+        assert self._live() == before + len(seats)
+
+    def shrink(self, pick: int) -> None:
+        task = self._task(pick)
+        ranks = frozenset({task.rank} if task else {99})
+        elastic.want_leaves([Leave(self.attempt.pk, ranks, EndReason.PREEMPTED)])
+
+    def start(self, pick: int) -> None:
+        task = self._task(pick)
+        if task is not None and lifecycle.task_sent(task):
+            lifecycle.task_running(task.pk, container=f"c{task.rank}", ports={})
+
+    def fail(self, pick: int) -> None:
+        self._end(pick, 3, EndReason.EXIT_CODE)
+
+    def reboot(self, pick: int) -> None:
+        self._end(pick, None, EndReason.NODE_REBOOTED)
+
+    def finish(self, pick: int) -> None:
+        self._end(pick, 0, EndReason.FINISHED)
+
+    def _end(self, pick: int, code: int | None, reason: EndReason) -> None:
+        task = self._task(pick)
+        if task is not None:
+            for _ in range(2):  # told twice, it ends once
+                lifecycle.task_ended(task.pk, exit_code=code, reason=reason)
+
+    def refuse(self, pick: int) -> None:
+        task = self._task(pick)
+        if task is not None:
+            elastic.end_tasks([task.pk], EndReason.START_REFUSED, sentence="No.")
+
+    def cancel(self, _: int) -> None:
+        lifecycle.cancel(self.job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+
+    def _live(self) -> int:
+        return self.attempt.task_rows.filter(gone=False).count()
+
+    def check(self) -> None:
+        """What must be so after each event."""
+        self.job.refresh_from_db()
+        self.attempt = Attempt.objects.get(pk=self.attempt.pk)
+        tasks = list(self.attempt.task_rows.all())
+        held = Allocation.objects.filter(ended_at__isnull=True, task__attempt=self.attempt)
+        live = [task for task in tasks if not task.gone]
+        assert sorted(held.values_list("task_id", flat=True)) == sorted(task.pk for task in live)
+        assert sum(self.scene["node"].gpus.values_list("used_milli", flat=True)) == 1000 * len(live)
+        assert UsageLedger.objects.filter(job=self.job, ended_at__isnull=True).count() == len(live)
+        assert len(live) <= TASKS and len({task.rank for task in tasks}) == len(tasks)
+        assert self.job.attempts.count() == 1
+        if self.job.state == "RUNNING":
+            assert self.attempt.state in ATTEMPT_LIVE
+            if self.attempt.stop_wanted_at is None and not any(task.state == "COMPLETED" for task in tasks):
+                stay = [t for t in tasks if t.state in ATTEMPT_LIVE and t.leave_wanted_at is None]
+                assert len(stay) >= LEAST
+        else:
+            assert not live and self.attempt.state not in ATTEMPT_LIVE
+            assert self.job.state == "PENDING" or self.job.state in JOB_ENDS
+
+
+EVENTS = ("grow", "shrink", "start", "fail", "reboot", "finish", "refuse", "cancel")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=14))
+def test_whatever_happens_gpus_usage_and_tasks_agree(events) -> None:
+    world = World()
+    world.check()
+    for name, pick in [*events, *((name, 0) for name in ("cancel", *["reboot"] * TASKS))]:
+        getattr(world, name)(pick)
+        world.check()
+    assert set(world.scene["node"].gpus.values_list("used_milli", flat=True)) == {0}
