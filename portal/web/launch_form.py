@@ -1,4 +1,4 @@
-"""The launch form: what people type, read into a JobRequest; and a job or template written back into it."""
+"""The launch form: what people type, read into a JobRequest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from portal.access import project_ids, visible_environments, visible_jobs
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
 from portal.services.dependencies import unknown
 from portal.services.jobs import JobRequest
-from portal.web.words import MAX_DIGITS, duration, whole_number
+from portal.web.words import MAX_DIGITS
 from portal.words.states import JOB_LIVE, JobKind, Role
 
 SHELL = ["/bin/sh", "-c"]
@@ -330,81 +330,3 @@ def submit_projects(user: User) -> QuerySet[Project]:
     """The projects a person may launch into."""
     rows = Project.objects.filter(archived_at__isnull=True).order_by("name")
     return rows if user.is_admin else rows.filter(pk__in=project_ids(user, Role.MEMBER))
-
-
-def initial_of(job: Job) -> dict[str, Any]:
-    """A job written back into the form."""
-    command = list(job.command)
-    text = command[2] if len(command) == 3 and command[:2] == SHELL else shlex.join(command)
-    return {
-        "kind": job.kind,
-        "name": job.name,
-        "project": job.project.public_id,
-        "environment": job.environment.public_id,
-        "pool": job.pool.public_id if job.pool else "",
-        "gpu_model": job.gpu_model,
-        "gpus_per_task": job.gpus_per_task,
-        "tasks": job.tasks,
-        "min_tasks": job.min_tasks,
-        "milli_per_gpu": job.milli_per_gpu,
-        "cores": f"{job.cpu_milli / 1000:g}",
-        "memory_gib": f"{job.memory_mib / 1024:g}",
-        "command": text,
-        "environ": "\n".join(f"{name}={value}" for name, value in job.environ.items()),
-        "time_limit_s": duration(job.time_limit_s).replace("\u00a0", " ") if job.time_limit_s else "",
-        "preemptible": job.preemptible,
-        "priority": job.priority,
-        "max_attempts": job.max_attempts,
-        "mig_profile": job.mig_profile,
-        "min_compute_capability": job.min_compute_capability,
-    } | _near_fields(job.near)
-
-
-def _near_fields(near: Any) -> dict[str, str]:
-    """A wish to stand near in the fields of the form; None is anywhere."""
-    asked = near if isinstance(near, dict) else {}
-    levels = {f"near_{which}": asked.get(which) for which in ("required", "preferred")}
-    return {name: f"{asked.get('topology')}:{level}" if level else "" for name, level in levels.items()}
-
-
-def initial_of_template(template: Template) -> dict[str, Any]:
-    """A template's fields (the API's names) written into the form."""
-    fields = dict(template.fields)
-    start: dict[str, Any] = {"kind": template.kind, "template": template.public_id, "name": template.name}
-    if template.environment is not None:
-        start["environment"] = template.environment.public_id
-    return start | initial_of_fields(fields)
-
-
-def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Request fields by the API's names, in the units of the form; unknown names are left out."""
-    found: dict[str, Any] = {}
-    for name in (
-        "gpu_model",
-        "gpus_per_task",
-        "tasks",
-        "min_tasks",
-        "milli_per_gpu",
-        "mig_profile",
-        "min_compute_capability",
-        "preemptible",
-        "priority",
-        "max_attempts",
-    ):
-        if name in fields and fields[name] not in (None, ""):
-            found[name] = fields[name]
-    if cpu_milli := whole_number(fields.get("cpu_milli")):
-        found["cores"] = f"{cpu_milli / 1000:g}"
-    if memory_mib := whole_number(fields.get("memory_mib")):
-        found["memory_gib"] = f"{memory_mib / 1024:g}"
-    if time_limit_s := whole_number(fields.get("time_limit_s")):
-        found["time_limit_s"] = duration(time_limit_s).replace("\u00a0", " ")
-    if "near" in fields:
-        found |= _near_fields(fields["near"])
-    if isinstance(fields.get("command"), list):
-        found["command"] = shlex.join(fields["command"])
-    if isinstance(fields.get("environ"), dict):
-        found["environ"] = "\n".join(f"{name}={value}" for name, value in fields["environ"].items())
-    if "preemptible" in found and isinstance(found["preemptible"], str):
-        found["preemptible"] = found["preemptible"].lower() in ("true", "1", "on")
-    return found

@@ -12,7 +12,7 @@ from portal.models import NodePool, User
 from portal.selectors.cluster import ModelStrip
 from portal.selectors.leaving import Leaving, leaving_of, lost_gpu_s
 from portal.services.jobs import JobRequest, check_job, is_live, question_body
-from portal.web.launch_form import initial_of_fields
+from portal.web.launch_start import initial_of_fields
 from portal.web.words import gpus as gpu_words
 from portal.web.words import short_gpu
 

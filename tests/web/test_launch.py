@@ -8,7 +8,8 @@ import pytest
 from django.urls import reverse
 
 from portal.models import Job, Standing
-from portal.web.launch_form import LaunchForm, initial_of, initial_of_fields
+from portal.web.launch_form import LaunchForm
+from portal.web.launch_start import initial_of, initial_of_fields
 from tests import record
 
 
