@@ -21,10 +21,7 @@ from portal.selectors.cluster import ModelStrip
 from portal.selectors.jobs import job_for
 from portal.selectors.shares import Share, shares_in
 from portal.services.jobs import JobRequest, do_submit_job
-from portal.web.launch_form import (
-    LaunchForm,
-    submit_projects,
-)
+from portal.web.launch_form import LaunchForm, submit_projects
 from portal.web.launch_start import initial_of, initial_of_fields, initial_of_template
 from portal.web.quota_bars import Bar
 from portal.web.signin import take_errors

@@ -137,6 +137,10 @@ class LaunchForm(forms.Form):
         label="Compute capability, at least", required=False, min_value=1, max_value=99.9,
         widget=_number(min=1, max=99.9, step="0.1"), help_text="Such as 8.0.",
     )  # fmt: skip
+    min_gpu_memory_gib = forms.FloatField(
+        label="Memory of a GPU, at least, GiB", required=False, min_value=0.1, max_value=9_000,
+        widget=_number(min=0.1, max=9_000, step="any"), help_text="Such as 80.",
+    )  # fmt: skip
     near_required = forms.ChoiceField(
         label="All tasks in one", required=False, widget=_select(),
         help_text="They start together there, or wait until one has room.",
@@ -151,6 +155,10 @@ class LaunchForm(forms.Form):
     memory_gib = forms.FloatField(
         label="Memory for each task, GiB", min_value=0.1, initial=2, widget=_number(min=0.1, step="any")
     )
+    shm_mib = forms.IntegerField(
+        label="Shared memory for each task, MiB", min_value=1, max_value=1024 * 1024, initial=64, required=False,
+        widget=_number(min=1, max=1024 * 1024), help_text="Of its memory; data loaders use it between processes.",
+    )  # fmt: skip
     command = forms.CharField(
         max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
@@ -180,6 +188,10 @@ class LaunchForm(forms.Form):
         help_text="After failures of the cluster's making.",
     )  # fmt: skip
 
+    stop_grace_s = forms.IntegerField(
+        label="Time to save, seconds", min_value=1, max_value=600, initial=30, required=False,
+        widget=_number(min=1, max=600), help_text="From the request to stop until it is killed.",
+    )  # fmt: skip
     after = ManyByPublicId(
         label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
@@ -305,11 +317,16 @@ class LaunchForm(forms.Form):
             mig_profile=data["mig_profile"],
             min_compute_capability=data["min_compute_capability"],
             gpu_model=data["gpu_model"],
+            min_gpu_memory_mib=round(data["min_gpu_memory_gib"] * 1024)
+            if data["min_gpu_memory_gib"]
+            else None,
             near=None if workspace else data["near"],
             cpu_milli=round(data["cores"] * 1000),
             memory_mib=round(data["memory_gib"] * 1024),
             command=[] if workspace else data["command"],
             environ=data["environ"],
+            shm_mib=data["shm_mib"] or 64,
+            stop_grace_s=data["stop_grace_s"] or 30,
             priority=data["priority"] or 0,
             preemptible=data["preemptible"],
             time_limit_s=data["time_limit_s"],

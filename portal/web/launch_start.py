@@ -26,7 +26,7 @@ def initial_of(job: Job) -> dict[str, Any]:
         "min_tasks": job.min_tasks,
         "milli_per_gpu": job.milli_per_gpu,
         "cores": f"{job.cpu_milli / 1000:g}",
-        "memory_gib": f"{job.memory_mib / 1024:g}",
+        "memory_gib": gib(job.memory_mib),
         "command": text,
         "environ": "\n".join(f"{name}={value}" for name, value in job.environ.items()),
         "time_limit_s": duration(job.time_limit_s).replace("\u00a0", " ") if job.time_limit_s else "",
@@ -35,7 +35,15 @@ def initial_of(job: Job) -> dict[str, Any]:
         "max_attempts": job.max_attempts,
         "mig_profile": job.mig_profile,
         "min_compute_capability": job.min_compute_capability,
+        "min_gpu_memory_gib": gib(job.min_gpu_memory_mib) if job.min_gpu_memory_mib else None,
+        "shm_mib": job.shm_mib,
+        "stop_grace_s": job.stop_grace_s,
     } | _near_fields(job.near)
+
+
+def gib(mib: int) -> str:
+    """MiB as the form shows them, so that they come back as they were."""
+    return f"{mib / 1024:.10g}"
 
 
 def _near_fields(near: Any) -> dict[str, str]:
@@ -68,13 +76,17 @@ def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
         "preemptible",
         "priority",
         "max_attempts",
+        "shm_mib",
+        "stop_grace_s",
     ):
         if name in fields and fields[name] not in (None, ""):
             found[name] = fields[name]
     if cpu_milli := whole_number(fields.get("cpu_milli")):
         found["cores"] = f"{cpu_milli / 1000:g}"
     if memory_mib := whole_number(fields.get("memory_mib")):
-        found["memory_gib"] = f"{memory_mib / 1024:g}"
+        found["memory_gib"] = gib(memory_mib)
+    if min_gpu_memory_mib := whole_number(fields.get("min_gpu_memory_mib")):
+        found["min_gpu_memory_gib"] = gib(min_gpu_memory_mib)
     if time_limit_s := whole_number(fields.get("time_limit_s")):
         found["time_limit_s"] = duration(time_limit_s).replace("\u00a0", " ")
     if "near" in fields:

@@ -131,6 +131,7 @@ _UNITS = {
     "mig_profile": "slices",
     "min_compute_capability": "as compute capability",
     "cores": "CPU cores",
+    "min_gpu_memory_gib": "GiB of GPU memory",
     "memory_gib": "GiB of memory",
 }
 

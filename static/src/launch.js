@@ -1,6 +1,6 @@
 // The launch form: asks the server what would become of it a moment after each keystroke, and takes over offers.
 const DELAY_MS = 220;
-const UNITS = { cpu_milli: ["cores", 1000], memory_mib: ["memory_gib", 1024] };
+const UNITS = { cpu_milli: ["cores", 1000], memory_mib: ["memory_gib", 1024], min_gpu_memory_mib: ["min_gpu_memory_gib", 1024] };
 
 export function startLaunch(root) {
   const form = root.querySelector("[data-launch]");

@@ -138,6 +138,8 @@ def test_only_projects_where_one_may_launch_are_offered(scene, client_of, typed)
 
 def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
     for name in ("vit-h-pretrain", "dino-abl-b128"):
+        odd = {"min_gpu_memory_mib": 81_559, "shm_mib": 4_097, "stop_grace_s": 95}
+        Job.objects.filter(pk=scene.jobs[name].pk).update(**odd)
         job = Job.objects.select_related("project", "environment", "pool").get(pk=scene.jobs[name].pk)
         start = {key: value for key, value in initial_of(job).items() if value not in ("", None, False)}
         form = LaunchForm(scene.people["m-okafor"], start)
@@ -151,6 +153,7 @@ def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
             "time_limit_s",
             "priority",
             "preemptible",
+            *odd,
         ):
             assert getattr(request, field) == getattr(job, field), field
         assert list(request.command) == job.command
