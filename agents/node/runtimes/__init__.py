@@ -119,9 +119,11 @@ class Runtime:
         """The names of the networks with our cluster's label."""
         return []
 
-    def log_path(self, name: str, folder_path: str) -> str:
-        """Where the task's log lies; ``folder_path`` is its place in the task's own folder."""
-        return folder_path
+    def gather_log(self, name: str, path: str) -> None:
+        """Sees to it that the task's log so far stands at ``path``, in its own folder, and stays there.
+
+        Asked every second while it runs, and before each read. Repeatable; nothing to do when there is no such task.
+        """
 
     def images(self) -> List[Image]:
         """Images on the node; empty for a runtime without images."""

@@ -7,6 +7,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from agents.node import word_files
 from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment
 from agents.node.runtimes import Order
+from agents.node.runtimes.json_log import MAX_FILES
 
 LABELS = ("cluster", "job", "attempt", "task", "digest")
 """What makes a container one of ours."""
@@ -61,7 +62,14 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         if engine.rootless:
             words += ["--userns", f"keep-id:uid={spec.uid},gid={spec.gid}"]
     else:
-        words += ["--log-driver", "json-file", "--log-opt", f"max-size={engine.log_mib * 1024 * 1024}"]
+        # Its files and what is taken over of them are together twice the limit, as with podman.
+        words += [
+            "--log-driver",
+            "json-file",
+            "--log-opt",
+            f"max-size={engine.log_mib * 1024 * 1024 // MAX_FILES}",
+        ]
+        words += ["--log-opt", f"max-file={MAX_FILES}", "--log-opt", "compress=false"]
     words += [*engine.create_flags, *order.gpu_flags]
     words += _environment(engine, order, image_env)
     words += _mounts(engine, order)
