@@ -38,7 +38,7 @@ class Order(NamedTuple):
     host_ports: Dict[int, int]  # port of the task -> port on the node's loopback address
     home_path: Optional[str]
     mount_sources: Dict[str, str]  # target -> path on the node
-    gpu_flags: List[str]  # what hands the real GPUs in; empty for pretend ones
+    real_gpus: List[str]  # the UUIDs of those an engine hands in; pretend ones are not among them
     network: Optional[str]  # the job's network by name; None for a runtime without networks
     subnet: Optional[str]
     network_is_made: bool  # it stood ready before the job came

@@ -8,12 +8,19 @@ from agents.node import word_files
 from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment
 from agents.node.runtimes import Order
 from agents.node.runtimes.json_log import MAX_FILES
+from agents.node.versions import Version
 
 LABELS = ("cluster", "job", "attempt", "task", "digest")
 """What makes a container one of ours."""
 TELLING = ("owner", "project")
 """Whose it is, for a portal that has forgotten; older containers lack them."""
 LISTEN_ON = "0.0.0.0"  # noqa: S104 - inside the container's own network
+
+
+CDI, HOOK = "cdi", "hook"
+"""How GPUs come into a container: as devices that a specification on the node describes, or by NVIDIA's hook."""
+CDI_SINCE = (25,)
+"""The first docker that knows CDI; whether it is turned on is the daemon's to say."""
 
 
 class Engine(NamedTuple):
@@ -24,6 +31,7 @@ class Engine(NamedTuple):
     rootless: bool
     create_flags: Tuple[str, ...]
     log_mib: int
+    gpus_by: str = CDI
 
 
 def labels(order: Order) -> Dict[str, str]:
@@ -70,7 +78,7 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
             f"max-size={engine.log_mib * 1024 * 1024 // MAX_FILES}",
         ]
         words += ["--log-opt", f"max-file={MAX_FILES}", "--log-opt", "compress=false"]
-    words += [*engine.create_flags, *order.gpu_flags]
+    words += [*engine.create_flags, *gpus(engine, order.real_gpus)]
     words += _environment(engine, order, image_env)
     words += _mounts(engine, order)
     for port, host_port in sorted(order.host_ports.items()):
@@ -80,6 +88,21 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
     same = {port: port for port in spec.ports}
     command = fill_in(spec.command, ports=same, address=LISTEN_ON, secrets=SECRETS_IN_CONTAINER)
     return [*words, "--entrypoint", command[0], image_id, *command[1:]]
+
+
+def gpus_by(kind: str, version: Version, asked: Optional[str], *, daemon_has_cdi: bool) -> str:
+    """How an engine is told of GPUs: CDI or HOOK. ``asked`` is what the node's settings say, None for nothing."""
+    if kind == "podman" or asked is not None:
+        return asked or CDI
+    return CDI if version >= CDI_SINCE and daemon_has_cdi else HOOK
+
+
+def gpus(engine: Engine, uuids: Sequence[str]) -> List[str]:
+    """The words that hand exactly these GPUs in; none for none."""
+    if engine.gpus_by == CDI:
+        return [word for uuid in uuids for word in ("--device", f"nvidia.com/gpu={uuid}")]
+    # One word for docker's own reader of comma-separated values: without the quotes each comma begins a new field.
+    return ["--gpus", f'"device={",".join(uuids)}"'] if uuids else []
 
 
 def _home(order: Order) -> str:
@@ -96,7 +119,7 @@ def _environment(engine: Engine, order: Order, image_env: Sequence[str]) -> List
         ports={port: port for port in spec.ports},
         address=LISTEN_ON,
     )
-    if order.gpu_flags:
+    if order.real_gpus and engine.gpus_by == CDI:
         environment["NVIDIA_VISIBLE_DEVICES"] = (
             "void"  # the devices come by CDI; an older hook must not add to them
         )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import json
 import os
 from typing import Dict, Optional
 
+from agents.node.machine import read_text
 from agents.node.refusals import Refusal
+from agents.node.runtimes import arguments
 from agents.node.runtimes.engine import EngineRuntime, found_in
 from agents.node.runtimes.json_log import gather
 from agents.node.settings import RuntimeSettings, Settings
+from agents.node.versions import parse_version
 
 
 class DockerRuntime(EngineRuntime):
@@ -17,10 +22,12 @@ class DockerRuntime(EngineRuntime):
 
     kind = "docker"
     log_format = "k8s"
+    _version_words = ("version", "--format", "{{.Server.Version}}")  # the daemon's; the client may be another
 
     def __init__(self, settings: Settings, own: RuntimeSettings) -> None:
         super().__init__(settings, own)
         self._log_paths: Dict[str, str] = {}
+        self._by: Optional[str] = None
 
     def gather_log(self, name: str, path: str) -> None:
         source = self._log_paths.get(name)
@@ -35,6 +42,23 @@ class DockerRuntime(EngineRuntime):
             self.gather_log(name, os.path.join(self.settings.state_dir, "tasks", name, "log"))
         super().remove(name)
         self._log_paths.pop(name, None)
+
+    def _gpus_by(self) -> str:
+        if self._by is None:
+            version = parse_version(self.must(self._version_words)) or ()
+            has_cdi = version >= arguments.CDI_SINCE and self._has_cdi()
+            self._by = arguments.gpus_by(self.kind, version, self._own.gpus, daemon_has_cdi=has_cdi)
+        return self._by
+
+    def _has_cdi(self) -> bool:
+        """Says whether the daemon has CDI turned on, and finds a specification of GPUs in its folders."""
+        with contextlib.suppress(ValueError, TypeError):
+            folders = json.loads(self.must(["info", "--format", "{{json .CDISpecDirs}}"]))
+            files = (
+                path for folder in folders for path in glob.iglob(os.path.join(glob.escape(folder), "*"))
+            )
+            return any("nvidia.com/gpu" in (read_text(path) or "") for path in files)
+        return False
 
     def _log_path_of(self, name: str) -> Optional[str]:
         """Where the daemon writes the log of a container of ours; None before its first start."""

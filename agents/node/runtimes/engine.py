@@ -62,6 +62,8 @@ class KnownImage(NamedTuple):
 class EngineRuntime(Runtime):
     """A container engine by its command line: argument lists only, each with a time limit."""
 
+    _version_words: Sequence[str] = ("--version",)
+
     def __init__(self, settings: Settings, own: RuntimeSettings) -> None:
         self.settings = settings
         self._own = own
@@ -124,7 +126,7 @@ class EngineRuntime(Runtime):
     def version(self) -> Optional[str]:
         if self._version is None:
             with contextlib.suppress(Refusal):
-                answer = self.call(["--version"], within_s=10.0)
+                answer = self.call(self._version_words, within_s=10.0)
                 found = re.search(r"\d+\.\d+(\.\d+)?", answer.out)
                 self._version = found.group(0) if answer.code == 0 and found else None
         return self._version
@@ -147,7 +149,8 @@ class EngineRuntime(Runtime):
         image = self._prepared.pop(order.spec.name, None) or self.image_facts(order.spec.image or "")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(order.folder, "pid"))
-        words = arguments.create(self.engine, order, image.image_id, image.env)
+        engine = self.engine._replace(gpus_by=self._gpus_by()) if order.real_gpus else self.engine
+        words = arguments.create(engine, order, image.image_id, image.env)
         answer = self.call(words, keep_fd=order.hold_fd)
         if answer.code != 0 and answer.says(_NO_NETWORK):  # somebody pruned networks that nobody used yet
             self._make_network_of(order)
@@ -160,6 +163,9 @@ class EngineRuntime(Runtime):
             self._images.clear()
             raise Refusal(refusals.IMAGE_MISSING, f"The image {order.spec.image} is not on this node.")
         raise self.refusal("create", answer)
+
+    def _gpus_by(self) -> str:
+        return arguments.CDI
 
     def start(self, name: str) -> None:
         self.must(["start", name])
