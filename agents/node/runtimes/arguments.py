@@ -17,6 +17,7 @@ TELLING = ("owner", "project")
 LISTEN_ON = "0.0.0.0"  # noqa: S104 - inside the container's own network
 
 
+_LINE_BYTES = 60_000
 CDI, HOOK = "cdi", "hook"
 """How GPUs come into a container: as devices that a specification on the node describes, or by NVIDIA's hook."""
 CDI_SINCE = (25,)
@@ -79,7 +80,9 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         ]
         words += ["--log-opt", f"max-file={MAX_FILES}", "--log-opt", "compress=false"]
     words += [*engine.create_flags, *gpus(engine, order.real_gpus)]
-    words += _environment(engine, order, image_env)
+    words += [*_unset(engine, order, image_env), "--env-file", environment_path(order.folder)]
+    for name, value in sorted(environment(engine, order).items()):
+        words += [] if _fits_in_file(name, value) else ["--env", f"{name}={value}"]
     words += _mounts(engine, order)
     for port, host_port in sorted(order.host_ports.items()):
         words += ["--publish", f"{engine.loopback}:{host_port}:{port}/tcp"]
@@ -109,9 +112,10 @@ def _home(order: Order) -> str:
     return order.spec.home.target if order.spec.home else "/tmp"  # noqa: S108
 
 
-def _environment(engine: Engine, order: Order, image_env: Sequence[str]) -> List[str]:
+def environment(engine: Engine, order: Order) -> Dict[str, str]:
+    """The variables of a task in its container."""
     spec = order.spec
-    environment = task_environment(
+    variables = task_environment(
         spec,
         secrets=SECRETS_IN_CONTAINER,
         word_files=word_files.variables_in_container(),
@@ -120,16 +124,37 @@ def _environment(engine: Engine, order: Order, image_env: Sequence[str]) -> List
         address=LISTEN_ON,
     )
     if order.real_gpus and engine.gpus_by == CDI:
-        environment["NVIDIA_VISIBLE_DEVICES"] = (
-            "void"  # the devices come by CDI; an older hook must not add to them
-        )
-    unwanted = sorted(name for name in image_env if is_ours(name) and name not in environment)
-    words = []
-    for name in unwanted:
-        words += ["--unsetenv", name] if engine.kind == "podman" else ["--env", f"{name}="]
-    for name, value in sorted(environment.items()):
-        words += ["--env", f"{name}={value}"]
-    return words
+        # The devices come by CDI; an older hook must not add to them.
+        variables["NVIDIA_VISIBLE_DEVICES"] = "void"
+    return variables
+
+
+def environment_path(folder: str) -> str:
+    """The file by which an engine is told of a task's variables: everybody on a node may read argument lists."""
+    return f"{folder}/environment"
+
+
+def environment_file(engine: Engine, order: Order) -> str:
+    """What stands in that file: a line for each variable, whose value is taken as it is up to the end of the line."""
+    lines = (
+        f"{name}={value}\n"
+        for name, value in sorted(environment(engine, order).items())
+        if _fits_in_file(name, value)
+    )
+    return "".join(lines)
+
+
+def _fits_in_file(name: str, value: str) -> bool:
+    """False for a value of several lines, and for one that is longer than an engine reads a line."""
+    return not any(end in value for end in "\n\r") and len(f"{name}={value}".encode()) < _LINE_BYTES
+
+
+def _unset(engine: Engine, order: Order, image_env: Sequence[str]) -> List[str]:
+    ours = environment(engine, order)
+    unwanted = sorted(name for name in image_env if is_ours(name) and name not in ours)
+    if engine.kind == "podman":
+        return [word for name in unwanted for word in ("--unsetenv", name)]
+    return [word for name in unwanted for word in ("--env", f"{name}=")]
 
 
 def _mounts(engine: Engine, order: Order) -> List[str]:

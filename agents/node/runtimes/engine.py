@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, cast
 
 from agents.node import machine, refusals
+from agents.node.durable import write_whole
 from agents.node.environment import is_ours
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Image, Order, Runtime, arguments
@@ -151,10 +152,15 @@ class EngineRuntime(Runtime):
             os.unlink(os.path.join(order.folder, "pid"))
         engine = self.engine._replace(gpus_by=self._gpus_by()) if order.real_gpus else self.engine
         words = arguments.create(engine, order, image.image_id, image.env)
-        answer = self.call(words, keep_fd=order.hold_fd)
-        if answer.code != 0 and answer.says(_NO_NETWORK):  # somebody pruned networks that nobody used yet
-            self._make_network_of(order)
+        variables = arguments.environment_file(engine, order).encode()
+        write_whole(arguments.environment_path(order.folder), variables, sync=False)
+        try:
             answer = self.call(words, keep_fd=order.hold_fd)
+            if answer.code != 0 and answer.says(_NO_NETWORK):  # somebody pruned networks that nobody used yet
+                self._make_network_of(order)
+                answer = self.call(words, keep_fd=order.hold_fd)
+        finally:
+            self._drop_environment(order.spec.name)
         if answer.code == 0:
             return
         if answer.says(_TAKEN) and order.spec.name in answer.err:
@@ -168,7 +174,12 @@ class EngineRuntime(Runtime):
         return arguments.CDI
 
     def start(self, name: str) -> None:
+        self._drop_environment(name)  # of a creation that was killed before its end
         self.must(["start", name])
+
+    def _drop_environment(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(arguments.environment_path(os.path.join(self.settings.state_dir, "tasks", name)))
 
     def find(self, name: str) -> Optional[Found]:
         found = self._inspect([name])

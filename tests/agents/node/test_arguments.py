@@ -118,7 +118,7 @@ def test_create(engine: str, task: str) -> None:
     spec, gpus = TASKS[task]
     asked = order(spec | {"runtime": ENGINES[engine].kind}, gpus)
     words = arguments.create(ENGINES[engine], asked, "IMAGEID", ["CUDA_MPS_PIPE_DIRECTORY"])
-    assert_golden(f"{engine}-{task}", words)
+    assert_golden(f"{engine}-{task}", words, arguments.environment_file(ENGINES[engine], asked))
 
 
 @pytest.mark.parametrize(
@@ -162,25 +162,43 @@ def test_a_way_of_gpus_that_there_is_not_is_an_error_of_the_settings(runtime: di
 def test_pretend_gpus_are_only_in_the_environment() -> None:
     words = arguments.create(PODMAN, order(), "I", [])
     assert "--device" not in words
-    assert "NVIDIA_VISIBLE_DEVICES=GPU-1" in words
+    assert arguments.environment(PODMAN, order())["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
 
 
 @pytest.mark.parametrize(
     "name", ["NVIDIA_MOFED", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS"]
 )
 def test_no_variable_of_an_image_or_a_person_brings_devices(name):
-    words = arguments.create(PODMAN, order(SPEC | {"env": {name: "all"}}), "I", [name])
+    asked = order(SPEC | {"env": {name: "all"}})
+    words = arguments.create(PODMAN, asked, "I", [name])
     assert words[words.index("--unsetenv") + 1] == name
-    assert f"{name}=all" not in words
+    assert name not in arguments.environment(PODMAN, asked)
     kept = arguments.create(PODMAN, order(SPEC), "I", ["NVIDIA_BUILD_ID"])
     assert "NVIDIA_BUILD_ID" not in kept
 
 
 def test_without_gpus_none_is_visible() -> None:
-    words = arguments.create(PODMAN, order(SPEC | {"gpus": []}), "I", ["NVIDIA_REQUIRE_CUDA"])
-    assert "NVIDIA_VISIBLE_DEVICES=void" in words
-    assert "CUDA_VISIBLE_DEVICES=" in words
+    asked = order(SPEC | {"gpus": []})
+    words = arguments.create(PODMAN, asked, "I", ["NVIDIA_REQUIRE_CUDA"])
+    variables = arguments.environment(PODMAN, asked)
+    assert (variables["NVIDIA_VISIBLE_DEVICES"], variables["CUDA_VISIBLE_DEVICES"]) == ("void", "")
     assert words[words.index("--unsetenv") + 1] == "NVIDIA_REQUIRE_CUDA"
+
+
+@pytest.mark.parametrize("engine", [PODMAN, DOCKER], ids=["podman", "docker"])
+def test_values_of_variables_stand_in_a_file_unless_a_line_cannot_hold_them(engine: arguments.Engine) -> None:
+    plain = {"A": "", "B": " #'\"\\$x ", "C": "a=b\t", "D": "\u2713"}
+    other = {"E": "two\nlines", "F": "end\r", "G": "x" * 70_000}
+    asked = order(SPEC | {"env": {**plain, **other}})
+    words = arguments.create(engine, asked, "I", [])
+    lines = arguments.environment_file(engine, asked).split("\n")
+    assert words[words.index("--env-file") + 1] == "/s/tasks/t/environment"
+    assert [word for word in words if word.split("=")[0] in plain | other] == [
+        f"{n}={v}" for n, v in other.items()
+    ]
+    assert [line for line in lines if line.split("=")[0] in plain | other] == [
+        f"{n}={v}" for n, v in plain.items()
+    ]
 
 
 def test_words_of_a_person_are_left_alone() -> None:
