@@ -10,14 +10,13 @@ from typing import Any, Dict, Tuple
 
 from agents.node import refusals
 from agents.node.ledger import EXITED
+from agents.node.places import BEGINNING
 from agents.node.refusals import Refusal
 from agents.node.shim import log_cut
 from agents.node.spec import container_name, public_id, whole_number
 from agents.node.tasks import Tasks
 
 MAX_BYTES = 262_144
-K8S = "k8s"
-_BEGINNING = ".first"
 
 
 def read_log(tasks: Tasks, fields: Dict[str, Any]) -> Dict[str, Any]:
@@ -34,9 +33,8 @@ def read_log(tasks: Tasks, fields: Dict[str, Any]) -> Dict[str, Any]:
         raise Refusal(refusals.NO_SUCH_CONTAINER, f"{name} is not on this node.")
     ended = record["phase"] == EXITED  # asked before the file is read, so that eof is never early
     runtime = tasks.runtimes[record["runtime"]]
-    path = runtime.log_path(name, tasks.places.log(name))
-    keep_beginning(tasks, name)
-    data, size = _bytes(path, offset, limit, tasks.settings.log_mib)
+    gather_log(tasks, name)
+    data, size = _bytes(tasks.places.log(name), offset, limit, tasks.settings.log_mib)
     return {
         "data_b64": base64.b64encode(data).decode("ascii"),
         "offset": offset,
@@ -47,23 +45,19 @@ def read_log(tasks: Tasks, fields: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def keep_beginning(tasks: Tasks, name: str) -> None:
-    """Holds on to the first log file of a container: at its size limit podman begins a new one in its place.
-
-    So a task takes twice the limit on the disk at most, and what was read of its log never changes.
-    """
-    if tasks.runtimes[tasks.ledger.tasks()[name]["runtime"]].log_format == K8S:
-        path = tasks.places.log(name)
-        with contextlib.suppress(FileExistsError, FileNotFoundError):
-            os.link(path, path + _BEGINNING)
+def gather_log(tasks: Tasks, name: str) -> None:
+    """Brings the log of a task to its place, before its engine drops what it wrote first."""
+    record = tasks.ledger.tasks().get(name)
+    if record is not None:
+        tasks.runtimes[record["runtime"]].gather_log(name, tasks.places.log(name))
 
 
 def _bytes(path: str, offset: int, limit: int, limit_mib: int) -> Tuple[bytes, int]:
     """Bytes of a log and its size so far; a log that was cut ends with a line that says so."""
     last_words = b""
     with contextlib.suppress(FileNotFoundError):
-        first, now = os.stat(path + _BEGINNING), os.stat(path)
-        path += _BEGINNING
+        first, now = os.stat(path + BEGINNING), os.stat(path)
+        path += BEGINNING
         if first.st_ino != now.st_ino:
             moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(first.st_mtime))
             last_words = f"{moment}.000000000+00:00 stdout F {log_cut(limit_mib)}\n".encode()

@@ -14,6 +14,9 @@ from agents.node.refusals import Refusal, bad_spec
 from agents.node.settings import Settings
 from agents.node.spec import Mount, TaskSpec
 
+BEGINNING = ".first"
+"""What the name of a log has at its end for the file that podman wrote first."""
+
 
 class Places:
     """The folders of one node. The state folder can be walked through by people, but not read."""

@@ -21,6 +21,7 @@ class RuntimeSettings(NamedTuple):
     program: Tuple[str, ...]  # ("podman",) or ("sudo", "-n", "podman")
     global_flags: Tuple[str, ...]  # before the verb: --root, --runroot, --cgroup-manager, --runtime
     create_flags: Tuple[str, ...]  # after "create": --ulimit
+    gpus: Optional[str] = None  # how docker hands GPUs in: cdi or hook; None: as the daemon can
 
 
 class Settings(NamedTuple):
@@ -116,13 +117,16 @@ def parse_settings(raw: Any) -> Settings:
 def _runtime(raw: Any) -> RuntimeSettings:
     if not isinstance(raw, dict) or raw.get("kind") not in ("podman", "docker", "process"):
         raise SettingsError("A runtime is one of podman, docker, process.")
-    unknown = sorted(set(raw) - {"kind", "program", "global_flags", "create_flags"})
+    unknown = sorted(set(raw) - {"kind", "program", "global_flags", "create_flags", "gpus"})
     if unknown:
         raise SettingsError(f"The runtime {raw['kind']} has an unknown key: {unknown[0]}.")
+    if raw.get("gpus") not in (None, "cdi", "hook") or (raw.get("gpus") and raw["kind"] != "docker"):
+        raise SettingsError("gpus of a runtime is cdi or hook, and only docker's.")
     program: List[str] = raw.get("program") or [raw["kind"]]
     return RuntimeSettings(
         kind=raw["kind"],
         program=tuple(program),
         global_flags=tuple(raw.get("global_flags") or ()),
         create_flags=tuple(raw.get("create_flags") or ()),
+        gpus=raw.get("gpus"),
     )

@@ -178,9 +178,7 @@ class Tasks:
             host_ports=ports,
             home_path=sources[spec.home.target] if spec.home else None,
             mount_sources=sources,
-            gpu_flags=self.gpus.device_flags(
-                [share.uuid for share in spec.gpus if not simulated.get(share.uuid, True)]
-            ),
+            real_gpus=[share.uuid for share in spec.gpus if not simulated.get(share.uuid, True)],
             network=network_of(record),
             subnet=record["subnet"],
             network_is_made=bool(record.get("made_ahead")),

@@ -10,12 +10,13 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Callable, Dict, Set, Tuple
 
 from agents.node import machine
 from agents.node.gpus import LOST, QUARANTINED, GpuFacts
 from agents.node.ledger import EXITED, RUNNING, Record
-from agents.node.logs import keep_beginning
+from agents.node.logs import gather_log
 from agents.node.refusals import Refusal
 from agents.node.tasks import Tasks
 
@@ -41,7 +42,7 @@ class Watch:
         self._told: Set[str] = set()
         self._ends: Dict[str, int] = {}  # descriptors that are readable once a task's first process ended
         self._hands = ThreadPoolExecutor(max_workers=_HANDS, thread_name_prefix="settle")
-        self._busy: Set[str] = set()
+        self._busy: Set[Tuple[str, bool]] = set()
         self._retry_at_s: Dict[str, float] = {}
         self._gpus = {facts.uuid: facts for facts in tasks.gpus.gpus()}
         self._ill_again_s = time.monotonic() + _ILL_AGAIN_AFTER_S
@@ -100,6 +101,7 @@ class Watch:
                 self._follow(name, record["pid"])
                 if peaks:
                     self._tasks.look_at_peak(name)
+                    self._gather(name)
             elif now_s >= self._retry_at_s.get(name, 0.0):
                 self._tasks.look_at_peak(name)  # the last chance: the engine is about to remove the group
                 self._retry_at_s[name] = now_s + _SLOW_EVERY_S
@@ -110,11 +112,18 @@ class Watch:
             del self._retry_at_s[name]
         self._tell_ends(self._tasks.ledger.tasks())
 
-    def _hand_on(self, name: str, what: Callable[[str], object]) -> None:
-        """Lets another thread ask the engine, so that one slow end does not delay the news of others."""
-        if name in self._busy:
+    def _gather(self, name: str) -> None:
+        self._hand_on(name, partial(gather_log, self._tasks), beside=True)
+
+    def _hand_on(self, name: str, what: Callable[[str], object], *, beside: bool = False) -> None:
+        """Lets another thread ask the engine, so that one slow end does not delay the news of others.
+
+        ``beside``: while something else of the same task may be under way.
+        """
+        key = (name, beside)
+        if key in self._busy:
             return
-        self._busy.add(name)
+        self._busy.add(key)
 
         def work() -> None:
             try:
@@ -122,14 +131,14 @@ class Watch:
             except (Refusal, OSError):
                 traceback.print_exc(file=sys.stderr)
             finally:
-                self._busy.discard(name)
+                self._busy.discard(key)
 
         self._hands.submit(work)
 
     def _follow(self, name: str, pid: int) -> None:
         if name not in self._ends:
             self._tasks.look_at_peak(name)
-            keep_beginning(self._tasks, name)
+            self._gather(name)
             descriptor = machine.open_pid(pid)
             if descriptor is not None:
                 self._ends[name] = descriptor

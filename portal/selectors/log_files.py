@@ -9,7 +9,8 @@ from pathlib import Path
 from asgiref.sync import sync_to_async
 from django.conf import settings
 
-FORMATS = ("k8s", "raw")
+RAW = "raw"
+FORMATS = ("k8s", RAW)
 STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP]) ?")
 """The head of a line in the format k8s: time, stream, and whether the line is full (F) or goes on (P)."""
 _PUBLIC_ID = re.compile(r"[a-z0-9]{1,16}")

@@ -7,7 +7,7 @@ import os
 from django.db.models.functions import Greatest
 
 from portal.models import Task
-from portal.selectors.log_files import log_path
+from portal.selectors.log_files import FORMATS, RAW, log_path
 
 MAX_LOG_BYTES = 256 * 1024 * 1024
 """What is kept of one task's log; the rest is counted and dropped."""
@@ -17,11 +17,11 @@ def write_log_bytes(job: str, attempt: int, rank: int, form: str, offset: int, d
     """Puts bytes of a node's log file at the same offset of ours; gives the offset to ask for next.
 
     That is the end of ``data``, or the end of our file where bytes before ``offset`` are missing (nothing is
-    written then: a file with a hole would look whole). Beyond MAX_LOG_BYTES nothing is kept. Raises OSError
-    when the portal's disk is full.
+    written then: a file with a hole would look whole). Beyond MAX_LOG_BYTES nothing is kept. A format of a node
+    that nobody here knows is kept, and shown, as the bytes it is. Raises OSError when the portal's disk is full.
     """
     kept = data[: max(0, MAX_LOG_BYTES - offset)]
-    path = log_path(job, attempt, rank, form)
+    path = log_path(job, attempt, rank, form if form in FORMATS else RAW)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     try:

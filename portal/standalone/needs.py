@@ -31,6 +31,13 @@ def _file(path: str, package: str) -> Need:
 
 ROOT = Need("root", None, lambda: os.geteuid() == 0)
 NVIDIA = Need("an NVIDIA GPU and its driver", None, lambda: Path("/dev/nvidiactl").exists())
+SYSTEMD = Path("/run/systemd/system")
+DOCKERD = Need(
+    "dockerd",
+    None if SYSTEMD.exists() else "docker.io",
+    lambda: shutil.which("dockerd", path=SYSTEM_PATH) is not None,
+)
+"""Where systemd runs, installing it would start it beside the machine's own network: that is left to its owner."""
 PLAYWRIGHT = Need("playwright", None, lambda: importlib.util.find_spec("playwright") is not None)
 
 CHROMIUM = ("chromium-headless-shell", "chromium")
@@ -58,6 +65,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         _program("sudo", "sudo"),
         _program("strace", "strace"),
     ),
+    "docker": (DOCKERD,),
     "browser": (PLAYWRIGHT, Need("chromium", CHROMIUM[0], lambda: chromium() is not None)),
     "gpu": (NVIDIA,),
 }

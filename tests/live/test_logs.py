@@ -56,6 +56,13 @@ def test_no_name_leads_elsewhere(job):
         log_path("abc", 1, 0, "../x")
 
 
+def test_a_format_that_nobody_knows_is_kept_as_it_came():
+    line = b'{"log":"hello\\n","stream":"stdout"}\n'
+    assert write_log_bytes("abc", 1, 0, "json", 0, line) == len(line)
+    [shown] = logs.read_lines(logs.log_file("abc", 1, 0)).lines
+    assert shown.text == line.decode().rstrip("\n")
+
+
 def test_a_link_in_the_way_is_not_followed(tmp_path):
     path = log_path("abc", 1, 0, "raw")
     path.parent.mkdir(parents=True)

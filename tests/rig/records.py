@@ -172,3 +172,7 @@ def _remove_cgroups(store: Path) -> None:
                 ):
                     with contextlib.suppress(OSError):
                         (hierarchy / parent / name).rmdir()
+    for container in store.glob("docker/containers/*/"):
+        for hierarchy in (CGROUPS, *CGROUPS.glob("*/")):
+            with contextlib.suppress(OSError):
+                (hierarchy / "docker" / container.name).rmdir()

@@ -83,10 +83,6 @@ class GpuProvider:
     def follow_faults(self) -> None:
         """From now on hears at once what befalls GPUs, where the driver tells it; their health shows it."""
 
-    def device_flags(self, uuids: List[str]) -> List[str]:
-        """What an engine needs on its command line to hand in exactly these GPUs."""
-        raise NotImplementedError
-
 
 class NoGpus(GpuProvider):
     """A machine without GPUs."""
@@ -98,9 +94,6 @@ class NoGpus(GpuProvider):
         return []
 
     def readings(self, busy_milli: "dict[str, int]") -> List[GpuReading]:
-        return []
-
-    def device_flags(self, uuids: List[str]) -> List[str]:
         return []
 
 

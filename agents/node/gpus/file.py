@@ -40,9 +40,6 @@ class FileGpus(GpuProvider):
             _reading(row, facts, busy_milli.get(facts.uuid, 0)) for row, facts in zip(self._rows, self._gpus)
         ]
 
-    def device_flags(self, uuids: List[str]) -> List[str]:
-        return []
-
     def _look(self) -> None:
         try:
             facts = os.stat(self._path)

@@ -83,9 +83,6 @@ class SilentGpus(GpuProvider):
     def follow_faults(self) -> None:
         self._follows = True
 
-    def device_flags(self, uuids: List[str]) -> List[str]:
-        return self._ask().device_flags(uuids)
-
 
 class _Memory(NamedTuple):
     total: int
@@ -173,9 +170,6 @@ class NvmlGpus(GpuProvider):
                 )
             )
         return readings
-
-    def device_flags(self, uuids: List[str]) -> List[str]:
-        return [flag for uuid in uuids for flag in ("--device", f"nvidia.com/gpu={uuid}")]
 
     def follow_faults(self) -> None:
         follow(self._nvml, self._parents(), self._faults)

@@ -38,7 +38,7 @@ class Order(NamedTuple):
     host_ports: Dict[int, int]  # port of the task -> port on the node's loopback address
     home_path: Optional[str]
     mount_sources: Dict[str, str]  # target -> path on the node
-    gpu_flags: List[str]  # what hands the real GPUs in; empty for pretend ones
+    real_gpus: List[str]  # the UUIDs of those an engine hands in; pretend ones are not among them
     network: Optional[str]  # the job's network by name; None for a runtime without networks
     subnet: Optional[str]
     network_is_made: bool  # it stood ready before the job came
@@ -119,9 +119,11 @@ class Runtime:
         """The names of the networks with our cluster's label."""
         return []
 
-    def log_path(self, name: str, folder_path: str) -> str:
-        """Where the task's log lies; ``folder_path`` is its place in the task's own folder."""
-        return folder_path
+    def gather_log(self, name: str, path: str) -> None:
+        """Sees to it that the task's log so far stands at ``path``, in its own folder, and stays there.
+
+        Asked every second while it runs, and before each read. Repeatable; nothing to do when there is no such task.
+        """
 
     def images(self) -> List[Image]:
         """Images on the node; empty for a runtime without images."""

@@ -7,12 +7,21 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from agents.node import word_files
 from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment
 from agents.node.runtimes import Order
+from agents.node.runtimes.json_log import MAX_FILES
+from agents.node.versions import Version
 
 LABELS = ("cluster", "job", "attempt", "task", "digest")
 """What makes a container one of ours."""
 TELLING = ("owner", "project")
 """Whose it is, for a portal that has forgotten; older containers lack them."""
 LISTEN_ON = "0.0.0.0"  # noqa: S104 - inside the container's own network
+
+
+_LINE_BYTES = 60_000
+CDI, HOOK = "cdi", "hook"
+"""How GPUs come into a container: as devices that a specification on the node describes, or by NVIDIA's hook."""
+CDI_SINCE = (25,)
+"""The first docker that knows CDI; whether it is turned on is the daemon's to say."""
 
 
 class Engine(NamedTuple):
@@ -23,6 +32,7 @@ class Engine(NamedTuple):
     rootless: bool
     create_flags: Tuple[str, ...]
     log_mib: int
+    gpus_by: str = CDI
 
 
 def labels(order: Order) -> Dict[str, str]:
@@ -61,9 +71,18 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         if engine.rootless:
             words += ["--userns", f"keep-id:uid={spec.uid},gid={spec.gid}"]
     else:
-        words += ["--log-driver", "json-file", "--log-opt", f"max-size={engine.log_mib * 1024 * 1024}"]
-    words += [*engine.create_flags, *order.gpu_flags]
-    words += _environment(engine, order, image_env)
+        # Its files and what is taken over of them are together twice the limit, as with podman.
+        words += [
+            "--log-driver",
+            "json-file",
+            "--log-opt",
+            f"max-size={engine.log_mib * 1024 * 1024 // MAX_FILES}",
+        ]
+        words += ["--log-opt", f"max-file={MAX_FILES}", "--log-opt", "compress=false"]
+    words += [*engine.create_flags, *gpus(engine, order.real_gpus)]
+    words += [*_unset(engine, order, image_env), "--env-file", environment_path(order.folder)]
+    for name, value in sorted(environment(engine, order).items()):
+        words += [] if _fits_in_file(name, value) else ["--env", f"{name}={value}"]
     words += _mounts(engine, order)
     for port, host_port in sorted(order.host_ports.items()):
         words += ["--publish", f"{engine.loopback}:{host_port}:{port}/tcp"]
@@ -74,13 +93,29 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
     return [*words, "--entrypoint", command[0], image_id, *command[1:]]
 
 
+def gpus_by(kind: str, version: Version, asked: Optional[str], *, daemon_has_cdi: bool) -> str:
+    """How an engine is told of GPUs: CDI or HOOK. ``asked`` is what the node's settings say, None for nothing."""
+    if kind == "podman" or asked is not None:
+        return asked or CDI
+    return CDI if version >= CDI_SINCE and daemon_has_cdi else HOOK
+
+
+def gpus(engine: Engine, uuids: Sequence[str]) -> List[str]:
+    """The words that hand exactly these GPUs in; none for none."""
+    if engine.gpus_by == CDI:
+        return [word for uuid in uuids for word in ("--device", f"nvidia.com/gpu={uuid}")]
+    # One word for docker's own reader of comma-separated values: without the quotes each comma begins a new field.
+    return ["--gpus", f'"device={",".join(uuids)}"'] if uuids else []
+
+
 def _home(order: Order) -> str:
     return order.spec.home.target if order.spec.home else "/tmp"  # noqa: S108
 
 
-def _environment(engine: Engine, order: Order, image_env: Sequence[str]) -> List[str]:
+def environment(engine: Engine, order: Order) -> Dict[str, str]:
+    """The variables of a task in its container."""
     spec = order.spec
-    environment = task_environment(
+    variables = task_environment(
         spec,
         secrets=SECRETS_IN_CONTAINER,
         word_files=word_files.variables_in_container(),
@@ -88,17 +123,38 @@ def _environment(engine: Engine, order: Order, image_env: Sequence[str]) -> List
         ports={port: port for port in spec.ports},
         address=LISTEN_ON,
     )
-    if order.gpu_flags:
-        environment["NVIDIA_VISIBLE_DEVICES"] = (
-            "void"  # the devices come by CDI; an older hook must not add to them
-        )
-    unwanted = sorted(name for name in image_env if is_ours(name) and name not in environment)
-    words = []
-    for name in unwanted:
-        words += ["--unsetenv", name] if engine.kind == "podman" else ["--env", f"{name}="]
-    for name, value in sorted(environment.items()):
-        words += ["--env", f"{name}={value}"]
-    return words
+    if order.real_gpus and engine.gpus_by == CDI:
+        # The devices come by CDI; an older hook must not add to them.
+        variables["NVIDIA_VISIBLE_DEVICES"] = "void"
+    return variables
+
+
+def environment_path(folder: str) -> str:
+    """The file by which an engine is told of a task's variables: everybody on a node may read argument lists."""
+    return f"{folder}/environment"
+
+
+def environment_file(engine: Engine, order: Order) -> str:
+    """What stands in that file: a line for each variable, whose value is taken as it is up to the end of the line."""
+    lines = (
+        f"{name}={value}\n"
+        for name, value in sorted(environment(engine, order).items())
+        if _fits_in_file(name, value)
+    )
+    return "".join(lines)
+
+
+def _fits_in_file(name: str, value: str) -> bool:
+    """False for a value of several lines, and for one that is longer than an engine reads a line."""
+    return not any(end in value for end in "\n\r") and len(f"{name}={value}".encode()) < _LINE_BYTES
+
+
+def _unset(engine: Engine, order: Order, image_env: Sequence[str]) -> List[str]:
+    ours = environment(engine, order)
+    unwanted = sorted(name for name in image_env if is_ours(name) and name not in ours)
+    if engine.kind == "podman":
+        return [word for name in unwanted for word in ("--unsetenv", name)]
+    return [word for name in unwanted for word in ("--env", f"{name}=")]
 
 
 def _mounts(engine: Engine, order: Order) -> List[str]:

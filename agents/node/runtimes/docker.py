@@ -1,41 +1,69 @@
-"""The runtime docker: as podman, but logs and process numbers are the daemon's, so they are asked for."""
+"""The runtime docker: as podman, but its daemon writes the logs, so they are taken over while a task runs."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
-import shutil
-from typing import Optional
+from typing import Dict, Optional
 
+from agents.node.machine import read_text
 from agents.node.refusals import Refusal
 from agents.node.runtimes import arguments
-from agents.node.runtimes.engine import EngineRuntime
+from agents.node.runtimes.engine import EngineRuntime, found_in
+from agents.node.runtimes.json_log import gather
+from agents.node.settings import RuntimeSettings, Settings
+from agents.node.versions import parse_version
 
 
 class DockerRuntime(EngineRuntime):
-    """Docker keeps logs beside the container; they are copied before the container goes."""
+    """Docker keeps logs beside its containers, where they are turned over and go with the container."""
 
     kind = "docker"
-    log_format = "json"
+    log_format = "k8s"
+    _version_words = ("version", "--format", "{{.Server.Version}}")  # the daemon's; the client may be another
 
-    def log_path(self, name: str, folder_path: str) -> str:
-        if os.path.exists(folder_path):
-            return folder_path
-        return self._daemon_path(name) or folder_path
+    def __init__(self, settings: Settings, own: RuntimeSettings) -> None:
+        super().__init__(settings, own)
+        self._log_paths: Dict[str, str] = {}
+        self._by: Optional[str] = None
+
+    def gather_log(self, name: str, path: str) -> None:
+        source = self._log_paths.get(name)
+        if source is None or not os.path.exists(source):
+            source = self._log_path_of(name)
+        if source is not None and os.path.isdir(os.path.dirname(path)):
+            self._log_paths[name] = source
+            gather(source, path, self.settings.log_mib)
 
     def remove(self, name: str) -> None:
-        kept = os.path.join(self.settings.state_dir, "tasks", name)
-        path = self._daemon_path(name)
-        if path is not None and os.path.isdir(kept) and not os.path.exists(os.path.join(kept, "log")):
-            with contextlib.suppress(OSError):
-                shutil.copyfile(path, os.path.join(kept, "log.part"))
-                os.replace(os.path.join(kept, "log.part"), os.path.join(kept, "log"))
+        with contextlib.suppress(Refusal, OSError):  # a full disk must not keep what ended from going
+            self.gather_log(name, os.path.join(self.settings.state_dir, "tasks", name, "log"))
         super().remove(name)
+        self._log_paths.pop(name, None)
 
-    def _daemon_path(self, name: str) -> Optional[str]:
-        with contextlib.suppress(Refusal, ValueError):
-            rows = json.loads(self.call(arguments.inspect([name])).out or "[]")
-            if rows and rows[0].get("LogPath"):
-                return str(rows[0]["LogPath"])
+    def _gpus_by(self) -> str:
+        if self._by is None:
+            version = parse_version(self.must(self._version_words)) or ()
+            has_cdi = version >= arguments.CDI_SINCE and self._has_cdi()
+            self._by = arguments.gpus_by(self.kind, version, self._own.gpus, daemon_has_cdi=has_cdi)
+        return self._by
+
+    def _has_cdi(self) -> bool:
+        """Says whether the daemon has CDI turned on, and finds a specification of GPUs in its folders."""
+        with contextlib.suppress(ValueError, TypeError):
+            folders = json.loads(self.must(["info", "--format", "{{json .CDISpecDirs}}"]))
+            files = (
+                path for folder in folders for path in glob.iglob(os.path.join(glob.escape(folder), "*"))
+            )
+            return any("nvidia.com/gpu" in (read_text(path) or "") for path in files)
+        return False
+
+    def _log_path_of(self, name: str) -> Optional[str]:
+        """Where the daemon writes the log of a container of ours; None before its first start."""
+        for row in self._rows([name]):
+            found = found_in(row)
+            if found is not None and found.cluster == self.settings.cluster:
+                return row.get("LogPath") or None
         return None

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, cast
 
 from agents.node import machine, refusals
+from agents.node.durable import write_whole
 from agents.node.environment import is_ours
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Image, Order, Runtime, arguments
@@ -61,6 +62,8 @@ class KnownImage(NamedTuple):
 
 class EngineRuntime(Runtime):
     """A container engine by its command line: argument lists only, each with a time limit."""
+
+    _version_words: Sequence[str] = ("--version",)
 
     def __init__(self, settings: Settings, own: RuntimeSettings) -> None:
         self.settings = settings
@@ -124,7 +127,7 @@ class EngineRuntime(Runtime):
     def version(self) -> Optional[str]:
         if self._version is None:
             with contextlib.suppress(Refusal):
-                answer = self.call(["--version"], within_s=10.0)
+                answer = self.call(self._version_words, within_s=10.0)
                 found = re.search(r"\d+\.\d+(\.\d+)?", answer.out)
                 self._version = found.group(0) if answer.code == 0 and found else None
         return self._version
@@ -147,11 +150,17 @@ class EngineRuntime(Runtime):
         image = self._prepared.pop(order.spec.name, None) or self.image_facts(order.spec.image or "")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(order.folder, "pid"))
-        words = arguments.create(self.engine, order, image.image_id, image.env)
-        answer = self.call(words, keep_fd=order.hold_fd)
-        if answer.code != 0 and answer.says(_NO_NETWORK):  # somebody pruned networks that nobody used yet
-            self._make_network_of(order)
+        engine = self.engine._replace(gpus_by=self._gpus_by()) if order.real_gpus else self.engine
+        words = arguments.create(engine, order, image.image_id, image.env)
+        variables = arguments.environment_file(engine, order).encode()
+        write_whole(arguments.environment_path(order.folder), variables, sync=False)
+        try:
             answer = self.call(words, keep_fd=order.hold_fd)
+            if answer.code != 0 and answer.says(_NO_NETWORK):  # somebody pruned networks that nobody used yet
+                self._make_network_of(order)
+                answer = self.call(words, keep_fd=order.hold_fd)
+        finally:
+            self._drop_environment(order.spec.name)
         if answer.code == 0:
             return
         if answer.says(_TAKEN) and order.spec.name in answer.err:
@@ -161,8 +170,16 @@ class EngineRuntime(Runtime):
             raise Refusal(refusals.IMAGE_MISSING, f"The image {order.spec.image} is not on this node.")
         raise self.refusal("create", answer)
 
+    def _gpus_by(self) -> str:
+        return arguments.CDI
+
     def start(self, name: str) -> None:
+        self._drop_environment(name)  # of a creation that was killed before its end
         self.must(["start", name])
+
+    def _drop_environment(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(arguments.environment_path(os.path.join(self.settings.state_dir, "tasks", name)))
 
     def find(self, name: str) -> Optional[Found]:
         found = self._inspect([name])

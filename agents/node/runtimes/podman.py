@@ -7,6 +7,7 @@ import os
 from typing import Optional, Tuple
 
 from agents.node.machine import read_text
+from agents.node.places import BEGINNING
 from agents.node.refusals import Refusal
 from agents.node.runtimes.engine import EngineRuntime, ImageFacts
 from agents.node.runtimes.image_store import ImageStore, Stamp, is_whole_name
@@ -33,6 +34,14 @@ class PodmanRuntime(EngineRuntime):
         if text.isdigit():
             return int(text), os.stat(path).st_mtime
         return super().begun(name)
+
+    def gather_log(self, name: str, path: str) -> None:
+        """Holds on to the first file of a log: at its size limit podman begins a new one in its place.
+
+        So a task takes twice the limit on the disk at most, and what was read of its log never changes.
+        """
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.link(path, path + BEGINNING)
 
     def _info(self) -> Optional[str]:
         with contextlib.suppress(Refusal):

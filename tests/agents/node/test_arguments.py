@@ -1,7 +1,16 @@
-"""Golden argument lists: what exactly podman and docker are told for a task."""
+"""Golden argument lists: what exactly podman and docker are told for a task.
+
+The whole lists stand in ``golden/``, an option a line. ``FAIRWAY_RENEW_GOLDEN=1`` with these tests writes them anew;
+the difference is then read as part of the change.
+"""
 
 from __future__ import annotations
 
+import csv
+import os
+import shlex
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +19,10 @@ from agents.node.refusals import Refusal
 from agents.node.runtimes import Order, arguments
 from agents.node.runtimes.engine import found_in
 from agents.node.runtimes.firewall import rules
+from agents.node.settings import SettingsError, parse_settings
 from agents.node.spec import parse_spec
+
+GOLDEN = Path(__file__).parent / "golden"
 
 SPEC = {
     "cluster": "lab",
@@ -39,7 +51,7 @@ SPEC = {
 }
 
 
-def order(spec: dict[str, Any] = SPEC, gpu_flags: tuple[str, ...] = ()) -> Order:
+def order(spec: dict[str, Any] = SPEC, real_gpus: tuple[str, ...] = ()) -> Order:
     parsed = parse_spec(spec)
     return Order(
         spec=parsed,
@@ -48,7 +60,7 @@ def order(spec: dict[str, Any] = SPEC, gpu_flags: tuple[str, ...] = ()) -> Order
         host_ports={8888: 20123} if parsed.ports else {},
         home_path="/homes/ada" if parsed.home else None,
         mount_sources={"/home/ada": "/homes/ada", "/data": "/data/sets"},
-        gpu_flags=list(gpu_flags),
+        real_gpus=list(real_gpus),
         network="fw-lab-jobabc2345",
         subnet="10.197.0.0/26",
         network_is_made=False,
@@ -60,98 +72,133 @@ def order(spec: dict[str, Any] = SPEC, gpu_flags: tuple[str, ...] = ()) -> Order
 PODMAN = arguments.Engine("podman", "127.77.0.1", False, ("--ulimit", "nofile=1024:1024"), 128)
 DOCKER = arguments.Engine("docker", "127.77.0.1", False, (), 128)
 
-GOLDEN_PODMAN = """
-create --name fw-lab-jobabc2345-2-1
---label fairway.cluster=lab --label fairway.job=jobabc2345 --label fairway.attempt=2 --label fairway.task=1
---label fairway.digest=5e7
---restart no --pull=never --no-healthcheck --stop-signal SIGTERM
---hostname jobabc2345 --network fw-lab-jobabc2345
---cap-drop ALL --security-opt no-new-privileges --ipc private
---user 2001:3001 --cgroupns private
---ulimit core=0:0 --pids-limit 512
---memory 2048m --memory-swap 2048m --cpus 2.5 --shm-size 256m
---systemd=false --http-proxy=false --image-volume ignore --sdnotify ignore --umask 0027 --no-hosts
---passwd-entry ada:*:2001:3001::/home/ada:/bin/sh
---pidfile /s/tasks/t/pid --log-driver k8s-file --log-opt path=/s/tasks/t/log
---log-opt max-size=134217728
---ulimit nofile=1024:1024
---device nvidia.com/gpu=GPU-1
---unsetenv CUDA_MPS_PIPE_DIRECTORY
---env CUDA_DEVICE_ORDER=PCI_BUS_ID --env CUDA_VISIBLE_DEVICES=GPU-1
---env FAIRWAY_ADDRESS=0.0.0.0 --env FAIRWAY_ATTEMPT=2
---env FAIRWAY_CHECKPOINT_FILE=/run/fairway-checkpoint --env FAIRWAY_CLUSTER=lab --env FAIRWAY_CPU_MILLI=2500
---env FAIRWAY_GPUS=GPU-1 --env FAIRWAY_GPU_MILLI=GPU-1=1000 --env FAIRWAY_JOB=jobabc2345
---env FAIRWAY_MEMORY_MIB=2048 --env FAIRWAY_PROGRESS_FILE=/run/fairway-progress
---env FAIRWAY_SECRETS=/run/fairway --env FAIRWAY_TASK=1
---env HOME=/home/ada --env LOGNAME=ada --env MODE=fast --env NVIDIA_VISIBLE_DEVICES=void
---env PORT_8888=8888 --env USER=ada
---volume /s/tasks/t/secrets:/run/fairway:ro,nosuid,nodev,noexec
---volume /s/tasks/t/checkpoint:/run/fairway-checkpoint:rw,nosuid,nodev,noexec
---volume /s/tasks/t/progress:/run/fairway-progress:rw,nosuid,nodev,noexec
---volume /s/tasks/t/hosts:/etc/hosts:ro,nosuid,nodev,noexec
---volume /homes/ada:/home/ada:rw,nosuid,nodev
---volume /data/sets:/data:ro,nosuid,nodev
---publish 127.77.0.1:20123:8888/tcp
---workdir /home/ada
---entrypoint jupyter IMAGEID lab --port=8888 --ip=0.0.0.0 --config=/run/fairway/conf
-"""
+
+def as_text(words: list[str]) -> str:
+    """A line for each option with its value, quoted as a shell would have it."""
+    lines: list[list[str]] = [[]]
+    for before, word in pairwise(["", *words]):
+        if word.startswith("--") or (before and not before.startswith("--")):
+            lines.append([])
+        lines[-1].append(word)
+    return "".join(f"{shlex.join(line)}\n" for line in lines if line)
 
 
-def test_podman_create() -> None:
-    words = arguments.create(
-        PODMAN, order(gpu_flags=("--device", "nvidia.com/gpu=GPU-1")), "IMAGEID", ["CUDA_MPS_PIPE_DIRECTORY"]
-    )
-    assert words == GOLDEN_PODMAN.split()
+def assert_golden(name: str, words: list[str], *files: str) -> None:
+    """Compares words, and the files they name, with what is written down."""
+    path, text = GOLDEN / f"{name}.txt", "\n".join([as_text(words), *files])
+    if os.environ.get("FAIRWAY_RENEW_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
 
 
-def test_rootless_podman_maps_the_person_onto_the_account() -> None:
-    words = arguments.create(PODMAN._replace(rootless=True), order(), "I", [])
-    assert words[words.index("--userns") + 1] == "keep-id:uid=2001,gid=3001"
+ENGINES = {
+    "podman": PODMAN,
+    "podman-rootless": PODMAN._replace(rootless=True),
+    "docker": DOCKER,
+    "docker-by-hook": DOCKER._replace(gpus_by=arguments.HOOK),
+}
+TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "workspace": (SPEC, ("GPU-1",)),
+    "two-gpus": (SPEC | {"gpus": [{"uuid": f"GPU-{n}", "milli": 1000} for n in (1, 2)]}, ("GPU-1", "GPU-2")),
+    "pretend-gpu": (SPEC, ()),
+    "smallest": (
+        {
+            key: SPEC[key]
+            for key in SPEC
+            if key not in ("env", "gpus", "mounts", "ports", "memory_mib", "cpu_milli")
+        },
+        (),
+    ),
+}
 
 
-def test_docker_create_shares_the_guards() -> None:
-    words = arguments.create(
-        DOCKER, order(SPEC | {"runtime": "docker"}), "IMAGEID", ["CUDA_MPS_PIPE_DIRECTORY"]
-    )
-    text = " ".join(words)
-    for part in (
-        "--restart no",
-        "--cap-drop ALL --security-opt no-new-privileges",
-        "--memory 2048m --memory-swap 2048m",
-        "--log-driver json-file",
-        "--env CUDA_MPS_PIPE_DIRECTORY=",
-        "--env NVIDIA_VISIBLE_DEVICES=GPU-1",
-        "--volume /data/sets:/data:ro ",
-        "--publish 127.77.0.1:20123:8888/tcp",
-        "--entrypoint jupyter IMAGEID lab",
-    ):
-        assert part in text
-    for podmans_own in ("--unsetenv", "--passwd-entry", "--pidfile", "nosuid"):
-        assert podmans_own not in text
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("task", TASKS)
+def test_create(engine: str, task: str) -> None:
+    spec, gpus = TASKS[task]
+    asked = order(spec | {"runtime": ENGINES[engine].kind}, gpus)
+    words = arguments.create(ENGINES[engine], asked, "IMAGEID", ["CUDA_MPS_PIPE_DIRECTORY"])
+    assert_golden(f"{engine}-{task}", words, arguments.environment_file(ENGINES[engine], asked))
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "asked", "daemon_has_cdi", "by"),
+    [
+        ("podman", (4, 3, 1), None, False, "cdi"),
+        ("docker", (20, 10, 24), None, False, "hook"),
+        ("docker", (24, 0, 9), None, True, "hook"),
+        ("docker", (25, 0), None, True, "cdi"),
+        ("docker", (28, 2, 2), None, False, "hook"),
+        ("docker", (28, 2, 2), "hook", True, "hook"),
+        ("docker", (20, 10, 24), "cdi", False, "cdi"),
+        ("docker", (), None, False, "hook"),
+    ],
+)
+def test_the_way_gpus_come_in(kind, version, asked, daemon_has_cdi, by):
+    assert arguments.gpus_by(kind, version, asked, daemon_has_cdi=daemon_has_cdi) == by
+
+
+def test_dockers_reader_of_commas_sees_one_field() -> None:
+    hook = DOCKER._replace(gpus_by=arguments.HOOK)
+    words = arguments.gpus(hook, ["GPU-1", "MIG-2"])
+    assert words[0] == "--gpus"
+    assert next(csv.reader([words[1]])) == ["device=GPU-1,MIG-2"]
+    assert arguments.gpus(hook, []) == arguments.gpus(DOCKER, []) == []
+
+
+@pytest.mark.parametrize("runtime", [{"kind": "docker", "gpus": "all"}, {"kind": "podman", "gpus": "hook"}])
+def test_a_way_of_gpus_that_there_is_not_is_an_error_of_the_settings(runtime: dict[str, Any]) -> None:
+    settings = {
+        "cluster": "lab",
+        "state_dir": "/s",
+        "home_root": "/h",
+        "runtimes": [{"kind": "docker", "gpus": "hook"}],
+    }
+    assert parse_settings(settings).runtimes[0].gpus == "hook"
+    with pytest.raises(SettingsError, match="cdi or hook"):
+        parse_settings(settings | {"runtimes": [runtime]})
 
 
 def test_pretend_gpus_are_only_in_the_environment() -> None:
     words = arguments.create(PODMAN, order(), "I", [])
     assert "--device" not in words
-    assert "NVIDIA_VISIBLE_DEVICES=GPU-1" in words
+    assert arguments.environment(PODMAN, order())["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
 
 
 @pytest.mark.parametrize(
     "name", ["NVIDIA_MOFED", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS"]
 )
 def test_no_variable_of_an_image_or_a_person_brings_devices(name):
-    words = arguments.create(PODMAN, order(SPEC | {"env": {name: "all"}}), "I", [name])
+    asked = order(SPEC | {"env": {name: "all"}})
+    words = arguments.create(PODMAN, asked, "I", [name])
     assert words[words.index("--unsetenv") + 1] == name
-    assert f"{name}=all" not in words
+    assert name not in arguments.environment(PODMAN, asked)
     kept = arguments.create(PODMAN, order(SPEC), "I", ["NVIDIA_BUILD_ID"])
     assert "NVIDIA_BUILD_ID" not in kept
 
 
 def test_without_gpus_none_is_visible() -> None:
-    words = arguments.create(PODMAN, order(SPEC | {"gpus": []}), "I", ["NVIDIA_REQUIRE_CUDA"])
-    assert "NVIDIA_VISIBLE_DEVICES=void" in words
-    assert "CUDA_VISIBLE_DEVICES=" in words
+    asked = order(SPEC | {"gpus": []})
+    words = arguments.create(PODMAN, asked, "I", ["NVIDIA_REQUIRE_CUDA"])
+    variables = arguments.environment(PODMAN, asked)
+    assert (variables["NVIDIA_VISIBLE_DEVICES"], variables["CUDA_VISIBLE_DEVICES"]) == ("void", "")
     assert words[words.index("--unsetenv") + 1] == "NVIDIA_REQUIRE_CUDA"
+
+
+@pytest.mark.parametrize("engine", [PODMAN, DOCKER], ids=["podman", "docker"])
+def test_values_of_variables_stand_in_a_file_unless_a_line_cannot_hold_them(engine: arguments.Engine) -> None:
+    plain = {"A": "", "B": " #'\"\\$x ", "C": "a=b\t", "D": "\u2713"}
+    other = {"E": "two\nlines", "F": "end\r", "G": "x" * 70_000}
+    asked = order(SPEC | {"env": {**plain, **other}})
+    words = arguments.create(engine, asked, "I", [])
+    lines = arguments.environment_file(engine, asked).split("\n")
+    assert words[words.index("--env-file") + 1] == "/s/tasks/t/environment"
+    assert [word for word in words if word.split("=")[0] in plain | other] == [
+        f"{n}={v}" for n, v in other.items()
+    ]
+    assert [line for line in lines if line.split("=")[0] in plain | other] == [
+        f"{n}={v}" for n, v in plain.items()
+    ]
 
 
 def test_words_of_a_person_are_left_alone() -> None:

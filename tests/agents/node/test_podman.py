@@ -123,6 +123,33 @@ def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
     assert node.networks() == {spare} == set(node.ledger()["spares"])
 
 
+def test_what_a_variable_holds_reaches_the_task_and_no_argument_list(podman_node: LoneNode) -> None:
+    node = podman_node
+    seen = node.folder / "seen"
+    spy = node.folder / "spy"  # what everybody on the node may read of a program while it runs
+    spy.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {seen}\nexec podman "$@"\n')
+    spy.chmod(0o755)
+    settings = json.loads(node.settings_path.read_text())
+    settings["runtimes"][0]["program"] = [str(spy)]
+    node.configure(**settings)
+    link = node.open()
+    env = {
+        "PLAIN": " #'\"\\$x ",
+        "KEY": "of-nobodys-business",
+        "LINES": "one\ntwo",
+        "EMPTY": "",
+        "LONG": "x" * 70_000,
+    }
+    show = """import json, os
+print(json.dumps({name: value.replace("x" * 70_000, "all of it") for name, value in os.environ.items()}))"""
+    name = start(link, node, "jenv", "python3", "-c", show, env=env)
+    told = json.loads(log_with(link, "jenv", "}\n"))
+    assert {key: told[key] for key in env} == env | {"LONG": "all of it"}
+    words = seen.read_text()
+    assert "create" in words and "of-nobodys-business" not in words
+    assert not list((node.folder / "state/tasks" / name["container"]).glob("environment*"))
+
+
 def network_of(node: LoneNode, started: dict[str, Any]) -> str:
     words = ("inspect", "-f", "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}}{{end}}")
     return str(node.podman(*words, started["container"]).stdout.strip())  # type: ignore[attr-defined]

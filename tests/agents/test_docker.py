@@ -1,0 +1,185 @@
+"""The agent with real docker on a node over SSH: one task from its start to its end, limits, logs, what survives."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agents.enrol import EnrolmentChoices
+from agents.link import Link, Refused
+from portal.selectors.log_files import STAMP
+from tests.agents.node.conftest import wait_for
+from tests.rig.cluster import RigCluster
+from tests.rig.docker import docker, start_docker
+from tests.rig.images import RigImage
+from tests.rig.node import RigNode
+from tests.rig.rig import Rig
+
+pytestmark = [pytest.mark.rig, pytest.mark.docker]
+
+LOG_MIB = 1
+PATIENT = "trap 'echo leaving; sleep 1; exit 3' TERM; echo ready; while :; do sleep 0.1; done"
+
+
+@pytest.fixture(scope="module")
+def node(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[RigNode]:
+    """A node whose only engine is docker."""
+    with Rig(1) as rig:
+        made = rig.nodes[0]
+        start_docker(made, tiny_image)
+        made.set_local(log_mib=LOG_MIB)
+        rig_cluster.enrol(made, EnrolmentChoices(runtime="docker"))
+        yield made
+
+
+@pytest.fixture
+def link(rig_cluster: RigCluster, node: RigNode) -> Iterator[Link]:
+    opened = rig_cluster.open(node)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def start(link: Link, tiny_image: RigImage) -> Any:
+    def started(job: str, *command: str, **more: Any) -> dict[str, Any]:
+        spec = {
+            "cluster": "rig", "job": job, "attempt": 1, "task": 0, "digest": "d1", "runtime": "docker",
+            "image": tiny_image.name, "command": list(command), "uid": 20001, "gid": 20001, "user": "ada",
+            "memory_mib": 64, "pids": 64, **more,
+        }  # fmt: skip
+        return link.ask("start", timeout_s=60, epoch=1, spec=spec)
+
+    return started
+
+
+def log_of(link: Link, job: str, offset: int = 0) -> bytes:
+    answer = link.ask("logs", timeout_s=20, job=job, attempt=1, task=0, offset=offset)
+    assert answer["format"] == "k8s"
+    return base64.b64decode(answer["data_b64"])
+
+
+def lines_of(link: Link, job: str) -> list[tuple[str, str]]:
+    """Stream and text of each line, as the portal reads them."""
+    found = [(line, STAMP.match(line)) for line in log_of(link, job).splitlines()]
+    return [(m[2].decode(), line[m.end() :].decode()) for line, m in found if m]
+
+
+def wait_for_line(link: Link, job: str, text: str) -> None:
+    deadline_s = time.monotonic() + 20
+    while text not in [line for _, line in lines_of(link, job)]:
+        assert time.monotonic() < deadline_s, lines_of(link, job)
+        time.sleep(0.05)
+
+
+def test_a_task_from_its_start_to_its_end(node: RigNode, link: Link, start: Any) -> None:
+    said = """import os, sys
+print("hello", os.environ["MODE"], os.getuid(), flush=True)
+print("no", file=sys.stderr)
+sys.exit(7)"""
+    started = start("jwhole", "python3", "-c", said, env={"MODE": " of\n'mine'"}, owner="ada", project="lab")
+    assert started["state"] == "running"
+    ended = wait_for(link, "exited", timeout_s=30, job="jwhole")
+    assert (ended["exit_code"], ended["oom"]) == (7, False)
+    assert ended["started_s"] <= ended["ended_s"] <= time.time() + 1
+    assert sorted(lines_of(link, "jwhole")) == [
+        ("stderr", "no"),
+        ("stdout", "'mine' 20001"),
+        ("stdout", "hello  of"),
+    ]
+    [row] = [row for row in link.ask("list", timeout_s=20)["containers"] if row["job"] == "jwhole"]
+    assert (row["state"], row["owner"], row["project"]) == ("exited", "ada", "lab")
+    link.ask("remove", timeout_s=30, epoch=1, job="jwhole", attempt=1)
+    assert docker(node, "ps", "--all", "--quiet") == ""
+    assert "fw-rig-jwhole" not in docker(node, "network", "ls", "--format", "{{.Name}}")
+
+
+def test_names_and_labels(node: RigNode, start: Any, link: Link) -> None:
+    name = start("jnamed", "sleep", "600", ports=[8888])["container"]
+    facts = json.loads(docker(node, "container", "inspect", name))[0]
+    labels = {key: value for key, value in facts["Config"]["Labels"].items() if key.startswith("fairway.")}
+    assert name == "fw-rig-jnamed-1-0"
+    assert labels == {
+        "fairway.cluster": "rig", "fairway.job": "jnamed", "fairway.attempt": "1", "fairway.task": "0",
+        "fairway.digest": "d1",
+    }  # fmt: skip
+    assert facts["HostConfig"]["RestartPolicy"]["Name"] == "no"
+    assert facts["HostConfig"]["PortBindings"]["8888/tcp"][0]["HostIp"] == "127.77.0.1"
+    assert link.ask("stop", timeout_s=30, epoch=1, job="jnamed", attempt=1, grace_s=0)["gone"] is True
+
+
+def test_a_stop_leaves_time_and_a_kill_leaves_none(link: Link, start: Any) -> None:
+    start("jpatient", "sh", "-c", PATIENT)
+    wait_for_line(link, "jpatient", "ready")
+    assert link.ask("stop", timeout_s=30, epoch=1, job="jpatient", attempt=1, grace_s=30)["stopping"] is True
+    assert wait_for(link, "exited", timeout_s=30, job="jpatient")["exit_code"] == 3
+    assert ("stdout", "leaving") in lines_of(link, "jpatient")
+    start("jkilled", "sh", "-c", PATIENT)
+    wait_for_line(link, "jkilled", "ready")
+    assert link.ask("stop", timeout_s=30, epoch=1, job="jkilled", attempt=1, grace_s=0)["gone"] is True
+    assert wait_for(link, "exited", timeout_s=30, job="jkilled")["exit_code"] == 137
+    with pytest.raises(Refused) as caught:
+        start("jkilled", "true")
+    assert caught.value.code == "tombstoned"
+
+
+def test_out_of_memory_is_told(link: Link, start: Any) -> None:
+    start("joom", "python3", "-c", "x = bytearray(300 << 20)")
+    ended = wait_for(link, "exited", timeout_s=30, job="joom")
+    assert (ended["oom"], ended["exit_code"]) == (True, 137)
+    assert 0 < ended["peak_memory_mib"] <= 64
+
+
+def test_a_task_outlives_its_agent(node: RigNode, rig_cluster: RigCluster, link: Link, start: Any) -> None:
+    started = start("jlong", "sh", "-c", PATIENT)
+    assert started["already"] is False
+    pids = node.execute("pgrep", "-f", "agent.*control").stdout.split()
+    node.execute("kill", "-KILL", *pids)
+    with rig_cluster.open(node) as again:
+        rows = {row["job"]: row["state"] for row in again.ask("list", timeout_s=20)["containers"]}
+        assert rows["jlong"] == "running"
+        wait_for_line(again, "jlong", "ready")
+        assert again.ask("stop", timeout_s=30, epoch=1, job="jlong", attempt=1, grace_s=0)["gone"] is True
+        assert docker(node, "ps", "--quiet") == ""
+
+
+def test_use_is_measured(rig_cluster: RigCluster, node: RigNode, link: Link, start: Any) -> None:
+    start("jbusy", "python3", "-c", "x = bytearray(20 << 20)\nwhile True: pass", cpu_milli=500)
+    with rig_cluster.open(node, "watch") as watch:
+        watch.ask("stats", timeout_s=20)
+        deadline_s = time.monotonic() + 20
+        while True:
+            sample = wait_for(watch, "sample")
+            [seen] = [each for each in sample["tasks"] if each["job"] == "jbusy"]
+            if (seen["memory_mib"] or 0) >= 20 and seen["cpu_percent"]:
+                break
+            assert time.monotonic() < deadline_s, seen
+    assert seen["cpu_percent"] < 80
+    link.ask("stop", timeout_s=30, epoch=1, job="jbusy", attempt=1, grace_s=0)
+
+
+def test_a_log_outlives_dockers_rotation_and_ends_at_its_size(node: RigNode, link: Link, start: Any) -> None:
+    noise = """import time
+for n in range(12000):
+    print(f"{n:0127}", flush=True)
+    if n % 2000 == 0: time.sleep(1.2)  # the agent looks each second; a file of docker's holds 2,500 lines
+print("still here", flush=True)
+time.sleep(600)"""
+    name = start("jloud", "python3", "-c", noise)["container"]
+    path = docker(node, "inspect", "--format", "{{.LogPath}}", name).strip()
+    deadline_s = time.monotonic() + 40
+    while not (last := log_of(link, "jloud", (LOG_MIB << 20) - 1000)).endswith(
+        b"what follows is not kept.\n"
+    ):
+        assert time.monotonic() < deadline_s, last[-300:]
+        time.sleep(0.2)
+    assert node.execute("ls", path + ".1").returncode == 0  # docker did turn its files
+    log = b"".join(log_of(link, "jloud", offset) for offset in range(0, LOG_MIB << 20, 262_144))
+    numbers = [int(line.split()[-1]) for line in log.splitlines()[:-1]]
+    assert numbers == list(range(len(numbers))) and len(numbers) > 5000
+    link.ask("stop", timeout_s=30, epoch=1, job="jloud", attempt=1, grace_s=0)
+    assert b"".join(log_of(link, "jloud", offset) for offset in range(0, LOG_MIB << 20, 262_144)) == log
