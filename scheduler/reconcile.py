@@ -67,8 +67,9 @@ def reconcile(door: Door) -> Differences:
     if adopting:
         _leave_to_admins(door, found.unknown)
     else:
-        for container in found.unknown:
-            _stop_unknown(door, container)
+        for job, attempt in sorted({(each.key.job, each.key.attempt) for each in found.unknown}):
+            log.warning("stopping %s/%s on %s: the record does not know it", job, attempt, door.node.name)
+            _stop_unknown(door, job, attempt, found.unknown)
     nodes.record_seen(door.node.pk)
     nodes.record_disk(door.node.pk, seen.full_disk)
     if not (adopting and found.unknown):
@@ -131,13 +132,11 @@ def _leave(door: Door, recorded: RecordedTask, held: dict[TaskKey, Task]) -> Non
         stop_stranger(door, recorded.key.job, recorded.key.attempt, [recorded.key.task])
 
 
-def _stop_unknown(door: Door, container: Container) -> None:
-    """Ends a container of ours that the record never heard of, and no other of an attempt that it knows."""
-    log.warning("stopping %s on %s: the record does not know it", container.name, door.node.name)
-    key = container.key
-    known = Attempt.objects.filter(job__public_id=key.job, number=key.attempt, state__in=ATTEMPT_LIVE)
-    alone = door.engine.stops_tasks and known.exists()
-    stop_stranger(door, key.job, key.attempt, [key.task] if alone else None)
+def _stop_unknown(door: Door, job: str, attempt: int, unknown: list[Container]) -> None:
+    """Ends containers of ours that the record never heard of, and no other of an attempt that it knows."""
+    known = Attempt.objects.filter(job__public_id=job, number=attempt, state__in=ATTEMPT_LIVE)
+    tasks = [each.key.task for each in unknown if (each.key.job, each.key.attempt) == (job, attempt)]
+    stop_stranger(door, job, attempt, tasks if door.engine.stops_tasks and known.exists() else None)
 
 
 def _leave_to_admins(door: Door, unknown: list[Container]) -> None:
@@ -148,7 +147,7 @@ def _leave_to_admins(door: Door, unknown: list[Container]) -> None:
     for job, attempt in sorted(restored.record_unknown(door.node, unknown)):
         log.warning("stopping attempt %s of %s on %s, as was decided", attempt, job, door.node.name)
         killpoint("unknown.before_stop")
-        stop_stranger(door, job, attempt)
+        _stop_unknown(door, job, attempt, unknown)
 
 
 def _declare_vanished(door: Door, missing: list[RecordedTask]) -> None:

@@ -110,7 +110,9 @@ def _places(start: Start, row: RunningRow) -> tuple[RunningTask, ...]:
     """Where the tasks of a running job are to stand once it has left."""
     now = {i if task.rank is None else task.rank: task for i, task in enumerate(row.tasks)}
     return tuple(
-        replace(now[task.rank], node=task.node, gpus=task.gpus, rank=task.rank) for task in start.tasks
+        # a rank that was to join it asks what the others ask
+        replace(now.get(task.rank, row.tasks[0]), node=task.node, gpus=task.gpus, rank=task.rank)
+        for task in start.tasks
     )
 
 

@@ -62,6 +62,7 @@ class Search:
         self._prices: dict[tuple[object, ...], Prices] = {}
         self._sets: dict[tuple[object, ...], Leavers] = {}
         self._origin: dict[Task, Held] = {}  # where a task that leaves was to start in this plan
+        self._kept: dict[Task, Held] = {}  # or where one that is to join a running job kept a place
         self._refused = False  # the last search by price met the rules, not the walls
         self.steps_used = 0
         self.truncated = False
@@ -356,13 +357,19 @@ class Search:
 
     def _leave(self, tasks: Sequence[Task], trial: Trial) -> None:
         for task in tasks:
+            self._origin.pop(task, None)
+            self._kept.pop(task, None)
             if task.state is State.STARTS:
                 self._origin[task] = task.held[0]
+            elif task.kept is not None and not task.held:
+                self._kept[task] = task.kept
             trial.evict(task)
 
     def _restore(self, task: Task, trial: Trial) -> None:
         if task.state is State.LEAVES:
             trial.stay(task)
+        elif task in self._kept:
+            trial.keep(task, self._kept[task])
         else:
             trial.start(task, self._origin[task])
 

@@ -12,8 +12,12 @@ KEY = TaskKey("j1", 1, 0)
 C, R, E = AttemptState.CONFIGURING, AttemptState.RUNNING, AttemptState.COMPLETED
 
 
-def task(state: AttemptState, *, gone: bool = False, stop: bool = False) -> RecordedTask:
-    return RecordedTask(7, KEY, state, gone=gone, sent=True, stop_wanted=stop)
+def task(
+    state: AttemptState, *, gone: bool = False, stop: bool = False, leave: bool = False, others: bool = False
+) -> RecordedTask:
+    return RecordedTask(
+        7, KEY, state, gone=gone, sent=True, stop_wanted=stop, leave_wanted=leave, others_live=others
+    )
 
 
 def there(state: str) -> Container:
@@ -40,6 +44,14 @@ def there(state: str) -> Container:
         (task(E, gone=True), there("running"), {"stop": {("j1", 1)}}),  # it must not live
         (task(E, gone=True), there("exited"), {"collect": 1}),
         (task(E, gone=True), None, {}),
+        (task(R, leave=True), there("running"), {"leave": 1}),  # one of an elastic job, while others go on
+        (task(R, leave=True), there("exited"), {"finish": 1}),
+        (task(R, leave=True), None, {"leave": 1}),
+        (task(C, leave=True), None, {"leave": 1}),  # its tombstone still has to be written
+        (task(C, leave=True), there("created"), {"leave": 1}),
+        (task(R, leave=True, stop=True), there("running"), {"stop": {("j1", 1)}}),
+        (task(E, gone=True, others=True), there("running"), {"leave": 1}),  # it alone must not live
+        (task(E, gone=True, others=True), there("exited"), {"collect": 1}),
         (None, there("running"), {"unknown": 1}),
         (None, there("created"), {"unknown": 1}),
         (None, there("exited"), {"collect": 1}),

@@ -1,0 +1,148 @@
+"""Elastic jobs in decisions: how far they start and grow, what holds them back, and that a carried-out plan holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from portal.words.reasons import VerdictCode
+from scheduler.core.carry import after_commit
+from scheduler.core.cluster import PendingRow, RunningRow, Snapshot
+from scheduler.core.decide import decide
+from scheduler.core.policy import Policy
+from tests.core.drawn import cluster, node, project, quota, runs, waits
+
+
+def grows(job: str, of: str, ranks: tuple[int, ...], least: int) -> PendingRow:
+    """What a running elastic job waits for."""
+    return waits(job, of, tasks=len(ranks), ranks=ranks, min_tasks=least)
+
+
+def some(job: str, of: str, places: list[tuple[str, int]], least: int) -> RunningRow:
+    """An elastic job that runs, its ranks from 0 on, with one GPU each."""
+    row = runs(job, of, *[(where, [index]) for where, index in places], min_tasks=least)
+    return replace(row, tasks=tuple(replace(task, rank=rank) for rank, task in enumerate(row.tasks)))
+
+
+def ranks_started(snapshot: Snapshot) -> dict[str, list[int]]:
+    plan = decide(snapshot, Policy())
+    return {start.job: [task.rank for task in start.tasks] for start in plan.starts}
+
+
+def test_a_running_job_grows_as_far_as_there_is_room() -> None:
+    held = some("e", "p", [("n0", 0)], 1)
+    snapshot = cluster(
+        [node("n0", 3)], [project("p")], running=[held], pending=[grows("e", "p", (4, 5, 6), 1)]
+    )
+    assert ranks_started(snapshot) == {"e": [4, 5]}
+
+
+def test_it_starts_and_grows_within_a_limit() -> None:
+    limits = [quota("p", 0, 2)]
+    new = waits("e", "p", tasks=4, min_tasks=1)
+    assert ranks_started(cluster([node("n0")], [project("p")], limits, pending=[new])) == {"e": [0, 1]}
+    held = some("e", "p", [("n0", 0)], 1)
+    snapshot = cluster(
+        [node("n0")], [project("p")], limits, running=[held], pending=[grows("e", "p", (1, 2), 1)]
+    )
+    assert ranks_started(snapshot) == {"e": [1]}
+
+
+def test_what_it_waits_for_says_what_it_needs_at_least() -> None:
+    new = waits("e", "p", tasks=4, min_tasks=2)
+    taken = runs("other", "p", ("n0", range(3)))
+    plan = decide(cluster([node("n0")], [project("p")], running=[taken], pending=[new]), Policy())
+    (verdict,) = plan.verdicts
+    assert verdict.code is VerdictCode.NO_FIT_NOW
+    assert verdict.sentence.startswith("Needs at least 2 × 1 GPU;") and verdict.numbers["needed_gpus"] == 2
+
+
+def test_the_photograph_after_a_growth_has_one_row_for_what_runs_and_one_for_what_waits() -> None:
+    held = some("e", "p", [("n0", 0)], 1)
+    before = cluster([node("n0", 2)], [project("p")], running=[held], pending=[grows("e", "p", (7, 8), 1)])
+    after = after_commit(before, decide(before, Policy()))
+    (running,), (pending,) = after.running, after.pending
+    assert [task.rank for task in running.tasks] == [0, 7]
+    assert (pending.ranks, pending.tasks) == ((8,), 1)
+    assert [gpu.used_milli for gpu in after.nodes[0].gpus] == [1000, 1000]
+
+
+def test_a_rank_that_keeps_a_place_may_wait_again_on_paper() -> None:
+    """Found by chance: it keeps a place, somebody goes first, and then it need not wait after all."""
+    running = [some("r0", "p", [("n0", 0)], 1), some("r1", "q", [("n1", 0)], 1)]
+    pending = [
+        grows("r0", "p", (1,), 1),
+        grows("r1", "q", (1,), 1),
+        waits("w0", "p", tasks=2),
+        waits("w1", "q", tasks=2, age_s=1.0, priority=60),
+    ]
+    nodes, projects = [node("n0", 1), node("n1", 3)], [project("p"), project("q")]
+    plan = decide(cluster(nodes, projects, running=running, pending=pending), Policy())
+    assert sum(len(start.tasks) for start in plan.starts) == 2
+
+
+def test_a_job_that_leaves_whole_keeps_a_place_also_for_a_rank_that_was_to_join() -> None:
+    running = [some("r0", "q", [("n0", 0), ("n0", 1)], 2), some("r1", "q", [("n0", 2)], 1)]
+    pending = [
+        grows("r1", "q", (1,), 1),
+        waits("w0", "p", tasks=2),
+        waits("w1", "q", age_s=1.0, priority=60),
+        waits("w2", "q", age_s=2.0, priority=60),
+    ]
+    before = cluster(
+        [node("n0", 3)], [project("p"), project("q")], [quota("q", 1)], running=running, pending=pending
+    )
+    after = after_commit(before, decide(before, Policy()))
+    assert [row.job for row in after.running] == ["r0", "r1"]
+
+
+@st.composite
+def elastic(draw: st.DrawFn) -> Snapshot:
+    """Two projects with elastic and plain jobs on one to three nodes."""
+    nodes = [node(f"n{i}", draw(st.integers(1, 4))) for i in range(draw(st.integers(1, 3)))]
+    free = [(each.id, index) for each in nodes for index in range(len(each.gpus))]
+    running: list[RunningRow] = []
+    pending: list[PendingRow] = []
+    for number in range(draw(st.integers(0, 3))):
+        least, wants = draw(st.integers(1, 2)), draw(st.integers(2, 4))
+        count = min(draw(st.integers(least, wants)), len(free))
+        if count < least:
+            break
+        places, free = [(str(where), index) for where, index in free[:count]], free[count:]
+        of = draw(st.sampled_from("pq"))
+        running.append(some(f"r{number}", of, places, least))
+        if count < wants:
+            pending.append(grows(f"r{number}", of, tuple(range(count, wants)), least))
+    for number in range(draw(st.integers(0, 3))):
+        tasks = draw(st.integers(1, 4))
+        least = draw(st.none() | st.integers(1, tasks))
+        priority = draw(st.sampled_from([50, 60]))
+        row = waits(f"w{number}", draw(st.sampled_from("pq")), tasks=tasks, age_s=float(number))
+        pending.append(replace(row, min_tasks=least, priority=priority))
+    quotas = [quota(name, draw(st.integers(0, 4)), draw(st.none() | st.integers(1, 6))) for name in "pq"]
+    return cluster(nodes, [project("p"), project("q")], quotas, running=running, pending=pending)
+
+
+@settings(max_examples=150, deadline=None)
+@given(elastic())
+def test_no_start_passes_a_limit_no_minimum_is_broken_and_a_plan_stands(before: Snapshot) -> None:
+    plan = decide(before, Policy())
+    after = after_commit(before, plan)
+    for row in after.running:
+        live = sum(not (row.stopping or task.stopping) for task in row.tasks)
+        assert live == 0 or live >= (row.min_tasks or len(row.tasks))
+        ranks = [i if task.rank is None else task.rank for i, task in enumerate(row.tasks)]
+        assert len(set(ranks)) == len(ranks)
+    for each in after.quotas:
+        started = {start.job for start in plan.starts if _project(before, start.job) == each.project}
+        if started and each.limit_milli is not None:
+            held = [task for row in after.running if row.project == each.project for task in row.tasks]
+            assert sum(gpu.milli for task in held for gpu in task.gpus) <= each.limit_milli
+    again = decide(after, Policy())
+    assert (again.starts, again.evictions) == ((), ())
+
+
+def _project(snapshot: Snapshot, job: str) -> str:
+    return next(row.project for row in snapshot.pending if row.job == job)

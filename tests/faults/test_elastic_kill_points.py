@@ -1,0 +1,137 @@
+"""kill -9 at named points while an elastic job grows and gives back: each number once, and a record that heals."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from portal.models import Attempt, Job, UsageLedger
+from portal.services import lifecycle
+from portal.services.elastic import Leave, want_leaves
+from portal.words.reasons import EndReason
+from tests import record
+from tests.dying import dies_at
+from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+GROW = [
+    "commit.in_transaction",
+    "commit.before_commit",
+    "commit.done",
+    "start.before_mark",
+    "start.marked",
+    "start.before_send",
+    "start.answered",
+    "start.recorded",
+]
+LEAVE = ["leave.before_send", "leave.answered", "end.before_record", "end.recorded", "leave.recorded"]
+WITHIN_S = 25.0
+SAYS = 'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT $FAIRWAY_TASK" >> ~/starts; exec sleep 600'
+
+
+@pytest.fixture(scope="module")
+def shared_room():
+    with engine_room() as room:
+        yield room
+
+
+@pytest.fixture
+def room(shared_room, settings):
+    settings.DATA_DIR = shared_room.folder
+    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+    return shared_room
+
+
+@pytest.fixture
+def scene(room: EngineRoom, request):
+    owner = record.person("ada")
+    return {
+        "node": room.known(room.node(name=f"k{abs(hash(request.node.name)) % 10**9}", gpus=3), gpus=3),
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(runtime="process", tool=False),
+    }
+
+
+def submit(scene, *, says: str = SAYS, **fields) -> Job:
+    fields = {"memory_mib": 64, "stop_grace_s": 1, "cpu_milli": 100, **fields}
+    return record.job(
+        scene["owner"], scene["project"], scene["environment"], command=["sh", "-c", says], **fields
+    )
+
+
+def reach(room: EngineRoom, job: Job, look) -> None:
+    assert Engine().run_until(look, WITHIN_S), "\n".join(
+        f"{event.kind} {event.reason} {event.sentence}" for event in job.events.all()
+    )
+
+
+def runs(room: EngineRoom, scene, job: Job, *ranks: int):
+    """Exactly these tasks run, by the record and on the node; no number ever began twice."""
+
+    def look() -> bool:
+        begun = [line for path in glob.glob(f"{room.folder}/*/homes/*/starts") for line in lines(path)]
+        assert len(begun) == len(set(begun)), begun
+        rows = job.attempts.get().task_rows.filter(gone=False) if job.attempts.exists() else []
+        alive = [name for name in containers_alive(room.folder / scene["node"].name) if job.public_id in name]
+        return (
+            sorted(row.rank for row in rows) == list(ranks)
+            and all(row.state == "RUNNING" for row in rows)
+            and len(alive) == len(ranks)
+        )
+
+    return look
+
+
+def lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def check_the_end(room: EngineRoom, job: Job) -> None:
+    """Once it is cancelled nothing of it is held or alive."""
+    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    reach(room, job, lambda: Job.objects.get(pk=job.pk).state == "CANCELLED")
+    assert held_milli() == 0
+    assert not UsageLedger.objects.filter(ended_at__isnull=True).exists()
+    assert not [name for name in containers_alive(room.folder) if job.public_id in name]
+
+
+def leases_run_out() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE portal_lease SET expires_at = clock_timestamp() - interval '1 s'")
+
+
+@pytest.mark.parametrize("point", GROW)
+def test_killed_while_a_job_grows(room: EngineRoom, scene, point: str) -> None:
+    other = submit(scene, says="exec sleep 600", gpus_per_task=2)
+    reach(room, other, runs(room, scene, other, 0))
+    job = submit(scene, tasks=3, min_tasks=1)
+    reach(room, job, runs(room, scene, job, 0))
+    lifecycle.cancel(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    reach_all = runs(room, scene, job, 0, 1, 2)
+    assert dies_at(point, lambda: Engine().run_until(reach_all, WITHIN_S)), "never came by"
+    leases_run_out()
+    reach(room, job, reach_all)
+    assert job.attempts.count() == 1
+    check_the_end(room, job)
+
+
+@pytest.mark.parametrize("point", LEAVE)
+def test_killed_while_a_task_leaves(room: EngineRoom, scene, point: str) -> None:
+    job = submit(scene, tasks=3, min_tasks=1)
+    reach(room, job, runs(room, scene, job, 0, 1, 2))
+    lifecycle.set_held(job.pk, True, actor="ada")  # it is not to grow again at once
+    attempt = Attempt.objects.get(job=job)
+    assert want_leaves([Leave(attempt.pk, frozenset({2}), EndReason.PREEMPTED)]) == []
+    less = runs(room, scene, job, 0, 1)
+    # a killed process may have written down all that there was to write: it goes on for one look more
+    assert dies_at(point, lambda: Engine().run_until(lambda: less() and False, WITHIN_S)), "never came by"
+    leases_run_out()
+    reach(room, job, less)
+    task = attempt.task_rows.get(rank=2)
+    assert (task.state, task.gone, job.attempts.count()) == ("PREEMPTED", True, 1)
+    check_the_end(room, job)
