@@ -76,7 +76,9 @@ def spec(link: Link, job: str, image: str, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["podman", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(
+    scope="module", params=["podman", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.long])]
+)
 def walls(request: pytest.FixtureRequest, rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Walls]:
     """Two jobs of two people on one node; the second looks around."""
     reason = why_no_rig()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -29,8 +30,14 @@ GROW = [
     "start.recorded",
 ]
 LEAVE = ["leave.before_send", "leave.answered", "end.before_record", "end.recorded", "leave.recorded"]
+SHORT = {"commit.before_commit", "start.before_send", "leave.before_send", "end.recorded"}
+"""The moments that are tried in each run; all of them in the long one."""
 WITHIN_S = 25.0
 SAYS = 'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT $FAIRWAY_TASK" >> ~/starts; exec sleep 600'
+
+
+def each_of(points: list[str]) -> list[Any]:
+    return [pytest.param(point, marks=() if point in SHORT else pytest.mark.long) for point in points]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +112,7 @@ def leases_run_out() -> None:
         cursor.execute("UPDATE portal_lease SET expires_at = clock_timestamp() - interval '1 s'")
 
 
-@pytest.mark.parametrize("point", GROW)
+@pytest.mark.parametrize("point", each_of(GROW))
 def test_killed_while_a_job_grows(room: EngineRoom, scene, point: str) -> None:
     other = submit(scene, says="exec sleep 600", gpus_per_task=2)
     reach(room, other, runs(room, scene, other, 0))
@@ -120,7 +127,7 @@ def test_killed_while_a_job_grows(room: EngineRoom, scene, point: str) -> None:
     check_the_end(room, job)
 
 
-@pytest.mark.parametrize("point", LEAVE)
+@pytest.mark.parametrize("point", each_of(LEAVE))
 def test_killed_while_a_task_leaves(room: EngineRoom, scene, point: str) -> None:
     job = submit(scene, tasks=3, min_tasks=1)
     reach(room, job, runs(room, scene, job, 0, 1, 2))
