@@ -26,6 +26,7 @@ class Known(Generic[Value]):
     def __init__(self) -> None:
         self._rows: dict[int, tuple[object, Value]] = {}
         self._blocks: dict[int, str] = {}
+        self._noted: set[int] = set()  # since blocks were read, which do not know of them
 
     def read(self, marks: Iterable[tuple[int, object]], fetch: Fetch[Value]) -> dict[int, Value]:
         """The rows of ``marks``; ``fetch`` reads those with these numbers, all for None."""
@@ -37,8 +38,8 @@ class Known(Generic[Value]):
         before, now = self._blocks, dict(blocks)
         came = _marks_in(text for block, text in now.items() if before.get(block) != text)
         left = _marks_in(text for block, text in before.items() if now.get(block) != text)
-        found = self._renewed(came, left.keys() - came.keys(), fetch)
-        self._blocks = now
+        found = self._renewed(came, (left.keys() | self._noted) - came.keys(), fetch)
+        self._blocks, self._noted = now, set()
         return found
 
     def _renewed(
@@ -60,7 +61,9 @@ class Known(Generic[Value]):
 
     def note(self, marks: Iterable[tuple[int, object]], values: Mapping[int, Value]) -> None:
         """Rows that this process wrote itself, with the marks they got; call once they are committed."""
-        self._rows.update({id_: (mark, values[id_]) for id_, mark in marks})
+        noted = {id_: (mark, values[id_]) for id_, mark in marks}
+        self._rows.update(noted)
+        self._noted.update(noted)
 
 
 class Built(Generic[Source, Value]):

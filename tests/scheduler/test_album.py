@@ -18,6 +18,7 @@ from portal.services import lifecycle
 from portal.services.checkpoints import record_saved
 from portal.services.lifecycle import Seat
 from portal.words.reasons import EndReason
+from scheduler.album import Known
 from scheduler.remembered import Remembered
 from scheduler.snapshot import Album, Photo, take_photo
 from tests import record
@@ -246,3 +247,19 @@ def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.remembered.name_of_record", lambda: ("another",))
     recall.open()
     assert recall.album is not kept
+
+
+def test_a_row_of_our_own_that_left_before_it_was_read_is_known_no_more() -> None:
+    known: Known[str] = Known()
+    read: list[Any] = []
+
+    def fetch(ids: Any) -> list[tuple[int, str]]:
+        read.append(ids)
+        return [(1, "one")]
+
+    assert known.read_blocks([(0, "1:900")], fetch) == {1: "one"}
+    known.note([(2, "901")], {2: "two"})
+    known.note([(3, "902")], {3: "three"})
+    assert known.read_blocks([(0, "1:900 3:902")], fetch) == {1: "one", 3: "three"}
+    assert known.read_blocks([(0, "1:900")], fetch) == {1: "one"}
+    assert len(read) == 1
