@@ -57,7 +57,12 @@ class Known(Generic[Value]):
                 if id_ in wanted:
                     rows[id_] = (wanted[id_], value)
         self._rows = rows
-        return {id_: value for id_, (_, value) in rows.items()}
+        return self.rows
+
+    @property
+    def rows(self) -> dict[int, Value]:
+        """As they were last read, and noted since."""
+        return {id_: value for id_, (_, value) in self._rows.items()}
 
     def note(self, marks: Iterable[tuple[int, object]], values: Mapping[int, Value]) -> None:
         """Rows that this process wrote itself, with the marks they got; call once they are committed."""

@@ -123,10 +123,11 @@ def _tell(leader: Held, photo: Photo, remembered: Remembered, hurries: Callable[
     """Says why jobs wait, piece by piece; False when it stopped before all were told."""
     if hurries() and time.monotonic() - remembered.told_s < TELLS_EVERY_S:
         return False
+    goes_on = False
     while verdicts := remembered.recall.tell():
         renewed = RENEWED_AT_ONCE * len(verdicts) // max(1, len(photo.pending_rows))
-        remembered.standings.write(leader, photo.pending_rows, verdicts, renewed)
-        remembered.told_s = time.monotonic()
+        remembered.standings.write(leader, photo.pending_rows, verdicts, renewed, goes_on=goes_on)
+        goes_on, remembered.told_s = True, time.monotonic()
         if remembered.recall.tells_on and hurries():
             return False
         leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)

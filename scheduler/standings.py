@@ -53,15 +53,21 @@ class Standings:
         return self._known.read_blocks(blocks_of("portal_standing", "job_id"), _read)
 
     def write(
-        self, leader: Held, jobs: Mapping[str, int], verdicts: Sequence[Verdict], renewed: int | None = None
+        self,
+        leader: Held,
+        jobs: Mapping[str, int],
+        verdicts: Sequence[Verdict],
+        renewed: int | None = None,
+        *,
+        goes_on: bool = False,
     ) -> int:
         """Writes the verdicts that changed and gives how many; raises Deposed.
 
         ``jobs`` by id the rows of all that wait; of the verdicts whose numbers alone changed ``renewed`` are
-        written, or ``RENEWED_AT_ONCE``.
+        written, or ``RENEWED_AT_ONCE``. A piece that ``goes_on`` looks at what was read for the one before.
         """
         now = timezone.now()
-        before = self.read()
+        before = self._known.rows if goes_on else self.read()
         fields = _Fields()
         changed: list[tuple[int, Told]] = []
         news: list[Verdict] = []
