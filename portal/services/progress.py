@@ -46,7 +46,9 @@ def _begin(attempt: Attempt, rank: int, done: float, at: dt.datetime) -> bool:
         return False
     job, lies = attempt.job, _layout(attempt)
     word: dict[str, Any] = {"rank": rank, "since_done": done, "since_at": at, "done": done, "at": at}
-    work = {"work": work_of_job(job), "gpus": job.tasks * job.gpus_per_task}
+    # an elastic job changes its layout while it runs: its rate says nothing of any, and is compared with nobody's
+    alike = f"attempt {attempt.pk}" if job.elastic else work_of_job(job)
+    work = {"work": alike, "gpus": job.tasks * job.gpus_per_task}
     # another node of the gang may have been first
     _, made = Progress.objects.get_or_create(attempt=attempt, defaults=word | work | lies._asdict())
     return made

@@ -304,6 +304,16 @@ def test_layouts_are_compared_once_three_of_two_are_known(scene) -> None:
 
 
 @database
+def test_an_elastic_job_says_nothing_of_a_layout(scene) -> None:
+    nodes = [scene["node"], record.node(scene["node"].pool, gpus=4)]
+    for per_s, island in ((10, 0), (20, 1)):
+        for _ in range(3):
+            attempt = ran(scene, per_s, island=island, nodes=nodes, min_tasks=1)
+    assert known(attempt).per_s == 20
+    assert layouts_compared(attempt.job) == []
+
+
+@database
 def test_another_project_says_nothing_of_ours(scene) -> None:
     job = begun(scene, gpus=2).job
     other = scene | {"project": record.project(member=scene["owner"])}
