@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from portal.models import ClusterSettings, Environment
 from portal.words.states import RuntimeKind
 from scheduler.album import Built, Known
+from scheduler.company import apart, guests_of, sides_of
 from scheduler.core.cluster import (
     GpuRow,
     JobId,
@@ -21,6 +22,7 @@ from scheduler.core.cluster import (
     RunningRow,
     Snapshot,
 )
+from scheduler.core.company import Guests
 from scheduler.core.policy import Policy
 from scheduler.keeps import Kept
 from scheduler.read_cluster import (
@@ -53,6 +55,10 @@ class Photo:
     """Row numbers of the jobs that wait, by job id; not of those that run and wait for more tasks."""
     unfit: dict[str, tuple[NodeId, ...]]
     """By kind of environment, the nodes that cannot run it."""
+    unlent: tuple[NodeId, ...]
+    """Nodes of pools that lend gangs no network."""
+    guests: Guests
+    """Who stands on the others of those that share no node with everybody."""
     homes: dict[str, NodeId]
     """By person, the node where their home is."""
     kept: dict[str, Kept]
@@ -71,6 +77,8 @@ class Album:
         self.running = Built[Holding, RunningRow]()
         self.pending = Built[dict[str, Any], PendingRow]()
         self.growing = Built[Source, PendingRow]()
+        self.running_apart = Built[RunningRow, RunningRow]()
+        self.pending_apart = Built[PendingRow, PendingRow]()
 
 
 def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
@@ -92,8 +100,15 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         runs = dict(Environment.objects.values_list("id", "runtime"))
         unfit = {kind.value: unfit_nodes(kind, runtimes) for kind in RuntimeKind}
         homes = read_homes()
+        lending = {pool.id for pool in pools if pool.node_network}
+        unlent = tuple(sorted(node.id for node in nodes if node.pool not in lending))
+        guests = guests_of(pools, held.values())
         running = read_running(held, runs, unfit, homes, album.running)
-        pending, rows = read_waiting(pools, runs, unfit, homes, album.waiting, album.pending)
+        pending, rows = read_waiting(pools, runs, unfit, homes, unlent, album.waiting, album.pending)
+        if guests:
+            sides = sides_of({id_: attempt.row for id_, attempt in held.items()}, "job__")
+            running = apart(running, sides, list(held), guests, album.running_apart)
+            pending = apart(pending, sides_of(rows), list(rows), guests, album.pending_apart)
         growing = read_growing(held, runs, unfit, album.growing)
         kept = read_kept()
     return Photo(
@@ -111,8 +126,10 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         ),
         policy=policy,
         adopt_only=settings.adopt_only,
-        pending_rows=rows,
+        pending_rows={row["public_id"]: id_ for id_, row in rows.items()},
         unfit=unfit,
+        unlent=unlent,
+        guests=guests,
         homes=homes,
         kept=kept,
     )
