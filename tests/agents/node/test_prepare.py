@@ -9,6 +9,7 @@ import pytest
 
 from agents.link import Link, Refused
 from tests.agents.node.conftest import GPUS, LoneNode, log_of, wait_for
+from tests.engine_room import wait_for as eventually
 
 SAYS = ("sh", "-c", "echo begun")
 
@@ -20,6 +21,11 @@ def prepare(link: Link, spec: dict[str, Any], verb: str = "prepare") -> dict[str
 def state_of(link: Link, job: str) -> str | None:
     rows = link.ask("list", timeout_s=20)["containers"]
     return next((row["state"] for row in rows if row["job"] == job), None)
+
+
+def codes_of(link: Link, job: str) -> list[int | None]:
+    rows = link.ask("list", timeout_s=20)["containers"]
+    return [row["exit_code"] for row in rows if row["job"] == job]
 
 
 def free_port() -> int:
@@ -123,6 +129,5 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
         assert prepare(link, spec)["state"] == "created"
     for spec in specs:
         prepare(link, spec, "start")
-    for rank in (1, 0):
-        assert wait_for(link, "exited", job="jgang", task=rank)["exit_code"] == 0
+    eventually("both have ended", lambda: codes_of(link, "jgang") == [0, 0])
     assert "heard one" in log_of(link, "jgang")
