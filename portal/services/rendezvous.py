@@ -5,15 +5,15 @@ A chapter of ``lifecycle``: called in the transaction in which attempts begin, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from django.db.models import Max
 
 from agents.launchers import NEED_THE_OTHERS
 from portal.errors import Conflict
 from portal.models import Attempt, Job, Node, NodePool, Rendezvous
+from portal.selectors.interfaces import interface_of
 from portal.words.states import RuntimeKind
 
 PORTS = 32_000, 32_700
@@ -48,14 +48,6 @@ def part(attempt: Attempt) -> None:
     """The attempt has ended: its port is free for others."""
     if attempt.together:
         Rendezvous.objects.filter(attempt=attempt).update(live=False)
-
-
-def interface_of(node: Node) -> Mapping[str, Any] | None:
-    """The interface by which other nodes reach a node: the one chosen for it, else the one its agent found."""
-    told = node.hello.get("interfaces", ())
-    if node.interface:
-        return next((each for each in told if each["name"] == node.interface), None)
-    return next((each for each in told if each["chosen"]), None)
 
 
 def _rendezvous(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous | None:

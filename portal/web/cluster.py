@@ -15,6 +15,7 @@ from portal.errors import NotThere
 from portal.last_samples import last_frames
 from portal.models import ClusterSettings, Node
 from portal.selectors.cluster_map import cluster_map, tasks_on
+from portal.selectors.interfaces import interface_of
 from portal.selectors.links import pairs_of
 from portal.words.states import GpuHealth
 
@@ -71,6 +72,8 @@ def node_page(
         "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
         "may_change": user.is_admin,
         "labels": sorted(row.labels.items()),
+        "interfaces": row.hello.get("interfaces", []),
+        "reached_by": interface_of(row),
         "typed_labels": typed_labels,
     }
     template = "cluster/node_live.html" if request.headers.get("HX-Request") else "cluster/node.html"

@@ -8,10 +8,11 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from portal.errors import Conflict, Impossible, Invalid
-from portal.models import Allocation, Attempt, Job, Node, NodePool, Rendezvous, Task
+from portal.errors import Conflict, Impossible, Invalid, NotAllowed
+from portal.models import Allocation, Attempt, AuditEntry, Job, Node, NodePool, Rendezvous, Task
 from portal.services import lifecycle
 from portal.services.lifecycle import Seat
+from portal.services.node_network import do_set_interface, do_set_node_network
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
 from scheduler import sweep
@@ -189,3 +190,21 @@ def test_what_is_asked_for_is_checked(scene) -> None:
     assert never.value.facts["nearest"] == {"tasks": 1, "gpus_per_task": 4, "launcher": "torchrun"}
     assert submit(scene, launcher="torchrun", tasks=1, gpus_per_task=4).tasks == 1
     assert submit(scene).launcher == "none"
+
+
+def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
+    admin = record.person(admin=True)
+    with pytest.raises(NotAllowed):
+        do_set_node_network(scene["owner"], scene["pool"], allowed=False, devices=[])
+    with pytest.raises(Invalid, match="is no device"):
+        do_set_node_network(admin, scene["pool"], allowed=True, devices=["/dev/../sda"])
+    devices = ["/dev/infiniband/uverbs0"]
+    do_set_node_network(admin, scene["pool"], allowed=True, devices=devices, reason="a fabric")
+    assert place(scene, submit(scene)).rendezvous.devices == devices
+    with pytest.raises(Invalid, match=r"ib0, eth0"):
+        do_set_interface(admin, scene["node"], "eth7")
+    do_set_interface(admin, scene["node"], "ib0")
+    scene["node"].refresh_from_db()
+    assert place(scene, submit(scene)).rendezvous.address == "10.0.0.1"
+    acts = list(AuditEntry.objects.order_by("id").values_list("act", "reason"))
+    assert acts == [("pool.network", "a fabric"), ("node.interface", "")]
