@@ -18,11 +18,13 @@ from redis.exceptions import RedisError
 from portal import last_samples
 from portal.events import send_frame
 from portal.live.directory import Directory, FollowedLog, read_directory
+from portal.live.foreign import ForeignWatch
 from portal.live.frames import SILENT_AFTER_S, Heard, cluster_frame, job_frame, node_frame
 from portal.live.log_frames import LogTeller
 from portal.live.rollup import NodeRollup, columns
 from portal.live.streams import open_watch
 from portal.live.watching import NodeWatch, OpenWatch
+from portal.services.gpus import record_foreign
 from portal.services.logs import note_log_progress
 from portal.services.minutes import delete_old_minutes, write_minutes
 
@@ -48,6 +50,8 @@ class Collector:
         self._heard: dict[str, Heard] = {}
         self._fresh: set[str] = set()
         self._rollups: dict[str, NodeRollup] = {}
+        self._foreign: dict[str, ForeignWatch] = {}
+        self._users: dict[tuple[str, str], str] = {}
         self._rows: list[Row] = []
         self._grown: dict[int, int] = {}
         self._watches: dict[str, NodeWatch] = {}
@@ -65,6 +69,8 @@ class Collector:
         with self._lock:
             self._heard[node] = heard
             self._fresh.add(node)
+            users = self._foreign.setdefault(node, ForeignWatch()).add(heard.heard_s, heard.sample)
+            self._users |= {(node, gpu): who for gpu, who in users.items()}
             minute = self._rollups.setdefault(node, NodeRollup()).add(heard.heard_s, heard.sample)
             if minute is not None:
                 self._keep_row(node, minute)
@@ -174,18 +180,20 @@ class Collector:
             found.follow(self._directory.logs.get(public_id, ()))
 
     async def _note(self) -> None:
-        """Writes down what has gathered: rollups of finished minutes, and how far logs are mirrored."""
+        """Writes down what has gathered: finished minutes, how far logs are mirrored, who works on GPUs."""
         with self._lock:
             rows, self._rows = self._rows, []
             grown, self._grown = self._grown, {}
-        if not rows and not grown:
+            users, self._users = self._users, {}
+        if not rows and not grown and not users:
             return
         try:
-            await self._in_record(_write, rows, grown)
+            await self._in_record(_write, rows, grown, users)
         except DatabaseError:
             with self._lock:
                 self._rows = (rows + self._rows)[-MINUTES_WAITING:]
                 self._grown = grown | self._grown
+                self._users = users | self._users
             raise
 
     async def _in_record(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -217,8 +225,10 @@ class Collector:
         self._last.shutdown(wait=False)
 
 
-def _write(rows: list[Row], grown: dict[int, int]) -> None:
+def _write(rows: list[Row], grown: dict[int, int], users: dict[tuple[str, str], str]) -> None:
     if rows:
         write_minutes(rows)
     for task_id, offset in grown.items():
         note_log_progress(task_id, offset, complete=False)
+    if users:
+        record_foreign(users)

@@ -136,6 +136,13 @@ class Gpu(models.Model):
     health = models.CharField(max_length=12, default=GpuHealth.OK.value)
     health_reason = models.CharField(max_length=500, blank=True, help_text="Of one that is ok: a warning.")
     present = models.BooleanField(default=True, help_text="The node's last hello named it.")
+    foreign_user = models.CharField(
+        max_length=200,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Whose program that is no job's works on it, told by the node; while so nothing new comes.",
+    )
     used_milli = models.PositiveIntegerField(default=0)
     island = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="Equal numbers on a node are joined by NVLink; null: not known."

@@ -32,6 +32,9 @@ class GpuShort(serializers.Serializer[Any]):
     health = serializers.ChoiceField(HEALTH)
     health_reason = serializers.CharField(allow_blank=True, help_text="Of one that is ok: a warning.")
     present = serializers.BooleanField(help_text="The node's last hello named it.")
+    foreign_user = serializers.CharField(
+        allow_blank=True, help_text="Whose program that is no job's works on it; while so nothing new comes."
+    )
     used_milli = serializers.IntegerField(help_text="1000 is all of it.")
     island = serializers.IntegerField(
         allow_null=True,
@@ -125,6 +128,10 @@ class Environment(Named):
     runtime = serializers.ChoiceField(RUNTIMES)
     image = serializers.CharField(allow_blank=True)
     image_digest = serializers.CharField(allow_blank=True)
+    min_driver = serializers.CharField(
+        allow_blank=True,
+        help_text="Jobs with GPUs stay off nodes whose NVIDIA driver is older; blank: any will do.",
+    )
     tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
     enabled = serializers.BooleanField()
     present_nodes = serializers.IntegerField(help_text="Nodes that have it already.")
@@ -153,6 +160,7 @@ def gpu_short(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "simulated": row.simulated,
         "health": row.health,
         "health_reason": row.health_reason,
+        "foreign_user": row.foreign_user,
         "present": row.present,
         "used_milli": row.used_milli,
         "island": row.island,
@@ -233,6 +241,7 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "runtime": row.runtime,
         "image": row.image,
         "image_digest": row.image_digest,
+        "min_driver": row.min_driver,
         "tool": row.tool,
         "enabled": row.enabled,
         "present_nodes": getattr(row, "present_nodes", 0),
