@@ -52,6 +52,7 @@ class Collector:
         self._rollups: dict[str, NodeRollup] = {}
         self._foreign: dict[str, ForeignWatch] = {}
         self._users: dict[tuple[str, str], str] = {}
+        self._joules: dict[tuple[str, int], float] = {}
         self._rows: list[Row] = []
         self._grown: dict[int, int] = {}
         self._watches: dict[str, NodeWatch] = {}
@@ -71,7 +72,9 @@ class Collector:
             self._fresh.add(node)
             users = self._foreign.setdefault(node, ForeignWatch()).add(heard.heard_s, heard.sample)
             self._users |= {(node, gpu): who for gpu, who in users.items()}
-            minute = self._rollups.setdefault(node, NodeRollup()).add(heard.heard_s, heard.sample)
+            minute = self._rollups.setdefault(node, NodeRollup()).add(
+                heard.heard_s, heard.sample, self._directory.holders
+            )
             if minute is not None:
                 self._keep_row(node, minute)
 
@@ -185,15 +188,18 @@ class Collector:
             rows, self._rows = self._rows, []
             grown, self._grown = self._grown, {}
             users, self._users = self._users, {}
+            joules, self._joules = self._joules, {}
         if not rows and not grown and not users:
             return
         try:
-            await self._in_record(_write, rows, grown, users)
+            await self._in_record(_write, rows, joules, grown, users)
         except DatabaseError:
             with self._lock:
                 self._rows = (rows + self._rows)[-MINUTES_WAITING:]
                 self._grown = grown | self._grown
                 self._users = users | self._users
+                for attempt, more in joules.items():
+                    self._joules[attempt] = self._joules.get(attempt, 0.0) + more
             raise
 
     async def _in_record(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -207,6 +213,8 @@ class Collector:
         order = self._directory.gpu_orders.get(node) or tuple(minute.gpus)
         order = order + tuple(uuid for uuid in minute.gpus if uuid not in order)
         self._rows.append((node, minute.start_s, columns(minute, order)))
+        for attempt, joules in minute.attempts.items():
+            self._joules[attempt] = self._joules.get(attempt, 0.0) + joules
 
     async def _close(self) -> None:
         for watch in self._watches.values():
@@ -225,9 +233,14 @@ class Collector:
         self._last.shutdown(wait=False)
 
 
-def _write(rows: list[Row], grown: dict[int, int], users: dict[tuple[str, str], str]) -> None:
+def _write(
+    rows: list[Row],
+    joules: dict[tuple[str, int], float],
+    grown: dict[int, int],
+    users: dict[tuple[str, str], str],
+) -> None:
     if rows:
-        write_minutes(rows)
+        write_minutes(rows, joules)
     for task_id, offset in grown.items():
         note_log_progress(task_id, offset, complete=False)
     if users:

@@ -21,13 +21,14 @@ from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.restored import UnknownContainer
-from portal.models.usage import UsageLedger, UsageMinute
+from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
 __all__ = [
     "Allocation",
     "ApiToken",
     "Attempt",
+    "AttemptEnergy",
     "AuditEntry",
     "ClusterSettings",
     "Cycle",
