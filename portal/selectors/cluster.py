@@ -16,6 +16,11 @@ from portal.words.states import AttemptState, GpuHealth, NodeState
 DRAWN_GPUS = 256
 """Beyond so many GPUs the strip shows numbers without squares; the cluster page draws them all."""
 
+TAKES_WORK = Q(
+    health=GpuHealth.OK.value, foreign_user="", node__state=NodeState.READY.value, node__reachable=True
+)
+"""GPUs on which something new may be placed as far as they are free."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
@@ -30,6 +35,8 @@ class GpuFacts:
     health: str
     used_milli: int
     simulated: bool
+    health_reason: str
+    foreign_user: str
 
 
 def gpu_facts(gpus: QuerySet[Gpu]) -> Iterator[GpuFacts]:
@@ -135,6 +142,8 @@ def square_of(
         look, ramp, word = "failed", None, gpu.health
     elif starting:
         look, ramp, word = "starting", None, "starting"
+    elif gpu.foreign_user and not gpu.used_milli:
+        look, ramp, word = "drained", None, f"{gpu.foreign_user} works on it"
     elif gpu.used_milli:
         look, ramp, word = "busy", 3 if ramp is None else ramp, f"{gpu.used_milli / 10:g} % given away"
     elif node.state != NodeState.READY.value:
@@ -154,13 +163,12 @@ def square_of(
 
 
 def _counted(gpus: QuerySet[Gpu]) -> list[ModelStrip]:
-    takes_work = Q(
-        health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True, used_milli=0
-    )
     rows = (
         gpus.order_by()
         .values("model", "node_id", "node__pool_id")
-        .annotate(all=Count("pk"), free=Count("pk", filter=takes_work), memory=Max("memory_mib"))
+        .annotate(
+            all=Count("pk"), free=Count("pk", filter=TAKES_WORK & Q(used_milli=0)), memory=Max("memory_mib")
+        )
     )
     strips: dict[str, ModelStrip] = {}
     for row in rows:
