@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
-from portal.services import elastic, lifecycle, nodes
+from portal.services import elastic, lifecycle, nodes, trust
 from portal.services.logs import note_log_progress, write_log_bytes
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, NodeState
+from portal.words.trust import Phase, Trouble
 from scheduler import leases
 from scheduler.leases import Held
 from scheduler.start_spec import Part, image_of, start_spec
@@ -51,6 +52,9 @@ class Door:
 
 TRIED_AGAIN = frozenset({"over_milli", "engine_error", "port_in_use"})
 """Refusals that may pass by themselves within seconds."""
+
+BLAMED = frozenset({"over_milli", "engine_error", "port_in_use", "unknown_gpu"})
+"""Refusals of which the node may be the cause; the others are about the job."""
 
 _ENDS = {
     "image_missing": EndReason.IMAGE_MISSING,
@@ -111,6 +115,8 @@ def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) ->
         return After.BRING_IMAGE
     if refusal.code == "disk_full":
         nodes.record_disk(node.pk, refusal.message)
+    if refusal.code in BLAMED:  # while the attempt still stands as the one that the node is tried with
+        trust.record_trouble(node.pk, Trouble.START_REFUSED, job=task.attempt.job, sentence=refusal.message)
     give_up(node, task, _ENDS.get(refusal.code, EndReason.START_REFUSED), refusal.message)
     return After.NOTHING
 
@@ -131,6 +137,7 @@ def give_up(node: Node, task: Task, reason: EndReason, detail: str) -> None:
 def avoid(job: Job, node: Node) -> None:
     """Keeps the job's next attempt off a node, unless that would leave it none."""
     others = Node.objects.filter(state=NodeState.READY.value, runtime=node.runtime).exclude(pk=node.pk)
+    others = others.filter(trust=Phase.TRUSTED.value)
     if job.pool_id is not None:
         others = others.filter(pool=job.pool_id)
     if others.exclude(pk__in=job.avoid_nodes.values("pk")).exists():
@@ -192,9 +199,11 @@ def record_end(task_id: int, container: Container | None) -> None:
     """Writes down that a task is gone from its node, and how it ended as far as the node knows."""
     killpoint("end.before_record")
     if container is None:
-        lifecycle.task_ended(task_id, exit_code=None, reason=EndReason.CONTAINER_VANISHED)
+        reason = EndReason.CONTAINER_VANISHED
+        if lifecycle.task_ended(task_id, exit_code=None, reason=reason):
+            trust.record_failed(task_id, reason)
         return
-    lifecycle.task_ended(
+    failed = lifecycle.task_ended(
         task_id,
         exit_code=container.exit_code,
         reason=end_reason(container),
@@ -203,6 +212,8 @@ def record_end(task_id: int, container: Container | None) -> None:
         proof="rebooted" if container.rebooted else "gone",
     )
     killpoint("end.recorded")
+    if failed:
+        trust.record_failed(task_id, end_reason(container))
 
 
 def end_reason(container: Container) -> EndReason:

@@ -87,6 +87,15 @@ class RecordCollector(Collector):
         for word, number in self.found.nodes.items():
             nodes.add_metric([word], number)
         yield nodes
+        aside = GaugeMetricFamily(
+            "fairway_nodes_aside", "Nodes that are not trusted with new work, by cause.", labels=["cause"]
+        )
+        for cause, number in self.found.aside.items():
+            aside.add_metric([cause], number)
+        yield aside
+        yield GaugeMetricFamily(
+            "fairway_nodes_clock_off", "Nodes whose clock is off by more than 2 s.", self.found.clocks_off
+        )
 
     def _forecasts(self) -> Iterator[Metric]:
         told = self.found.forecasts

@@ -9,10 +9,12 @@ from django.db import connection
 from django.db.models import Count, Max, Q
 
 from portal.models import Attempt, Cycle, Gpu, Job, Node, Totals
+from portal.selectors.cluster import TAKES_WORK
 from portal.selectors.forecasts import Measured, measured
 from portal.selectors.scheduler import alarm
 from portal.words.reasons import VerdictCode
-from portal.words.states import ATTEMPT_LIVE, Desired, GpuHealth, JobState, NodeState
+from portal.words.states import ATTEMPT_LIVE, Desired, JobState, NodeState
+from portal.words.trust import CLOCK_OFF_S, Phase, Trouble
 
 MOST_POOLS = 100
 OTHER_POOLS = "(other)"
@@ -30,6 +32,9 @@ class Measures:
     running: dict[str, int] = field(default_factory=dict)
     gpus: dict[tuple[str, str], float] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)
+    aside: dict[str, int] = field(default_factory=dict)
+    """Nodes that are not trusted, by cause."""
+    clocks_off: int = 0
     alarm: bool = False
     last_cycle_s: float | None = None
     forecasts: Measured | None = None
@@ -44,9 +49,17 @@ def measures() -> Measures:
     _running(found, names)
     _gpus(found, names)
     nodes = Node.objects.exclude(state=NodeState.RETIRED.value).aggregate(
-        answering=Count("pk", filter=Q(reachable=True)), every=Count("pk")
+        answering=Count("pk", filter=Q(reachable=True)),
+        every=Count("pk"),
+        clocks_off=Count("pk", filter=Q(clock_skew_s__gt=CLOCK_OFF_S) | Q(clock_skew_s__lt=-CLOCK_OFF_S)),
+        **{
+            cause.value: Count("pk", filter=Q(trust_cause=cause.value) & ~Q(trust=Phase.TRUSTED.value))
+            for cause in Trouble
+        },
     )
     found.nodes = {"reachable": nodes["answering"], "unreachable": nodes["every"] - nodes["answering"]}
+    found.aside = {cause.value: nodes[cause.value] for cause in Trouble}
+    found.clocks_off = nodes["clocks_off"]
     found.alarm = bool(alarm().alarm)
     last = Cycle.objects.aggregate(at=Max("started_at"))["at"]
     found.last_cycle_s = last.timestamp() if last else None
@@ -94,7 +107,6 @@ def _running(found: Measures, names: _Pools) -> None:
 
 
 def _gpus(found: Measures, names: _Pools) -> None:
-    takes_work = Q(health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True)
     rows = (
         Gpu.objects.filter(present=True)
         .exclude(node__state=NodeState.RETIRED.value)
@@ -102,7 +114,7 @@ def _gpus(found: Measures, names: _Pools) -> None:
         .values_list("node__pool__name")
         .annotate(
             held=Count("pk", filter=Q(used_milli__gt=0)),
-            free=Count("pk", filter=takes_work & Q(used_milli=0)),
+            free=Count("pk", filter=TAKES_WORK & Q(used_milli=0)),
             every=Count("pk"),
         )
     )
