@@ -18,7 +18,7 @@ from portal.services.logs import note_log_progress, write_log_bytes
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, NodeState
-from portal.words.trust import Phase, Trouble
+from portal.words.trust import STUCK_AFTER_S, Phase, Trouble
 from scheduler import leases
 from scheduler.leases import Held
 from scheduler.start_spec import Part, image_of, start_spec
@@ -154,6 +154,7 @@ def stop_attempt(door: Door, attempt: Attempt) -> bool:
     answer = door.engine.stop(door.epoch(), job.public_id, attempt.number, grace_s=job.stop_grace_s)
     killpoint("stop.answered")
     if not answer.gone:
+        _note_stuck(door, attempt, answer.stuck_s)
         return False
     ended = {container.key.task: container for container in answer.ended}
     for task in attempt.task_rows.filter(node=door.node, gone=False).order_by("rank"):
@@ -178,10 +179,25 @@ def stop_task(door: Door, task: Task) -> bool:
     )
     killpoint("leave.answered")
     if not answer.gone:
+        _note_stuck(door, attempt, answer.stuck_s, task.rank)
         return False
     record_end(task.pk, next((each for each in answer.ended if each.key.task == task.rank), None))
     killpoint("leave.recorded")
     return True
+
+
+def _note_stuck(door: Door, attempt: Attempt, stuck_s: float | None, *ranks: int) -> None:
+    """Says of what cannot be ended that it holds its GPUs, and puts its node aside."""
+    if stuck_s is None or stuck_s < STUCK_AFTER_S:
+        return
+    sentence = (
+        f"It was killed and is still there: {door.node.name} cannot end it. It holds its GPUs until it has "
+        "gone, or the node has restarted."
+    )
+    tasks = attempt.task_rows.filter(node=door.node, gone=False)
+    for task in tasks.filter(rank__in=ranks) if ranks else tasks:
+        lifecycle.task_problem(task.pk, sentence)
+    trust.record_stuck(door.node.pk, attempt.job)
 
 
 def stop_stranger(door: Door, job: str, attempt: int, tasks: list[int] | None = None) -> None:

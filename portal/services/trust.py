@@ -45,10 +45,21 @@ def record_trouble(node_id: int, trouble: Trouble, *, job: Job | None = None, se
         NodeTrouble.objects.create(
             node=node, at=timezone.now(), trouble=trouble.value, job=job, sentence=sentence[:500]
         )
-        if trouble is Trouble.STUCK:
-            _write(node, trust.stuck(standing(node), timezone.now().timestamp()), sentence)
-        else:
-            _judge(node)
+        _judge(node)
+
+
+def record_stuck(node_id: int, job: Job) -> None:
+    """Something of a job was killed on a node and is still there: the node is aside until it has gone."""
+    with transaction.atomic():
+        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        now = timezone.now()
+        after = trust.stuck(standing(node), now.timestamp())
+        if after != standing(node):
+            words = f"A task of {job.public_id} was killed and is still there."
+            NodeTrouble.objects.create(
+                node=node, at=now, trouble=Trouble.STUCK.value, job=job, sentence=words
+            )
+            _write(node, after, words)
 
 
 def record_failed(task_id: int, reason: EndReason) -> None:

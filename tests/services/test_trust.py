@@ -120,7 +120,7 @@ def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(sc
 
 def test_an_administrator_trusts_it_again_and_nobody_else_may(scene) -> None:
     node = scene["node"]
-    trust.record_trouble(node.pk, Trouble.STUCK, sentence="fw-x is there 40 s after it was killed.")
+    trust.record_stuck(node.pk, record.job(scene["owner"], scene["project"], scene["environment"]))
     assert now(node) == ("aside", "stuck") and node.try_at is None
     with pytest.raises(NotAllowed):
         trust.do_trust_node(scene["owner"], node)
