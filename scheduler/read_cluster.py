@@ -25,6 +25,7 @@ from portal.models import (
 )
 from portal.selectors.past_use import past_use
 from portal.words.states import GpuHealth, NodeState
+from portal.words.trust import Phase
 from scheduler.album import Built, Known, blocks_of, marks_of
 from scheduler.core.cluster import (
     GpuRow,
@@ -130,9 +131,14 @@ def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     chosen = Node.objects.all() if nodes is None else Node.objects.filter(pk__in=nodes)
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
-        "labels", "hello__driver", named=True,
+        "labels", "trust", "on_trial", "hello__driver", named=True,
     ):  # fmt: skip
         yield node.id, node
+
+
+def _is_trusted(node: Any) -> bool:
+    """With another job: one on trial takes one, of which the commit sees to it that no second comes."""
+    return node.trust == Phase.TRUSTED.value or (node.trust == Phase.TRIAL.value and node.on_trial is None)
 
 
 def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
@@ -141,7 +147,7 @@ def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_us
         id=NodeId(node.public_id),
         name=node.name,
         pool=PoolId(node.pool__public_id),
-        schedulable=node.state == NodeState.READY.value,
+        schedulable=node.state == NodeState.READY.value and _is_trusted(node),
         reachable=node.reachable,
         cpu_milli=node.cpu_milli,
         cpu_used_milli=cpu_used_milli,

@@ -97,6 +97,15 @@ class RecordCollector(Collector):
         for labels, number in sorted(self.found.unwell.items()):
             unwell.add_metric(labels, number)
         yield unwell
+        aside = GaugeMetricFamily(
+            "fairway_nodes_aside", "Nodes that are not trusted with new work, by cause.", labels=["cause"]
+        )
+        for cause, number in self.found.aside.items():
+            aside.add_metric([cause], number)
+        yield aside
+        yield GaugeMetricFamily(
+            "fairway_nodes_clock_off", "Nodes whose clock is off by more than 2 s.", self.found.clocks_off
+        )
 
     def _each_node(self) -> Iterator[Metric]:
         """What nodes did last, one figure a node: GPUs one by one would be too many."""

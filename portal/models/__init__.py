@@ -21,6 +21,7 @@ from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.restored import UnknownContainer
+from portal.models.trouble import NodeTrouble
 from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
@@ -48,6 +49,7 @@ __all__ = [
     "Node",
     "NodeCheck",
     "NodePool",
+    "NodeTrouble",
     "Outbox",
     "Progress",
     "Project",

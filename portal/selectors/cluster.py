@@ -12,14 +12,19 @@ from django.db.models import Count, Max, Q, QuerySet
 from portal.access import Person, visible_nodes
 from portal.models import Allocation, Gpu, Node
 from portal.words.states import AttemptState, GpuHealth, NodeState
+from portal.words.trust import Phase
+
+TAKES_WORK = Q(
+    Q(node__trust=Phase.TRUSTED.value) | Q(node__trust=Phase.TRIAL.value, node__on_trial__isnull=True),
+    health=GpuHealth.OK.value,
+    foreign_user="",
+    node__state=NodeState.READY.value,
+    node__reachable=True,
+)
+"""GPUs on which something may start, where they are not held."""
 
 DRAWN_GPUS = 256
 """Beyond so many GPUs the strip shows numbers without squares; the cluster page draws them all."""
-
-TAKES_WORK = Q(
-    health=GpuHealth.OK.value, foreign_user="", node__state=NodeState.READY.value, node__reachable=True
-)
-"""GPUs on which something new may be placed as far as they are free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +151,9 @@ def square_of(
         look, ramp, word = "drained", None, f"{gpu.foreign_user} works on it"
     elif gpu.used_milli:
         look, ramp, word = "busy", 3 if ramp is None else ramp, f"{gpu.used_milli / 10:g} % given away"
-    elif node.state != NodeState.READY.value:
-        look, ramp, word = "drained", None, f"node {node.state}"
+    elif not node.takes_work:
+        why = "put aside" if node.state == NodeState.READY.value else node.state
+        look, ramp, word = "drained", None, f"node {why}"
     else:
         look, ramp, word = "free", None, "free"
     overlay = "" if node.reachable else "away"

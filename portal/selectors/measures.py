@@ -15,6 +15,7 @@ from portal.selectors.forecasts import Measured, measured
 from portal.selectors.scheduler import alarm
 from portal.words.reasons import VerdictCode
 from portal.words.states import ATTEMPT_LIVE, Desired, GpuHealth, JobState, NodeState
+from portal.words.trust import CLOCK_OFF_S, Phase, Trouble
 
 MOST_POOLS = 100
 MOST_NODES = 500
@@ -49,6 +50,9 @@ class Measures:
     unwell: dict[tuple[str, str], int] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)
     each_node: list[NodeNow] = field(default_factory=list)
+    aside: dict[str, int] = field(default_factory=dict)
+    """Nodes that are not trusted, by cause."""
+    clocks_off: int = 0
     alarm: bool = False
     last_cycle_s: float | None = None
     forecasts: Measured | None = None
@@ -65,9 +69,17 @@ def measures() -> Measures:
     _unwell(found, names)
     found.each_node = _each_node()
     nodes = Node.objects.exclude(state=NodeState.RETIRED.value).aggregate(
-        answering=Count("pk", filter=Q(reachable=True)), every=Count("pk")
+        answering=Count("pk", filter=Q(reachable=True)),
+        every=Count("pk"),
+        clocks_off=Count("pk", filter=Q(clock_skew_s__gt=CLOCK_OFF_S) | Q(clock_skew_s__lt=-CLOCK_OFF_S)),
+        **{
+            cause.value: Count("pk", filter=Q(trust_cause=cause.value) & ~Q(trust=Phase.TRUSTED.value))
+            for cause in Trouble
+        },
     )
     found.nodes = {"reachable": nodes["answering"], "unreachable": nodes["every"] - nodes["answering"]}
+    found.aside = {cause.value: nodes[cause.value] for cause in Trouble}
+    found.clocks_off = nodes["clocks_off"]
     found.alarm = bool(alarm().alarm)
     last = Cycle.objects.aggregate(at=Max("started_at"))["at"]
     found.last_cycle_s = last.timestamp() if last else None

@@ -78,6 +78,7 @@ def test_cycles_queue_and_gpus_are_those_of_the_record(scene, admin) -> None:
     waiting = {key: value for key, value in told.items() if key[0] == "fairway_queue_jobs"}
     assert sum(waiting.values()) == 2 and not [key for key in waiting if key[2] == "undecided"]
     assert told[("fairway_nodes", "reachable")] == 1
+    assert told[("fairway_nodes_aside", "stuck")] == told[("fairway_nodes_clock_off",)] == 0
     assert abs(told[("fairway_last_cycle_timestamp_seconds",)] - timezone.now().timestamp()) < 60
 
 
