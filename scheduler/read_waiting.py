@@ -26,6 +26,7 @@ from scheduler.core.cluster import (
 )
 from scheduler.keeps import kept_tasks
 from scheduler.read_running import home_of, min_tasks_of, near_of
+from scheduler.unfit import Unfit
 
 _WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
 _PAUSED_AFTER = OWN_FAILURES | {EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL}
@@ -40,8 +41,7 @@ class Seconds(Func):
 
 def read_waiting(
     pools: tuple[PoolRow, ...],
-    runs: dict[int, str],
-    unfit: dict[str, tuple[NodeId, ...]],
+    unfit: Unfit,
     homes: dict[str, NodeId],
     unlent: tuple[NodeId, ...],
     known: Known[dict[str, Any]],
@@ -67,12 +67,12 @@ def read_waiting(
 
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
         home = home_of(row["kind"], row["owner__public_id"], homes)
-        cannot = unfit[runs[row["environment_id"]]]
+        cannot = unfit.nodes(row["environment_id"], row["gpus_per_task"])
         if launcher_of(row["tasks"], row["launcher"]):
             cannot = tuple(sorted({*cannot, *unlent}))
         return pending_row(row, every_pool, cannot, avoided.get(id_, []), home)
 
-    pending = built.of(waiting, (every_pool, runs, unfit, unlent, homes, dict(avoided)), make)
+    pending = built.of(waiting, (every_pool, unfit, unlent, homes, dict(avoided)), make)
     if waits := waits_of(_WAITING):
         told = zip(waiting, pending, strict=True)
         pending = tuple(waits[id_].told(row) if id_ in waits else row for id_, row in told)

@@ -188,7 +188,10 @@ class Explainer:
                 f"network between nodes. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
             )
         elif most_tasks == 0 and self._all_unfit(job):
-            sentence = f"No node of {self._pool_names(job)} runs its kind of environment."
+            sentence = (
+                f"No node of {self._pool_names(job)} can run its environment: each is of another kind, or its "
+                "driver is too old."
+            )
         elif job.gpus_per_task and total == 0:
             kind = job.gpu_model or "suitable"
             if job.gpu_model and job.min_gpu_memory_mib:
