@@ -16,7 +16,7 @@ from portal.models.engine import (
 from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
-from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Task
+from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
@@ -56,6 +56,7 @@ __all__ = [
     "Question",
     "Quota",
     "QuotaChange",
+    "Rendezvous",
     "Reservation",
     "ReservedNode",
     "SignInLink",
