@@ -30,7 +30,14 @@ from portal.selectors.jobs import (
 )
 from portal.selectors.progress import layouts_compared
 from portal.selectors.receipts import receipts_for
-from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again, do_submit_job
+from portal.services.jobs import (
+    do_cancel_job,
+    do_hold_job,
+    do_resume_job,
+    do_start_again,
+    do_submit_job,
+    do_suspend_job,
+)
 from portal.services.tokens import Scope
 from portal.words.states import JobKind, JobState
 
@@ -203,6 +210,38 @@ class JobReleaseRoute(ActRoute):
     def post(self, request: Request, job: str) -> HttpResponse:
         """It may start at the next cycle."""
         do_hold_job(self.person, job_for(self.person, job), False)
+        return self.acted(job)
+
+
+@policy(Policy.SIGNED_IN)
+class JobSuspendRoute(ActRoute):
+    """Giving the GPUs back."""
+
+    @operation(
+        "jobs_suspend",
+        "Suspend a job",
+        detail="It is asked to stop, has its grace to save, and waits SUSPENDED until it is resumed. Repeatable.",
+        **_ACT,
+    )
+    def post(self, request: Request, job: str) -> HttpResponse:
+        """The job; it may take a moment until its nodes let go."""
+        do_suspend_job(self.person, job_for(self.person, job))
+        return self.acted(job)
+
+
+@policy(Policy.SIGNED_IN)
+class JobResumeRoute(ActRoute):
+    """Asking for GPUs again."""
+
+    @operation(
+        "jobs_resume",
+        "Resume a suspended job",
+        detail="The same job waits again with the age that it has, and starts as a new attempt.",
+        **_ACT,
+    )
+    def post(self, request: Request, job: str) -> HttpResponse:
+        """The job, waiting."""
+        do_resume_job(self.person, job_for(self.person, job))
         return self.acted(job)
 
 

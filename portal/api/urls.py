@@ -49,6 +49,8 @@ V1: list[URLPattern | URLResolver] = [
     path("jobs/<slug:job>/cancel/", jobs.JobCancelRoute.as_view()),
     path("jobs/<slug:job>/hold/", jobs.JobHoldRoute.as_view()),
     path("jobs/<slug:job>/release/", jobs.JobReleaseRoute.as_view()),
+    path("jobs/<slug:job>/suspend/", jobs.JobSuspendRoute.as_view()),
+    path("jobs/<slug:job>/resume/", jobs.JobResumeRoute.as_view()),
     path("jobs/<slug:job>/start-again/", jobs.JobStartAgainRoute.as_view()),
     path("jobs/<slug:job>/logs/", logs.JobLogsRoute.as_view()),
     path("jobs/<slug:job>/logs/download/", logs.JobLogFileRoute.as_view()),

@@ -28,7 +28,7 @@ from portal.selectors.jobs import (
 from portal.selectors.progress import layouts_compared, progress_of
 from portal.selectors.receipts import receipts_for
 from portal.services import workspaces
-from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again
+from portal.services.jobs import do_cancel_job, do_hold_job, do_resume_job, do_start_again, do_suspend_job
 from portal.web.failure import failure_of
 from portal.web.job_row import STATE_LOOKS, JobRow, numbers_of, rows_of, standing_of
 from portal.web.receipt import sums_of
@@ -307,6 +307,32 @@ def hold(request: HttpRequest, public_id: str) -> HttpResponse:
     user = signed_in(request.user)
     held = request.POST.get("held") == "1"
     do_hold_job(user, job_for(user, public_id), held)
+    return redirect("job", public_id=public_id)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Gives its GPUs back and keeps the rest."""
+    user = signed_in(request.user)
+    found = do_suspend_job(user, job_for(user, public_id))
+    gone = found.state == JobState.SUSPENDED
+    messages.success(
+        request,
+        f"{found.name} is suspended."
+        if gone
+        else f"{found.name} is being suspended; its GPUs are free once its node says so.",
+    )
+    return redirect("job", public_id=public_id)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def resume(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Puts it back into the queue."""
+    user = signed_in(request.user)
+    found = do_resume_job(user, job_for(user, public_id))
+    messages.success(request, f"{found.name} waits for its GPUs again.")
     return redirect("job", public_id=public_id)
 
 

@@ -64,6 +64,22 @@ class JobRow:
         return not self.ended and (asked or leaving)
 
     @property
+    def suspended(self) -> bool:
+        """True when somebody wants it suspended: it holds no GPU, or is letting go."""
+        return not self.ended and self.job.desired == Desired.SUSPENDED
+
+    @property
+    def may_resume(self) -> bool:
+        """True when its reader may put it back into the queue."""
+        return self.may_control and self.suspended
+
+    @property
+    def may_suspend(self) -> bool:
+        """True when its reader may have it give its GPUs back and keep the rest."""
+        runs = self.job.state == JobState.RUNNING and not self.stopping
+        return self.may_control and runs and not self.suspended and not self.job.stub
+
+    @property
     def away(self) -> bool:
         """True when a node it runs on does not answer."""
         return any(not task.node.reachable for task in self.tasks if not task.gone)
@@ -96,7 +112,7 @@ class JobRow:
         if self.ended:
             return END_LOOKS[JobState(job.state)]
         if self.stopping:
-            return "starting", "Stopping"
+            return "starting", "Suspending" if self.suspended else "Stopping"
         if job.state == JobState.SUSPENDED:
             return "stopped", "Suspended"
         if job.state == JobState.PENDING:

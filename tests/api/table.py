@@ -95,6 +95,8 @@ ROWS = [
     Row("jobs_cancel", "post", "jobs/{job}/cancel/", CONTROLLERS, {}),
     Row("jobs_hold", "post", "jobs/{job}/hold/", CONTROLLERS, {}),
     Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}),
+    Row("jobs_suspend", "post", "jobs/{running}/suspend/", CONTROLLERS, {}),
+    Row("jobs_resume", "post", "jobs/{job}/resume/", CONTROLLERS, {}, 409),
     Row("jobs_start_again", "post", "jobs/{ended}/start-again/", CONTROLLERS, {}, 201),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),

@@ -22,7 +22,7 @@ COUNTS = Path(__file__).parent.parent / "query_counts.json"
 
 OPEN_TO_ALL = {"home": [], "jobs": [], "launch": [], "account": [], "search": []}
 OF_A_JOB = ["job", "job-run", "job-metrics", "job-series", "job-logs", "job-log-lines"]
-ACTS = ["job-cancel", "job-hold", "job-again", "job-open"]
+ACTS = ["job-cancel", "job-hold", "job-again", "job-open", "job-suspend", "job-resume"]
 PAGES = ["home", "jobs", "launch", "account"]
 
 
