@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import replace
@@ -18,6 +19,7 @@ from portal.words.states import JobKind
 from scheduler.awaited import still_awaited
 from scheduler.core.cluster import (
     WHOLE_MILLI,
+    JobId,
     NodeId,
     PendingRow,
     PoolId,
@@ -26,6 +28,7 @@ from scheduler.core.cluster import (
     UserId,
 )
 from scheduler.core.decide import would_start
+from scheduler.core.delaying import delays
 from scheduler.core.plan import Answer, Eviction, Verdict
 from scheduler.expectations import Expectations
 from scheduler.read_running import min_tasks_of, near_of
@@ -68,10 +71,12 @@ def say_alive(stopping: threading.Event) -> None:
 
 
 def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    if kind != "would_start":
+    if kind not in ("would_start", "delays"):
         return {"error": f"unknown question {kind}"}
     try:
         photo = _recent_photo()
+        if kind == "delays":
+            return _delays(body, photo)
         request = _expectations.expect(request_row(body, photo), body.get("template"), photo.policy)
         return as_json(would_start(photo.snapshot, photo.policy, request), photo)
     except (ValueError, KeyError) as wrong:
@@ -127,6 +132,21 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         after=still_awaited(body.get("after") or ()),
         after_any=bool(body.get("after_any")),
     )
+
+
+def _delays(body: dict[str, Any], photo: Photo) -> dict[str, Any]:
+    """Whom a later end of a running job would delay."""
+    found = delays(
+        photo.snapshot,
+        photo.policy,
+        JobId(body["job"]),
+        float(body["end_s"]),
+        float(body["later_s"]),
+        _expectations.durations,
+        _expectations.template_of,
+    )
+    late = [{"job": one.job, "by_s": one.by_s if one.by_s < math.inf else None} for one in found.jobs]
+    return {"delays": late, "reservations": list(found.reservations)}
 
 
 def as_json(answer: Answer, photo: Photo) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from portal.selectors.jobs import (
 )
 from portal.selectors.progress import layouts_compared
 from portal.selectors.receipts import receipts_for
+from portal.selectors.time_limits import extensions_of
 from portal.services.jobs import (
     do_cancel_job,
     do_hold_job,
@@ -105,6 +106,7 @@ def whole(person: User, row: Job) -> dict[str, Any]:
         moves=moves,
         receipts=receipts_for(person, row) if standing else [],
         with_environ=can(person, Verb.CONTROL, row),
+        extensions=extensions_of(row),
     )
 
 

@@ -14,6 +14,7 @@ from portal.models.engine import (
     Totals,
 )
 from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
+from portal.models.extensions import Extension
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Task
@@ -34,6 +35,7 @@ __all__ = [
     "Dependency",
     "Environment",
     "EnvironmentOnNode",
+    "Extension",
     "FailedCycle",
     "Forecast",
     "Gpu",

@@ -31,6 +31,7 @@ from portal.services import workspaces
 from portal.services.jobs import do_cancel_job, do_hold_job, do_resume_job, do_start_again, do_suspend_job
 from portal.web.failure import failure_of
 from portal.web.job_row import STATE_LOOKS, JobRow, numbers_of, rows_of, standing_of
+from portal.web.job_time import time_limit_of
 from portal.web.receipt import sums_of
 from portal.web.when import when_of
 from portal.web.words import duration
@@ -115,6 +116,7 @@ def overview(user: User, found: Job) -> dict[str, Any]:
         "before": [ChainedJob.of(one, seen) for one in chain.before],
         "after": [ChainedJob.of(one, seen) for one in chain.after],
         "failure": failure_of(found, last),
+        "limit": time_limit_of(user, row, last),
         "told": progress_of(last) if last else None,
         "layouts": layouts_compared(found),
         "places": places_of(last),

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from portal.access import Verb, allowed
 from portal.models import Attempt, Gpu, Job, Standing, Task, User
+from portal.selectors.time_limits import ends_at
 from portal.web.words import NB, duration, gpu_amount, memory, plural, short_gpu
 from portal.words.reasons import VerdictCode
 from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, AttemptState, Desired, JobKind, JobState
@@ -241,9 +242,7 @@ class JobRow:
     @property
     def deadline(self) -> dt.datetime | None:
         """When its time limit ends it."""
-        if self.attempt is None or not self.attempt.running_at or not self.job.time_limit_s or self.ended:
-            return None
-        return self.attempt.running_at + dt.timedelta(seconds=self.job.time_limit_s)
+        return None if self.ended else ends_at(self.job, self.attempt)
 
     @property
     def spent_percent(self) -> int:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, cluster, home, job, jobs, launch, metrics, queue, search, signin
+from portal.web import (
+    account,
+    cluster,
+    home,
+    job,
+    job_time,
+    jobs,
+    launch,
+    metrics,
+    queue,
+    requests,
+    search,
+    signin,
+)
 from portal.web import logs as job_logs
 
 urlpatterns = [
@@ -34,8 +47,11 @@ urlpatterns = [
     path("jobs/<slug:public_id>/hold/", job.hold, name="job-hold"),
     path("jobs/<slug:public_id>/suspend/", job.suspend, name="job-suspend"),
     path("jobs/<slug:public_id>/resume/", job.resume, name="job-resume"),
+    path("jobs/<slug:public_id>/extend/", job_time.extend, name="job-extend"),
     path("jobs/<slug:public_id>/again/", job.again, name="job-again"),
     path("jobs/<slug:public_id>/open/", job.open_workspace, name="job-open"),
+    path("requests/", requests.requests, name="requests"),
+    path("requests/<slug:public_id>/decide/", requests.decide_extension, name="decide-extension"),
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 class Knob:
     """A number an admin may turn. ``low`` and ``high`` are inclusive.
 
-    ``per_pool`` False: one value for the whole cluster, since a cycle is one for all pools.
+    ``per_pool`` False: one value for the whole cluster, since a cycle is one for all pools. ``decides`` False: no
+    decision of the scheduler reads it; it is about what running jobs are told and when they are asked to end.
     """
 
     name: str
@@ -22,17 +23,19 @@ class Knob:
     default: float
     sentence: str
     per_pool: bool = True
+    decides: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A word an admin may pick."""
+    """A word an admin may pick; ``per_pool`` and ``decides`` as for a ``Knob``."""
 
     name: str
     options: tuple[str, ...]
     default: str
     sentence: str
     per_pool: bool = True
+    decides: bool = True
 
 
 DAY_S = 86_400.0
@@ -171,6 +174,24 @@ KNOBS: dict[str, Knob] = {
             60.0,
             "A gang of which fewer tasks live than it needs ends after this time and queues again.",
         ),
+        Knob(
+            "warn_before_s",
+            "s",
+            0.0,
+            7 * DAY_S,
+            900.0,
+            "People are warned so long before a time limit ends their job, but not before half of it is used.",
+            decides=False,
+        ),
+        Knob(
+            "extend_most_s",
+            "s",
+            0.0,
+            30 * DAY_S,
+            DAY_S,
+            "So much time at most may be added to the limit of a job, all its extensions together; 0 adds none.",
+            decides=False,
+        ),
     )
 }
 
@@ -209,6 +230,12 @@ def knob_names(*, per_pool: bool = False) -> tuple[str, ...]:
     """Every name, numbers first; ``per_pool`` leaves out those that only the whole cluster has."""
     every: list[Knob | Choice] = [*KNOBS.values(), *CHOICES.values()]
     return tuple(knob.name for knob in every if knob.per_pool or not per_pool)
+
+
+def decides(name: str) -> bool:
+    """False for a knob of ours that no decision of the scheduler reads; True for all others, also unknown ones."""
+    knob = KNOBS.get(name) or CHOICES.get(name)
+    return knob is None or knob.decides
 
 
 def default_of(name: str) -> KnobValue:

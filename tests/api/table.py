@@ -97,6 +97,12 @@ ROWS = [
     Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}),
     Row("jobs_suspend", "post", "jobs/{running}/suspend/", CONTROLLERS, {}),
     Row("jobs_resume", "post", "jobs/{job}/resume/", CONTROLLERS, {}, 409),
+    Row("jobs_extend", "post", "jobs/{running}/extend/", CONTROLLERS, {"more_s": 3600}, 409),
+    Row("extensions_list", "get", "extensions/", EVERYBODY),
+    Row("extensions_get", "get", "extensions/{extension}/", INSIDE),
+    # its job does not run yet; that managers decide where only their own are delayed is in test_time_limits
+    Row("extensions_grant", "post", "extensions/{extension}/grant/", ADMIN, {}, 409),
+    Row("extensions_refuse", "post", "extensions/{extension}/refuse/", ADMIN, {"answer": "no"}, 409),
     Row("jobs_start_again", "post", "jobs/{ended}/start-again/", CONTROLLERS, {}, 201),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
