@@ -19,6 +19,7 @@ from portal.models import (
     ApiToken,
     AuditEntry,
     Environment,
+    Excuse,
     Extension,
     Gpu,
     Job,
@@ -266,6 +267,13 @@ def visible_extensions(person: Person) -> QuerySet[Extension]:
     """The requests for more time that a person may see: those of visible projects' jobs."""
     user = signed_in(person)
     rows = Extension.objects.all()
+    return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
+
+
+def visible_excuses(person: Person) -> QuerySet[Excuse]:
+    """The reasons to keep idle workspaces that a person may see: those of visible projects' jobs."""
+    user = signed_in(person)
+    rows = Excuse.objects.all()
     return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
 
 

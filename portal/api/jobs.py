@@ -17,6 +17,7 @@ from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import jobs as shapes
 from portal.models import Job, User
 from portal.selectors.forecasts import moves_of
+from portal.selectors.idle import idleness_of
 from portal.selectors.jobs import (
     JobFilter,
     attempts_of,
@@ -107,6 +108,7 @@ def whole(person: User, row: Job) -> dict[str, Any]:
         receipts=receipts_for(person, row) if standing else [],
         with_environ=can(person, Verb.CONTROL, row),
         extensions=extensions_of(row),
+        idle=idleness_of(row, attempts[0] if attempts else None),
     )
 
 

@@ -17,6 +17,7 @@ from portal.models.environments import Environment, EnvironmentOnNode, Template,
 from portal.models.extensions import Extension
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
+from portal.models.idle import Activity, Excuse
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Task
 from portal.models.people import User
 from portal.models.progress import Progress
@@ -26,6 +27,7 @@ from portal.models.usage import UsageLedger, UsageMinute
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
 __all__ = [
+    "Activity",
     "Allocation",
     "ApiToken",
     "Attempt",
@@ -35,6 +37,7 @@ __all__ = [
     "Dependency",
     "Environment",
     "EnvironmentOnNode",
+    "Excuse",
     "Extension",
     "FailedCycle",
     "Forecast",

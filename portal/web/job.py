@@ -16,6 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 from portal.access import Policy, Verb, can, policy, signed_in
 from portal.models import Attempt, Job, JobEvent, Task, User
 from portal.selectors.cluster import Square, square_of
+from portal.selectors.idle import idleness_of
 from portal.selectors.jobs import (
     attempts_of,
     chain_of,
@@ -103,6 +104,7 @@ def overview(user: User, found: Job) -> dict[str, Any]:
     chain = chain_of(found)
     seen = seen_around(user, attempts[:1], room_made, chain)
     events = list(events_of(found).order_by("-id")[:NEWEST_EVENTS])
+    idle = idleness_of(found, last)
     waits_for = standing if found.state == JobState.PENDING and not found.held else None
     return context | {
         "phases": phases_of(row, last),
@@ -117,6 +119,8 @@ def overview(user: User, found: Job) -> dict[str, Any]:
         "after": [ChainedJob.of(one, seen) for one in chain.after],
         "failure": failure_of(found, last),
         "limit": time_limit_of(user, row, last),
+        "idle": idle,
+        "may_cut": bool(idle and idle.excuse) and can(user, Verb.MANAGE, found.project),
         "told": progress_of(last) if last else None,
         "layouts": layouts_compared(found),
         "places": places_of(last),

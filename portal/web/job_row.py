@@ -10,7 +10,8 @@ from typing import Any
 from django.utils import timezone
 
 from portal.access import Verb, allowed
-from portal.models import Attempt, Gpu, Job, Standing, Task, User
+from portal.models import Activity, Attempt, Gpu, Job, Standing, Task, User
+from portal.selectors.idle import activity_of
 from portal.selectors.time_limits import ends_at
 from portal.web.words import NB, duration, gpu_amount, memory, plural, short_gpu
 from portal.words.reasons import VerdictCode
@@ -81,6 +82,12 @@ class JobRow:
         return self.may_control and runs and not self.suspended and not self.job.stub
 
     @property
+    def idle(self) -> Activity | None:
+        """Its countdown, while its people are told that nobody uses it."""
+        found = activity_of(self.attempt) if self.attempt and not self.stopping else None
+        return found if found and found.countdown_at else None
+
+    @property
     def away(self) -> bool:
         """True when a node it runs on does not answer."""
         return any(not task.node.reachable for task in self.tasks if not task.gone)
@@ -128,7 +135,7 @@ class JobRow:
             return "starting", "Starting"
         if self.is_workspace and self.attempt.ready_at is None:
             return "starting", "Starting"
-        return "running", "Running"
+        return ("idle", "Idle, held") if self.idle else ("running", "Running")
 
     @property
     def symbol(self) -> str:
@@ -269,7 +276,7 @@ def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
         attempt.job_id: attempt
         for attempt in Attempt.objects.filter(
             job_id__in=live, state__in=[state.value for state in ATTEMPT_LIVE]
-        )
+        ).select_related("activity")
     }
     tasks: dict[int, list[Task]] = {}
     for task in Task.objects.filter(attempt__in=attempts.values()).select_related("node").order_by("rank"):

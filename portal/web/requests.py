@@ -1,4 +1,4 @@
-"""What people ask for and somebody has to decide: more time for running jobs."""
+"""What people ask for and somebody has to decide: more time for running jobs, and why idle workspaces are kept."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, decidable, policy, signed_in
-from portal.models import Extension
+from portal.access import Policy, decidable, policy, project_ids, signed_in
+from portal.models import Extension, User
+from portal.selectors.idle import excuses_for
 from portal.selectors.jobs import seen_of
 from portal.selectors.time_limits import extension_for, extensions_for
 from portal.services.time_limits import do_decide_extension
 from portal.web.acts import act_and_return
+from portal.words.states import Role
 
 DECIDED_SHOWN = 20
 WAITING_SHOWN = 200
@@ -38,7 +40,7 @@ class Asked:
 @policy(Policy.SIGNED_IN)
 @require_safe
 def requests(request: HttpRequest) -> HttpResponse:
-    """What waits for a decision, and what was decided lately."""
+    """What waits for a decision, what was decided lately, and the reasons that hold."""
     user = signed_in(request.user)
     waiting = list(extensions_for(user, waiting=True)[:WAITING_SHOWN])
     decided = list(extensions_for(user, waiting=False)[:DECIDED_SHOWN])
@@ -47,7 +49,14 @@ def requests(request: HttpRequest) -> HttpResponse:
         Asked(row, row.pk in may, [(one["job"], one["by_s"]) for one in row.delays if one["job"] in seen])
         for row in waiting
     ]
-    return render(request, "requests/page.html", {"asked": asked, "decided": decided})
+    excuses = list(excuses_for(user)[:WAITING_SHOWN])
+    managed = managed_projects(user)
+    context = {
+        "asked": asked,
+        "decided": decided,
+        "excuses": [(row, managed is None or row.job.project_id in managed) for row in excuses],
+    }
+    return render(request, "requests/page.html", context)
 
 
 @policy(Policy.SIGNED_IN)
@@ -63,3 +72,8 @@ def decide_extension(request: HttpRequest, public_id: str) -> HttpResponse:
         return f"More time for {asked.job.name} is {'granted' if grant else 'refused'}."
 
     return act_and_return(request, act, reverse("requests"))
+
+
+def managed_projects(user: User) -> set[int] | None:
+    """Row numbers of the projects that the person manages; None: all, for administrators."""
+    return None if user.is_admin else project_ids(user, Role.MANAGER)

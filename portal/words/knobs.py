@@ -192,6 +192,60 @@ KNOBS: dict[str, Knob] = {
             "So much time at most may be added to the limit of a job, all its extensions together; 0 adds none.",
             decides=False,
         ),
+        Knob(
+            "idle_after_s",
+            "s",
+            300.0,
+            7 * DAY_S,
+            3_600.0,
+            "A workspace is idle once its GPUs and its tool were both known to be quiet for this long.",
+            decides=False,
+        ),
+        Knob(
+            "idle_gpu_percent",
+            "%",
+            0.0,
+            100.0,
+            3.0,
+            "A GPU that is busy less than this in the mean of a minute counts as quiet; with 0 none ever does.",
+            decides=False,
+        ),
+        Knob(
+            "idle_grace_s",
+            "s",
+            60.0,
+            DAY_S,
+            1_800.0,
+            "So long runs the countdown of an idle workspace before it is suspended.",
+            decides=False,
+        ),
+        Knob(
+            "idle_snooze_s",
+            "s",
+            300.0,
+            DAY_S,
+            3_600.0,
+            "For so long a snooze keeps an idle workspace.",
+            decides=False,
+        ),
+        Knob(
+            "idle_snoozes",
+            "times",
+            0,
+            100,
+            3,
+            "So often an idle workspace may be snoozed until it is used again.",
+            decides=False,
+        ),
+        Knob(
+            "idle_excuse_s",
+            "s",
+            0.0,
+            30 * DAY_S,
+            DAY_S,
+            "For so long a reason in words keeps an idle workspace, unless it is cut short; 0 takes no reasons.",
+            decides=False,
+        ),
     )
 }
 
@@ -218,6 +272,13 @@ CHOICES: dict[str, Choice] = {
             "Whether decisions count on how long jobs are expected to run, and where faster, going by jobs like them "
             "that ended; without, only on time limits.",
             per_pool=False,
+        ),
+        Choice(
+            "idle_action",
+            ("off", "notify", "suspend"),
+            "notify",
+            "What becomes of an idle workspace: nothing, its people are told, or it is suspended after a countdown.",
+            decides=False,
         ),
     )
 }

@@ -97,6 +97,11 @@ ROWS = [
     Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}),
     Row("jobs_suspend", "post", "jobs/{running}/suspend/", CONTROLLERS, {}),
     Row("jobs_resume", "post", "jobs/{job}/resume/", CONTROLLERS, {}, 409),
+    # neither runs on a GPU; the acts themselves are in tests/scheduler/test_idleness.py
+    Row("jobs_snooze", "post", "jobs/{workspace}/snooze/", CONTROLLERS, {}, 409),
+    Row("jobs_excuse", "post", "jobs/{workspace}/excuse/", CONTROLLERS, {"text": "a demo at noon"}, 409),
+    Row("excuses_list", "get", "excuses/", EVERYBODY),
+    Row("excuses_cut", "post", "excuses/{excuse}/cut/", MANAGERS, {}),
     Row("jobs_extend", "post", "jobs/{running}/extend/", CONTROLLERS, {"more_s": 3600}, 409),
     Row("extensions_list", "get", "extensions/", EVERYBODY),
     Row("extensions_get", "get", "extensions/{extension}/", INSIDE),

@@ -11,6 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from portal.models import (
+    Excuse,
     Extension,
     FailedCycle,
     Job,
@@ -108,6 +109,9 @@ def make() -> World:
         "template": template,
         "quota": quota,
         "token": token,
+        "excuse": Excuse.objects.create(
+            job=jobs["workspace"], by=owner, text="a demo at noon", until=timezone.now() + day
+        ),
         "extension": Extension.objects.create(
             job=jobs["running"],
             attempt=jobs["running"].attempts.get(),

@@ -7,6 +7,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from portal.api.shapes.idle import IdleOut, idleness
 from portal.api.shapes.progress import KnownLayout, Progress, known_layout, progress
 from portal.api.shapes.words import Named, PersonName, named, person_name, when
 from portal.models import Attempt as AttemptRow
@@ -15,6 +16,7 @@ from portal.models import Job as JobRow
 from portal.models import JobEvent, Standing
 from portal.models import Task as TaskRow
 from portal.selectors.forecasts import Move, why_none
+from portal.selectors.idle import Idleness
 from portal.selectors.jobs import Chain
 from portal.selectors.progress import KnownLayout as KnownLayoutRow
 from portal.selectors.progress import progress_of
@@ -302,6 +304,7 @@ class JobWhole(Job):
     ends_at = serializers.DateTimeField(
         allow_null=True, help_text="When its time limit ends it; null: no limit, or it does not run."
     )
+    idle = IdleOut(allow_null=True, help_text="null: no workspace that runs on GPUs.")
     extensions = ExtensionOut(many=True, help_text="More time that was asked for, newest first, at most 20.")
     timeline = Event(many=True, help_text="The newest 100 events, oldest first; all of them under events/.")
 
@@ -311,6 +314,9 @@ class Workspace(Job):
 
     ready = serializers.BooleanField(help_text="Its server answers: it can be opened.")
     ready_at = serializers.DateTimeField(allow_null=True)
+    suspends_at = serializers.DateTimeField(
+        allow_null=True, help_text="It is idle, and suspended then unless somebody uses or keeps it."
+    )
     tool = serializers.CharField(allow_blank=True)
     address = serializers.CharField(help_text="Its own origin, for browsers that were handed over.")
 
@@ -424,6 +430,7 @@ def job_whole(
     receipts: list[Receipt],
     with_environ: bool,
     extensions: list[ExtensionRow],
+    idle: Idleness | None,
 ) -> dict[str, Any]:
     """One job with everything that is known of it; other jobs are named only when in ``seen``."""
     missing = why_none(row, standing_of(row))
@@ -465,6 +472,7 @@ def job_whole(
         "after_any": row.after_any,
         "next": [chained_job(one, seen) for one in chain.after],
         "ends_at": when(ends_at(row, attempts[0] if attempts else None)),
+        "idle": idleness(idle),
         "extensions": [extension(one) for one in extensions],
         "timeline": [event(one) for one in events],
     }
@@ -623,6 +631,7 @@ def workspace(row: JobRow, address: str) -> dict[str, Any]:
         **job(row),
         "ready": ready_at is not None,
         "ready_at": when(ready_at),
+        "suspends_at": when(getattr(row, "suspends_at", None)),
         "tool": row.environment.tool,
         "address": address,
     }
