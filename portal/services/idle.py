@@ -105,7 +105,7 @@ def suspend_idle(decided: Activity) -> bool:
         if Excuse.objects.filter(job=row.attempt.job, cut_at__isnull=True, until__gt=now).exists():
             return False
         quiet = span(_minutes((now - row.quiet_since).total_seconds()))
-        sentence = f"Suspended after {quiet} without use; its files are kept, and it holds no GPU."
+        sentence = f"Suspended after {quiet} without use; its files are kept."
         job = suspending.suspend(row.attempt.job_id, actor="", sentence=sentence, only_attempt=row.pk)
         return job.desired == Desired.SUSPENDED
 
@@ -137,8 +137,8 @@ def do_snooze(user: User, job: Job) -> Activity:
         row.snoozed_until = now + dt.timedelta(seconds=keep_s)
         row.save(update_fields=["snoozes", "snoozed_at", "snoozed_until"])
         _clear(row)
-        left = most - row.snoozes
-        _tell(row.attempt, "snoozed", f"Kept for {span(keep_s)}; {left} more times are left.", user.username)
+        said = f"Kept for {span(keep_s)}, for the {row.snoozes}. of {most} times until it is used again."
+        _tell(row.attempt, "snoozed", said, user.username)
         if job.owner_id != user.pk:
             record_act(user, "job.snooze", job, after={"until": row.snoozed_until.isoformat()})
     return row

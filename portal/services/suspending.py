@@ -14,7 +14,7 @@ from portal.services.lifecycle import want_stop
 from portal.services.steps import move_job, tell_job
 from portal.wake import wake
 from portal.words.ends import GIVEN_BACK, RETRIED
-from portal.words.reasons import EndReason, end_sentence
+from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, Desired, JobState
 
 RESUMED = "resumed"
@@ -44,7 +44,7 @@ def suspend(job_id: int, *, actor: str, sentence: str = "", only_attempt: int | 
             raise Conflict("It is about to end.", code="job_ended")
         if job.stub:
             raise Conflict("Only its container is known: it could not be resumed.", code="job_unknown")
-        sentence = sentence or f"Suspended by {actor}. {end_sentence(EndReason.SUSPENDED)}"
+        sentence = sentence or f"Suspended by {actor}; its files are kept."
         job.desired = Desired.SUSPENDED.value
         job.version += 1
         job.save(update_fields=["desired", "version"])
