@@ -235,6 +235,8 @@ class GpuSample:
     temperature_c: float | None
     health: str
     processes: tuple[GpuUser, ...]
+    energy_joules: float | None = None
+    """The GPU's own counter, since its driver was loaded."""
 
     @classmethod
     def from_wire(cls, row: Wire) -> GpuSample:
@@ -257,6 +259,7 @@ class GpuSample:
                 )
                 for each in row["processes"]
             ),
+            energy_joules=measured(row.get("energy_joules")),
         )
 
 

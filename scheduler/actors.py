@@ -28,10 +28,11 @@ from agents.engines.contract import (
     Unknown,
 )
 from portal.models import Gpu, Node, Task
-from portal.services import nodes
+from portal.services import nodes, trust
 from portal.services.gpus import record_gpu_health
 from portal.services.restored import COMPARE
 from portal.words.states import GpuHealth
+from portal.words.trust import Trouble
 from scheduler import dispatch
 from scheduler.dispatch import Door
 from scheduler.hands import Hands, leave_connection, rest_connection
@@ -51,6 +52,8 @@ STEADY_AFTER_S = 10.0
 """A link that has lived this long is tried again at once when it breaks."""
 AGAIN_S = 5.0
 IDLE_S = 1.0
+TROUBLES_KEPT = 8
+"""Of what befell the link while the database was away."""
 CERTAIN = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "not_allowed"})
 """Refusals to connect that will not pass by themselves: the page says so at once."""
 
@@ -81,6 +84,7 @@ class NodeActor:
         self._look_at_s = 0.0
         self._heard_s: float | None = None
         self._linked_s = 0.0
+        self._befell: list[tuple[Trouble, str]] = []
 
     def start(self) -> None:
         """Begins."""
@@ -116,7 +120,8 @@ class NodeActor:
                     log.info("%s: %s", self.node_name, moved)
                     return
                 except Unknown as silence:
-                    self._lose_link(f"{silence}")
+                    open_still = self._door is not None and self._door.engine.is_open
+                    self._lose_link(f"{silence}", Trouble.NO_ANSWER if open_still else Trouble.LINK_LOST)
                 except Refused as refusal:
                     log.warning("%s refused: %s", self.node_name, refusal)
                     self._look_at_s = self._reconcile_at_s = time.monotonic() + AGAIN_S
@@ -139,10 +144,11 @@ class NodeActor:
             leave_connection()
 
     def _turn(self) -> None:
+        self._tell_troubles()
         if not self._faults.empty():
             raise self._faults.get()
         if self._door is not None and not self._door.engine.is_open:
-            self._lose_link("The node closed the link.")
+            self._lose_link("The node closed the link.", Trouble.LINK_LOST)
         if self._door is None:
             self._connect()
         looked = self._take_inbox()
@@ -226,9 +232,19 @@ class NodeActor:
             return None
         return (timezone.now() - node.last_seen_at).total_seconds()
 
-    def _lose_link(self, why: str) -> None:
+    def _tell_troubles(self) -> None:
+        """Writes down what befell the link; what the database does not take now is told in a later turn."""
+        while self._befell:
+            trouble, why = self._befell[0]
+            trust.record_trouble(self.node_id, trouble, sentence=why)
+            del self._befell[0]
+
+    def _lose_link(self, why: str, trouble: Trouble | None = None) -> None:
+        """``trouble`` where the node, or the way to it, is the cause."""
         log.warning("lost the link to %s: %s", self.node_name, why)
         if self._door is not None:
+            if trouble is not None:
+                self._befell = [*self._befell, (trouble, why)][-TROUBLES_KEPT:]
             self._door.engine.close()
             self._door = None
             if time.monotonic() - self._linked_s >= STEADY_AFTER_S:

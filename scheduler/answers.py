@@ -105,6 +105,7 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
     pool = body.get("pool")
     user = str(body["user"])
     kind = value("kind")
+    unfit = photo.unfit.nodes(environment.pk, value("gpus_per_task"))
     return PendingRow(
         job=ASKED,
         name=str(body.get("name") or "the request"),
@@ -126,8 +127,8 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         near=near_of(body.get("near")),
         mig_profile=body.get("mig_profile") or None,
         min_compute_capability=body.get("min_compute_capability"),
-        avoid_nodes=photo.unfit[environment.runtime],
-        unfit_nodes=photo.unfit[environment.runtime],
+        avoid_nodes=unfit,
+        unfit_nodes=unfit,
         node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,
         after=still_awaited(body.get("after") or ()),
         after_any=bool(body.get("after_any")),
@@ -146,7 +147,7 @@ def _delays(body: dict[str, Any], photo: Photo) -> dict[str, Any]:
         _expectations.template_of,
     )
     late = [{"job": one.job, "by_s": one.by_s if one.by_s < math.inf else None} for one in found.jobs]
-    return {"delays": late, "reservations": list(found.reservations)}
+    return {"delays": late, "reservations": list(found.reservations), "whole": found.whole}
 
 
 def as_json(answer: Answer, photo: Photo) -> dict[str, Any]:

@@ -17,15 +17,17 @@ from django.db import IntegrityError, OperationalError, transaction
 from portal.errors import Conflict
 from portal.killpoints import killpoint
 from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
-from portal.services import elastic, lifecycle
+from portal.services import elastic, lifecycle, trust
 from portal.services.elastic import Growing, Growth, Leave
 from portal.services.lifecycle import Beginning, Seat, Stop
 from portal.services.workspaces import new_attempt_secret
 from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState, NodeState
+from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState
+from portal.words.trust import Phase
 from scheduler import leases
 from scheduler.awaited import held_back
 from scheduler.calendar import Calendar
+from scheduler.core.cluster import JobId
 from scheduler.core.plan import Eviction, Start
 from scheduler.leases import Held
 from scheduler.limits import Limits
@@ -126,6 +128,7 @@ def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
             pool, seats = places.seats(start)
             calendar.check(job, start)
             growth = None if job.state == JobState.PENDING else growing.growth(job, seats)
+            places.try_with(start)
             limits.take(job, pool, len(seats))
         except Conflict as moved:
             refused.append(_refusal(start, moved))
@@ -143,9 +146,14 @@ def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
         wanted = {gpu for seat in seats for gpu, _ in seat.gpus}
         list(Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").values("pk"))
     if beginnings:
-        lifecycle.begin_attempts(beginnings, epoch=leader.epoch)
+        attempts = lifecycle.begin_attempts(beginnings, epoch=leader.epoch)
+        trust.begin_trials(
+            (attempt, [seat.node for seat in begun.seats])
+            for attempt, begun in zip(attempts, beginnings, strict=True)
+        )
     if growths:
         elastic.grow_attempts(growths)
+        trust.begin_trials((grown.attempt, [seat.node for seat in grown.seats]) for grown in growths)
     killpoint("commit.before_commit")
     return refused
 
@@ -175,6 +183,15 @@ class _Places:
             uuid: (gpu, node)
             for uuid, gpu, node in Gpu.objects.filter(uuid__in=uuids).values_list("uuid", "pk", "node_id")
         }
+        self._tried: dict[int, JobId] = {}
+
+    def try_with(self, start: Start) -> None:
+        """Lets a start have the nodes that are tried with one job; Conflict when another has them."""
+        nodes = {self._nodes[task.node] for task in start.tasks}
+        tried = [node for node in nodes if node.trust == Phase.TRIAL.value]
+        for node in tried:
+            if self._tried.setdefault(node.pk, start.job) != start.job:
+                raise Conflict(f"{node.name} is tried with another job.", code="on_trial")
 
     def seats(self, start: Start) -> tuple[NodePool, list[Seat]]:
         """The plan's places as rows, in rank order; Conflict when a node or a GPU is not there any more."""
@@ -184,7 +201,7 @@ class _Places:
         found = []
         for task in sorted(start.tasks, key=lambda task: task.rank):
             node = self._nodes.get(task.node)
-            if node is None or node.state != NodeState.READY.value or node.pool_id != pool.pk:
+            if node is None or not node.takes_work or node.pool_id != pool.pk:
                 raise Conflict("A node of the plan takes no work any more.", code="node_moved_on")
             held = []
             for share in task.gpus:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
-from portal.services import elastic, lifecycle, nodes
+from portal.services import elastic, lifecycle, nodes, trust
 from portal.services.logs import note_log_progress, write_log_bytes
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, NodeState
+from portal.words.trust import STUCK_AFTER_S, Phase, Trouble
 from scheduler import leases
 from scheduler.leases import Held
 from scheduler.start_spec import Part, image_of, start_spec
@@ -51,6 +52,9 @@ class Door:
 
 TRIED_AGAIN = frozenset({"over_milli", "engine_error", "port_in_use"})
 """Refusals that may pass by themselves within seconds."""
+
+BLAMED = frozenset({"over_milli", "engine_error", "port_in_use", "unknown_gpu"})
+"""Refusals of which the node may be the cause; the others are about the job."""
 
 _ENDS = {
     "image_missing": EndReason.IMAGE_MISSING,
@@ -111,6 +115,8 @@ def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) ->
         return After.BRING_IMAGE
     if refusal.code == "disk_full":
         nodes.record_disk(node.pk, refusal.message)
+    if refusal.code in BLAMED:  # while the attempt still stands as the one that the node is tried with
+        trust.record_trouble(node.pk, Trouble.START_REFUSED, job=task.attempt.job, sentence=refusal.message)
     give_up(node, task, _ENDS.get(refusal.code, EndReason.START_REFUSED), refusal.message)
     return After.NOTHING
 
@@ -131,6 +137,7 @@ def give_up(node: Node, task: Task, reason: EndReason, detail: str) -> None:
 def avoid(job: Job, node: Node) -> None:
     """Keeps the job's next attempt off a node, unless that would leave it none."""
     others = Node.objects.filter(state=NodeState.READY.value, runtime=node.runtime).exclude(pk=node.pk)
+    others = others.filter(trust=Phase.TRUSTED.value)
     if job.pool_id is not None:
         others = others.filter(pool=job.pool_id)
     if others.exclude(pk__in=job.avoid_nodes.values("pk")).exists():
@@ -147,6 +154,7 @@ def stop_attempt(door: Door, attempt: Attempt) -> bool:
     answer = door.engine.stop(door.epoch(), job.public_id, attempt.number, grace_s=job.stop_grace_s)
     killpoint("stop.answered")
     if not answer.gone:
+        _note_stuck(door, attempt, answer.stuck_s)
         return False
     ended = {container.key.task: container for container in answer.ended}
     for task in attempt.task_rows.filter(node=door.node, gone=False).order_by("rank"):
@@ -171,10 +179,25 @@ def stop_task(door: Door, task: Task) -> bool:
     )
     killpoint("leave.answered")
     if not answer.gone:
+        _note_stuck(door, attempt, answer.stuck_s, task.rank)
         return False
     record_end(task.pk, next((each for each in answer.ended if each.key.task == task.rank), None))
     killpoint("leave.recorded")
     return True
+
+
+def _note_stuck(door: Door, attempt: Attempt, stuck_s: float | None, *ranks: int) -> None:
+    """Says of what cannot be ended that it holds its GPUs, and puts its node aside."""
+    if stuck_s is None or stuck_s < STUCK_AFTER_S:
+        return
+    sentence = (
+        f"It was killed and is still there: {door.node.name} cannot end it. It holds its GPUs until it has "
+        "gone, or the node has restarted."
+    )
+    tasks = attempt.task_rows.filter(node=door.node, gone=False)
+    for task in tasks.filter(rank__in=ranks) if ranks else tasks:
+        lifecycle.task_problem(task.pk, sentence)
+    trust.record_stuck(door.node.pk, attempt.job)
 
 
 def stop_stranger(door: Door, job: str, attempt: int, tasks: list[int] | None = None) -> None:
@@ -192,9 +215,11 @@ def record_end(task_id: int, container: Container | None) -> None:
     """Writes down that a task is gone from its node, and how it ended as far as the node knows."""
     killpoint("end.before_record")
     if container is None:
-        lifecycle.task_ended(task_id, exit_code=None, reason=EndReason.CONTAINER_VANISHED)
+        reason = EndReason.CONTAINER_VANISHED
+        if lifecycle.task_ended(task_id, exit_code=None, reason=reason):
+            trust.record_failed(task_id, reason)
         return
-    lifecycle.task_ended(
+    failed = lifecycle.task_ended(
         task_id,
         exit_code=container.exit_code,
         reason=end_reason(container),
@@ -203,6 +228,8 @@ def record_end(task_id: int, container: Container | None) -> None:
         proof="rebooted" if container.rebooted else "gone",
     )
     killpoint("end.recorded")
+    if failed:
+        trust.record_failed(task_id, end_reason(container))
 
 
 def end_reason(container: Container) -> EndReason:

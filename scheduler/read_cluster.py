@@ -26,6 +26,7 @@ from portal.models import (
 from portal.selectors.past_use import past_use
 from portal.words.knobs import decides
 from portal.words.states import GpuHealth, NodeState
+from portal.words.trust import Phase
 from scheduler.album import Built, Known, blocks_of, marks_of
 from scheduler.core.cluster import (
     GpuRow,
@@ -44,6 +45,7 @@ from scheduler.core.cluster import (
 )
 from scheduler.core.policy import Policy, PolicyError
 from scheduler.read_running import Holding
+from scheduler.unfit import Machine
 
 
 def read_pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
@@ -79,8 +81,8 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
     alone = Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True))
     chosen = rows if nodes is None else rows.filter(node__in=nodes)
     columns = chosen.annotate(alone=alone).values_list(
-        "node_id", "present", "health", "uuid", "index", "model", "memory_mib", "used_milli", "alone", "island",
-        "mig_profile", "compute_capability", named=True,
+        "node_id", "present", "health", "foreign_user", "uuid", "index", "model", "memory_mib", "used_milli", "alone",
+        "island", "mig_profile", "compute_capability", named=True,
     )  # fmt: skip
     for node, gpus in groupby(columns, key=attrgetter("node_id")):
         yield (
@@ -93,7 +95,7 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
                     memory_mib=gpu.memory_mib,
                     used_milli=gpu.used_milli,
                     whole=gpu.alone,
-                    healthy=gpu.present and gpu.health == GpuHealth.OK.value,
+                    healthy=gpu.present and gpu.health == GpuHealth.OK.value and not gpu.foreign_user,
                     island=gpu.island,
                     mig_profile=gpu.mig_profile or None,
                     compute_capability=gpu.compute_capability,
@@ -108,8 +110,8 @@ def read_nodes(
     held: Iterable[Holding],
     known: Known[Any],
     built: Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow],
-) -> tuple[tuple[NodeRow, ...], dict[str, str]]:
-    """Node rows, and the runtime of each node by its id."""
+) -> tuple[tuple[NodeRow, ...], dict[str, Machine]]:
+    """Node rows, and by the id of each node what it can run."""
     cpu: dict[int, int] = defaultdict(int)
     memory: dict[int, int] = defaultdict(int)
     for attempt in held:
@@ -123,17 +125,22 @@ def read_nodes(
         for id_, node in nodes.items()
         if node.state not in away or id_ in cpu
     }
-    runtimes = {node.public_id: node.runtime for node, *_ in rows.values()}
-    return built.of(rows, None, lambda _, row: node_row(*row)), runtimes
+    machines = {node.public_id: Machine(node.runtime, node.hello__driver) for node, *_ in rows.values()}
+    return built.of(rows, None, lambda _, row: node_row(*row)), machines
 
 
 def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     chosen = Node.objects.all() if nodes is None else Node.objects.filter(pk__in=nodes)
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
-        "labels", named=True,
+        "labels", "trust", "on_trial", "hello__driver", named=True,
     ):  # fmt: skip
         yield node.id, node
+
+
+def _is_trusted(node: Any) -> bool:
+    """With another job: one on trial takes one, of which the commit sees to it that no second comes."""
+    return node.trust == Phase.TRUSTED.value or (node.trust == Phase.TRIAL.value and node.on_trial is None)
 
 
 def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
@@ -142,7 +149,7 @@ def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_us
         id=NodeId(node.public_id),
         name=node.name,
         pool=PoolId(node.pool__public_id),
-        schedulable=node.state == NodeState.READY.value,
+        schedulable=node.state == NodeState.READY.value and _is_trusted(node),
         reachable=node.reachable,
         cpu_milli=node.cpu_milli,
         cpu_used_milli=cpu_used_milli,

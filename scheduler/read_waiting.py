@@ -25,6 +25,7 @@ from scheduler.core.cluster import (
 )
 from scheduler.keeps import kept_tasks
 from scheduler.read_running import home_of, min_tasks_of, near_of
+from scheduler.unfit import Unfit
 
 _WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
 _PAUSED_AFTER = frozenset({EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL})
@@ -39,8 +40,7 @@ class Seconds(Func):
 
 def read_waiting(
     pools: tuple[PoolRow, ...],
-    runs: dict[int, str],
-    unfit: dict[str, tuple[NodeId, ...]],
+    unfit: Unfit,
     homes: dict[str, NodeId],
     known: Known[dict[str, Any]],
     built: Built[dict[str, Any], PendingRow],
@@ -61,9 +61,10 @@ def read_waiting(
 
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
         home = home_of(row["kind"], row["owner__public_id"], homes)
-        return pending_row(row, every_pool, unfit[runs[row["environment_id"]]], avoided.get(id_, []), home)
+        avoid = unfit.nodes(row["environment_id"], row["gpus_per_task"])
+        return pending_row(row, every_pool, avoid, avoided.get(id_, []), home)
 
-    pending = built.of(waiting, (every_pool, runs, unfit, homes, dict(avoided)), make)
+    pending = built.of(waiting, (every_pool, unfit, homes, dict(avoided)), make)
     if waits := waits_of(_WAITING):
         told = zip(waiting, pending, strict=True)
         pending = tuple(waits[id_].told(row) if id_ in waits else row for id_, row in told)

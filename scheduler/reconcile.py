@@ -56,6 +56,7 @@ def reconcile(door: Door) -> Differences:
     recorded = {_key(task): _as_recorded(task) for task in held}
     asked_at = timezone.now()
     seen = door.engine.poll()
+    skew_s = None if seen.clock_s is None else seen.clock_s - time.time()
     if seen.boot_id != door.node.boot_id and door.node.boot_id:
         # it restarted under our open link: the hello of a new one says what that means
         door.engine.close()
@@ -70,7 +71,7 @@ def reconcile(door: Door) -> Differences:
         for job, attempt in sorted({(each.key.job, each.key.attempt) for each in found.unknown}):
             log.warning("stopping %s/%s on %s: the record does not know it", job, attempt, door.node.name)
             _stop_unknown(door, job, attempt, found.unknown)
-    nodes.record_seen(door.node.pk)
+    nodes.record_seen(door.node.pk, skew_s)
     nodes.record_disk(door.node.pk, seen.full_disk)
     if not (adopting and found.unknown):
         nodes.record_reconciled(door.node.pk, timezone.now())

@@ -9,8 +9,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from portal.models import ClusterSettings, Environment
-from portal.words.states import RuntimeKind
+from portal.models import ClusterSettings
 from scheduler.album import Built, Known
 from scheduler.core.cluster import (
     GpuRow,
@@ -35,8 +34,9 @@ from scheduler.read_cluster import (
     read_usage,
 )
 from scheduler.read_growing import Source, read_growing
-from scheduler.read_running import Holding, read_holdings, read_homes, read_kept, read_running, unfit_nodes
+from scheduler.read_running import Holding, read_holdings, read_homes, read_kept, read_running
 from scheduler.read_waiting import read_waiting
+from scheduler.unfit import Unfit, read_unfit
 
 ASKED = JobId("asked")
 """The id of a job that nobody has submitted; it is shorter than a public id."""
@@ -51,8 +51,8 @@ class Photo:
     adopt_only: bool
     pending_rows: dict[str, int]
     """Row numbers of the jobs that wait, by job id; not of those that run and wait for more tasks."""
-    unfit: dict[str, tuple[NodeId, ...]]
-    """By kind of environment, the nodes that cannot run it."""
+    unfit: Unfit
+    """The nodes that cannot run an environment."""
     homes: dict[str, NodeId]
     """By person, the node where their home is."""
     kept: dict[str, Kept]
@@ -83,18 +83,17 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
     with _one_moment() as now_s:
         pools = read_pools(settings.policy)
         held = read_holdings(album.held)
-        nodes, runtimes = read_nodes(read_gpus(album.gpus), held.values(), album.machines, album.nodes)
+        nodes, machines = read_nodes(read_gpus(album.gpus), held.values(), album.machines, album.nodes)
         topologies = read_topologies()
         reservations = read_reservations(now_s, {node.id for node in nodes})
         projects = read_projects()
         quotas = read_quotas()
         usage = read_usage(now_s, policy.half_life_s)
-        runs = dict(Environment.objects.values_list("id", "runtime"))
-        unfit = {kind.value: unfit_nodes(kind, runtimes) for kind in RuntimeKind}
+        unfit = read_unfit(machines)
         homes = read_homes()
-        running = read_running(held, runs, unfit, homes, album.running)
-        pending, rows = read_waiting(pools, runs, unfit, homes, album.waiting, album.pending)
-        growing = read_growing(held, runs, unfit, album.growing)
+        running = read_running(held, unfit, homes, album.running)
+        pending, rows = read_waiting(pools, unfit, homes, album.waiting, album.pending)
+        growing = read_growing(held, unfit, album.growing)
         kept = read_kept()
     return Photo(
         snapshot=Snapshot(

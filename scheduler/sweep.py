@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question
 from portal.selectors.time_limits import limited
-from portal.services import lifecycle, nodes, restored, time_limits
+from portal.services import lifecycle, nodes, restored, time_limits, trust
 from portal.services.dependencies import cancel_dependents
 from portal.services.idempotency import forget_old_keys
 from portal.wake import send_hints
@@ -41,6 +41,7 @@ def sweep() -> None:
     end_never_ready()
     end_unsent_on_silent_nodes()
     mark_silent_nodes()
+    trust.look_again()
     restored.end_looking()
     cancel_dependents()
     score_started()
@@ -117,4 +118,5 @@ def trim() -> None:
         ids = list(rows.order_by("pk").values_list("pk", flat=True)[:TRIMMED_AT_ONCE])
         rows.model._default_manager.filter(pk__in=ids).delete()
     drop_old_failures()
+    trust.forget_old_troubles()
     forget_old_keys()

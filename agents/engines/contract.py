@@ -69,6 +69,8 @@ class Seen:
     boot_id: str
     full_disk: str | None = None
     """Why the node takes no work for want of room, as a sentence; None while there is room."""
+    clock_s: float | None = None
+    """Unix time on the node when it answered; None: not told."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Stopped:
 
     gone: bool
     ended: tuple[Container, ...] = ()
+    stuck_s: float | None = None
+    """For how long something has been there although it was killed; None: nothing is, or it was not told."""
 
 
 @dataclass(frozen=True)

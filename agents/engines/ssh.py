@@ -96,7 +96,8 @@ class NodeEngine:
     def poll(self) -> Seen:
         answer = self._link.ask("list", timeout_s=ANSWER_WITHIN_S)
         rows = (ContainerState.from_wire(row) for row in answer["containers"])
-        return Seen(tuple(map(_container, rows)), str(answer["boot_id"]), answer.get("full_disk"))
+        seen = tuple(map(_container, rows))
+        return Seen(seen, str(answer["boot_id"]), answer.get("full_disk"), answer.get("clock_s"))
 
     @property
     def stops_tasks(self) -> bool:
@@ -116,7 +117,7 @@ class NodeEngine:
             **({} if tasks is None else {"tasks": list(tasks)}),
         )
         rows = (ContainerState.from_wire(row) for row in answer.get("tasks", ()))
-        return Stopped(bool(answer.get("gone")), tuple(map(_container, rows)))
+        return Stopped(bool(answer.get("gone")), tuple(map(_container, rows)), answer.get("stuck_s"))
 
     def remove(self, epoch: int, job: str, attempt: int) -> None:
         self._link.ask("remove", timeout_s=ANSWER_WITHIN_S, epoch=epoch, job=job, attempt=attempt)

@@ -392,6 +392,7 @@ def _new_record(spec: TaskSpec) -> Record:
         "pid": None,
         "pid_start": None,
         "stop_at_s": None,
+        "killed_s": None,
         "reserved_s": time.time(),
         "started_s": None,
         "ended_s": None,

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 from agents.node import cgroup, checkpoint, machine, progress, refusals
 from agents.node.durable import locked
@@ -29,6 +29,8 @@ Fields = Dict[str, Any]
 _PORT_TRIES = 3
 _TOMBSTONES_LISTED = 1000
 _SETTLE_WITHIN_S = 10.0
+_STOP_WITHIN_S, _KILLED_WITHIN_S, _KILLED_AGAIN_WITHIN_S = 8.0, 4.0, 0.2
+"""How long a stop waits for all it kills, and for one task; for one that stayed the last time only for a moment."""
 _FULL_AGAIN_AFTER_S = 300.0
 _SAID_NOTHING: Fields = {"saved_ago_s": None, "progress": None, "progress_ago_s": None}
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
@@ -257,7 +259,8 @@ class Tasks:
             records = self.ledger.stopping(epoch, job, attempt, grace_s=grace_s)
         if not records:  # a ledger that was lost must not keep what runs from being stopped
             records = self._unknown_to_ledger(job, attempt, tasks)
-        gone = [self._stop_one(name, record) for name, record in sorted(records.items())]
+        until_s = time.monotonic() + _STOP_WITHIN_S
+        gone = [self._stop_one(name, record, until_s) for name, record in sorted(records.items())]
         self.poke()
         if all(gone):
             return {
@@ -268,7 +271,13 @@ class Tasks:
                     if tasks is None or record["task"] in tasks
                 ],
             }
-        return {"stopping": True}
+        return {"stopping": True, "stuck_s": self._stuck_s(records)}
+
+    def _stuck_s(self, names: Iterable[str]) -> Optional[float]:
+        """For how long a task of these has been there although it was killed, seconds; None: none is."""
+        known = self.ledger.tasks()
+        killed = [known[name]["killed_s"] for name in names if known.get(name, {}).get("killed_s")]
+        return time.time() - min(killed) if killed else None
 
     def _unknown_to_ledger(
         self, job: str, attempt: int, tasks: Optional[List[int]] = None
@@ -280,8 +289,8 @@ class Tasks:
             if found.job == job and found.attempt == attempt and (tasks is None or found.task in tasks)
         }
 
-    def _stop_one(self, name: str, record: Record) -> bool:
-        """Moves one task towards its end; True when it is gone."""
+    def _stop_one(self, name: str, record: Record, until_s: float) -> bool:
+        """Moves one task towards its end, for which it waits until ``until_s`` at most; True when it is gone."""
         if record["phase"] == EXITED and record["removed"]:
             return True
         runtime = self.runtimes[record["runtime"]]
@@ -295,7 +304,12 @@ class Tasks:
                         runtime.signal(name, "TERM")
                     return False
                 self.look_at_peak(name)
-                runtime.kill(name)
+                again = record.get("killed_s") is not None
+                patience_s = min(_KILLED_WITHIN_S, until_s - time.monotonic())
+                runtime.kill(
+                    name,
+                    within_s=_KILLED_AGAIN_WITHIN_S if again else max(_KILLED_AGAIN_WITHIN_S, patience_s),
+                )
             current = self.ledger.tasks().get(name)
             if current is None:
                 runtime.remove(name)
@@ -304,7 +318,10 @@ class Tasks:
                 self._clean(name, current, runtime)
                 self.ledger.note(name, phase=EXITED, removed=True, ended_s=time.time())
             else:
-                return self._settle(name, runtime) is not None
+                gone = self._settle(name, runtime) is not None
+                if not gone and current.get("killed_s") is None:
+                    self.ledger.note(name, killed_s=time.time())
+                return gone
             return True
 
     def past_deadline(self, now_s: float) -> List[str]:
@@ -319,7 +336,7 @@ class Tasks:
         """Ends a task whose time to leave is over."""
         record = self.ledger.tasks().get(name)
         if record is not None:
-            self._stop_one(name, record)
+            self._stop_one(name, record, time.monotonic() + _STOP_WITHIN_S)
 
     def signal(self, fields: Fields) -> Fields:
         """Sends a signal to one task, or to all of an attempt."""
@@ -460,6 +477,7 @@ class Tasks:
             "boot_id": machine.boot_id(self.settings.boot_id_path),
             "highest_epoch": self.ledger.epoch(),
             "full_disk": self.full_disk(),
+            "clock_s": time.time(),
         }
 
     def _said(self, row: Fields) -> Fields:

@@ -21,6 +21,7 @@ from portal.services.gpus import do_give_back_gpu
 from portal.services.nodes import do_fence_node, do_set_node_state, do_start_check
 from portal.services.tokens import Scope
 from portal.services.topologies import do_set_labels
+from portal.services.trust import do_trust_node
 from portal.words.labels import LONGEST_LABEL
 from portal.words.states import NodeState
 
@@ -107,6 +108,25 @@ class NodeUncordonRoute(NodeActRoute):
     def post(self, request: Request, node: str) -> HttpResponse:
         """The node, ready."""
         return self.moved(NodeState.READY)
+
+
+@policy(Policy.ADMIN)
+class NodeTrustRoute(NodeActRoute):
+    """Trusting it again."""
+
+    @_act(
+        "nodes_trust",
+        "Trust a node again",
+        "One that was put aside takes new work at once, and its next time aside is short again. Repeatable.",
+    )
+    def post(self, request: Request, node: str) -> HttpResponse:
+        """The node, trusted."""
+
+        def work() -> dict[str, Any]:
+            do_trust_node(self.person, self.node, reason=self.body["reason"])
+            return self.acted()
+
+        return self.once(work, 200)
 
 
 @policy(Policy.ADMIN)

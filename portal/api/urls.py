@@ -84,6 +84,7 @@ V1: list[URLPattern | URLResolver] = [
     path("nodes/<slug:node>/drain/", node_acts.NodeDrainRoute.as_view()),
     path("nodes/<slug:node>/retire/", node_acts.NodeRetireRoute.as_view()),
     path("nodes/<slug:node>/fence/", node_acts.NodeFenceRoute.as_view()),
+    path("nodes/<slug:node>/trust/", node_acts.NodeTrustRoute.as_view()),
     path("nodes/<slug:node>/labels/", node_acts.NodeLabelsRoute.as_view()),
     path("nodes/<slug:node>/test/", node_acts.NodeTestRoute.as_view()),
     path("nodes/<slug:node>/checks/<slug:check>/", node_acts.NodeCheckRoute.as_view()),

@@ -230,7 +230,7 @@ class WorkspaceDoor:
                 410,
                 "workspace_stopped",
                 "This workspace has stopped",
-                "Its files are kept. Start it again from the portal.",
+                "Its files are kept. Start or resume it from the portal.",
                 link=self._portal_link(f"/jobs/{job}/"),
             )
         elif why is Answer.NOT_READY:

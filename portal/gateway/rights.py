@@ -154,7 +154,7 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
 
 
 def open_targets() -> list[Target]:
-    """The servers of all running workspaces that hold GPUs: two queries."""
+    """The servers of all running workspaces that hold GPUs, on nodes that answer: two queries."""
     attempts = Attempt.objects.filter(
         job__kind=JobKind.WORKSPACE.value,
         job__desired=Desired.RUN.value,
@@ -164,7 +164,7 @@ def open_targets() -> list[Target]:
         stop_wanted_at__isnull=True,
     ).exclude(leader_epoch=0)
     by_row = {attempt.pk: attempt for attempt in attempts.select_related("job__environment")}
-    tasks = Task.objects.select_related("node").filter(attempt__in=by_row, rank=0)
+    tasks = Task.objects.select_related("node").filter(attempt__in=by_row, rank=0, node__reachable=True)
     found = (_target(by_row[task.attempt_id], task) for task in tasks.order_by("pk"))
     return [target for target in found if target is not None]
 

@@ -23,7 +23,8 @@ from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.restored import UnknownContainer
-from portal.models.usage import UsageLedger, UsageMinute
+from portal.models.trouble import NodeTrouble
+from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Allocation",
     "ApiToken",
     "Attempt",
+    "AttemptEnergy",
     "AuditEntry",
     "ClusterSettings",
     "Cycle",
@@ -52,6 +54,7 @@ __all__ = [
     "Node",
     "NodeCheck",
     "NodePool",
+    "NodeTrouble",
     "Outbox",
     "Progress",
     "Project",

@@ -12,6 +12,7 @@ from django.db import models
 
 from portal.models.public_id import PublicIdField, slug_validator
 from portal.words.states import GpuHealth, LinkKind, NodeState, RuntimeKind
+from portal.words.trust import Phase
 
 
 class NodePool(models.Model):
@@ -63,10 +64,28 @@ class Node(models.Model):
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
     clock_skew_s = models.FloatField(null=True, blank=True)
+    trust = models.CharField(max_length=8, default=Phase.TRUSTED.value, db_default=Phase.TRUSTED.value)
+    trust_cause = models.CharField(max_length=16, blank=True, default="", db_default="")
+    trust_sentence = models.CharField(
+        max_length=500, blank=True, default="", db_default="", help_text="Why it is not trusted."
+    )
+    trust_since = models.DateTimeField(null=True, blank=True)
+    try_at = models.DateTimeField(null=True, blank=True, help_text="Aside until then; null: until it is rid.")
+    trips = models.PositiveIntegerField(default=0, db_default=0, help_text="How often it was aside of late.")
+    tripped_at = models.DateTimeField(null=True, blank=True)
+    on_trial = models.ForeignKey(
+        "Attempt",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The one attempt with which it is tried.",
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         constraints = [
+            models.CheckConstraint(condition=models.Q(trust__in=[p.value for p in Phase]), name="node_trust"),
             models.CheckConstraint(
                 condition=models.Q(state__in=[s.value for s in NodeState]), name="node_state"
             ),
@@ -85,6 +104,12 @@ class Node(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def takes_work(self) -> bool:
+        """In service, and trusted with another job; whether it answers is another question."""
+        tried = self.trust == Phase.TRIAL.value and self.on_trial_id is None
+        return self.state == NodeState.READY.value and (tried or self.trust == Phase.TRUSTED.value)
 
 
 class Topology(models.Model):
@@ -136,6 +161,13 @@ class Gpu(models.Model):
     health = models.CharField(max_length=12, default=GpuHealth.OK.value)
     health_reason = models.CharField(max_length=500, blank=True, help_text="Of one that is ok: a warning.")
     present = models.BooleanField(default=True, help_text="The node's last hello named it.")
+    foreign_user = models.CharField(
+        max_length=200,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Whose program that is no job's works on it, told by the node; while so nothing new comes.",
+    )
     used_milli = models.PositiveIntegerField(default=0)
     island = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="Equal numbers on a node are joined by NVLink; null: not known."

@@ -12,6 +12,16 @@ from django.db.models import Count, Max, Q, QuerySet
 from portal.access import Person, visible_nodes
 from portal.models import Allocation, Gpu, Node
 from portal.words.states import AttemptState, GpuHealth, NodeState
+from portal.words.trust import Phase
+
+TAKES_WORK = Q(
+    Q(node__trust=Phase.TRUSTED.value) | Q(node__trust=Phase.TRIAL.value, node__on_trial__isnull=True),
+    health=GpuHealth.OK.value,
+    foreign_user="",
+    node__state=NodeState.READY.value,
+    node__reachable=True,
+)
+"""GPUs on which something may start, where they are not held."""
 
 DRAWN_GPUS = 256
 """Beyond so many GPUs the strip shows numbers without squares; the cluster page draws them all."""
@@ -30,6 +40,8 @@ class GpuFacts:
     health: str
     used_milli: int
     simulated: bool
+    health_reason: str
+    foreign_user: str
 
 
 def gpu_facts(gpus: QuerySet[Gpu]) -> Iterator[GpuFacts]:
@@ -135,10 +147,13 @@ def square_of(
         look, ramp, word = "failed", None, gpu.health
     elif starting:
         look, ramp, word = "starting", None, "starting"
+    elif gpu.foreign_user and not gpu.used_milli:
+        look, ramp, word = "drained", None, f"{gpu.foreign_user} works on it"
     elif gpu.used_milli:
         look, ramp, word = "busy", 3 if ramp is None else ramp, f"{gpu.used_milli / 10:g} % given away"
-    elif node.state != NodeState.READY.value:
-        look, ramp, word = "drained", None, f"node {node.state}"
+    elif not node.takes_work:
+        why = "put aside" if node.state == NodeState.READY.value else node.state
+        look, ramp, word = "drained", None, f"node {why}"
     else:
         look, ramp, word = "free", None, "free"
     overlay = "" if node.reachable else "away"
@@ -154,13 +169,12 @@ def square_of(
 
 
 def _counted(gpus: QuerySet[Gpu]) -> list[ModelStrip]:
-    takes_work = Q(
-        health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True, used_milli=0
-    )
     rows = (
         gpus.order_by()
         .values("model", "node_id", "node__pool_id")
-        .annotate(all=Count("pk"), free=Count("pk", filter=takes_work), memory=Max("memory_mib"))
+        .annotate(
+            all=Count("pk"), free=Count("pk", filter=TAKES_WORK & Q(used_milli=0)), memory=Max("memory_mib")
+        )
     )
     strips: dict[str, ModelStrip] = {}
     for row in rows:

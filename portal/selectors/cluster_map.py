@@ -8,8 +8,9 @@ from itertools import groupby
 
 from portal.access import Person, visible_jobs, visible_nodes
 from portal.models import Allocation, Gpu, Node, Task
-from portal.selectors.cluster import Square, gpu_facts, square_of
+from portal.selectors.cluster import GpuFacts, Square, gpu_facts, square_of
 from portal.words.states import AttemptState, GpuHealth, NodeState
+from portal.words.trust import CLOCK_OFF_S, Phase
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class NodeBox:
 
     node: Node
     squares: list[Square] = field(default_factory=list)
+    unwell: list[GpuFacts] = field(default_factory=list)
+    """Its GPUs that are lost, in quarantine or warned of, or on which a program works that is no job's."""
     holds: list[Hold] = field(default_factory=list)
     models: str = ""
     free: int = 0
@@ -44,7 +47,7 @@ class NodeBox:
             return "unreachable"
         if any(square.look == "failed" for square in self.squares):
             return "failed"
-        if self.node.state != NodeState.READY.value:
+        if self.node.state != NodeState.READY.value or self.node.trust == Phase.ASIDE.value:
             return "drained"
         return "simulated" if self.node.simulated else "done"
 
@@ -60,7 +63,16 @@ class NodeBox:
             return f"{lost} GPU{'s' if lost > 1 else ''} lost"
         if self.node.state != NodeState.READY.value:
             return self.node.state.capitalize()
+        if self.node.trust != Phase.TRUSTED.value:
+            return "Put aside" if self.node.trust == Phase.ASIDE.value else "On trial"
         return "Simulated" if self.node.simulated else "Healthy"
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong with it, as sentences; blank: nothing that is known."""
+        return " ".join(
+            filter(None, (self.node.problem, self.node.trust_sentence, clock_sentence(self.node)))
+        )
 
     @property
     def label(self) -> str:
@@ -95,7 +107,8 @@ class ClusterMap:
     @property
     def troubled(self) -> list[NodeBox]:
         """The boxes that need a look."""
-        return [box for box in self.boxes if box.symbol in {"unreachable", "failed"} or box.node.problem]
+        symbols = {"unreachable", "failed"}
+        return [box for box in self.boxes if box.symbol in symbols or box.complaint or box.unwell]
 
 
 def cluster_map(person: Person, *, only: Node | None = None) -> ClusterMap:
@@ -115,13 +128,24 @@ def cluster_map(person: Person, *, only: Node | None = None) -> ClusterMap:
         box.squares.append(square)
         models[gpu.node_id].add(gpu.model)
         names[gpu.node_id].append((holder[0], holder[1]) if holder else ("", ""))
-        takes_work = box.node.reachable and box.node.state == NodeState.READY.value
-        box.free += gpu.used_milli == 0 and takes_work and gpu.health == GpuHealth.OK.value
+        takes_work = box.node.reachable and box.node.takes_work
+        well = gpu.health == GpuHealth.OK.value and not gpu.foreign_user
+        box.free += gpu.used_milli == 0 and takes_work and well
+        if not well or gpu.health_reason:
+            box.unwell.append(gpu)
     for key, box in boxes.items():
         box.models = ", ".join(sorted(models[key]))
         box.holds = [Hold(name, job, len(list(run))) for (name, job), run in groupby(names[key])]
         box.jobs = len({job for _, job in names[key] if job})
     return ClusterMap(list(boxes.values()))
+
+
+def clock_sentence(node: Node) -> str:
+    """That a node's clock is off by more than it may; blank where it is not, or is not known."""
+    skew_s = node.clock_skew_s
+    if skew_s is None or abs(skew_s) <= CLOCK_OFF_S:
+        return ""
+    return f"Its clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} ours."
 
 
 def _holders(person: Person, nodes: list[int]) -> dict[int, tuple[str, str, bool]]:

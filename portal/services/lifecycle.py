@@ -296,18 +296,20 @@ def task_ended(
     oom: bool = False,
     peak_memory_mib: int | None = None,
     proof: str = "gone",
-) -> None:
+) -> bool:
     """The node proved that a task's container is no more; its GPUs are free, and the gang follows.
 
-    ``reason`` says why when nothing had asked it to stop; ``proof`` is gone, rebooted or fenced.
+    ``reason`` says why when nothing had asked it to stop; ``proof`` is gone, rebooted or fenced. True when this is
+    news and the task failed by itself.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
         attempt, tasks = _locked(task_id)
         task = next(row for row in tasks if row.pk == task_id)
         if task.gone:
-            return
+            return False
         asked, leaves = attempt.stop_wanted_at is not None, task.leave_wanted_at is not None
+        failed = not asked and not leaves and reason is not EndReason.FINISHED
         task.exit_code, task.oom, task.peak_memory_mib = exit_code, oom, peak_memory_mib
         if task.state in ATTEMPT_LIVE:
             cause = EndReason(attempt.stop_reason or task.leave_reason) if asked or leaves else reason
@@ -316,7 +318,7 @@ def task_ended(
         release_gpus(task, proof)
         if leaves:
             note_change(job)
-        elif not asked and reason is not EndReason.FINISHED:
+        elif failed:
             facts = {"exit_code": exit_code, "memory": memory(job.memory_mib), "node": task.node.name}
             sentence = sentence or end_sentence(reason, **facts)
             if goes_on_without(attempt, job, tasks):
@@ -328,6 +330,7 @@ def task_ended(
                 _want_stops([(attempt, Stop(attempt.pk, reason, sentence))], "")
         if all(row.gone for row in tasks):
             finish_attempt(attempt, job)
+        return failed
 
 
 # -- job level -------------------------------------------------------------------------------------

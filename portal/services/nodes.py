@@ -240,13 +240,15 @@ def record_disk(node_id: int, full: str | None) -> None:
         wake("node")
 
 
-def record_seen(node_id: int) -> None:
-    """The node answered just now."""
+def record_seen(node_id: int, clock_skew_s: float | None = None) -> None:
+    """The node answered just now, and by so much its clock was ahead of ours; None: it did not say."""
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
         back = not node.reachable
         _seen(node)
-        node.save(update_fields=["reachable", "unreachable_since", "problem", "last_seen_at"])
+        if clock_skew_s is not None:
+            node.clock_skew_s = round(clock_skew_s, 3)
+        node.save(update_fields=["reachable", "unreachable_since", "problem", "last_seen_at", "clock_skew_s"])
         if back:
             announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
             wake("node_back")

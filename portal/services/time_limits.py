@@ -214,7 +214,7 @@ def _locked(job_id: int, attempt: Attempt) -> Job:
 
 def _told(job: Job, answer: dict[str, Any] | None) -> dict[str, Any]:
     """What the scheduler said, as columns of the request."""
-    if answer is None:
+    if answer is None or not (answer["whole"] or answer["delays"] or answer["reservations"]):
         return {"known": False, "beyond": True}
     late = answer["delays"]
     jobs = Job.objects.filter(public_id__in=[one["job"] for one in late])
@@ -228,7 +228,7 @@ def _told(job: Job, answer: dict[str, Any] | None) -> dict[str, Any]:
         "delayed_count": len(late),
         "delays": late[:SHOWN_DELAYS],
         "reservations": answer["reservations"],
-        "beyond": bool(answer["reservations"]) or not mine,
+        "beyond": bool(answer["reservations"]) or not (mine and answer["whole"]),
     }
 
 

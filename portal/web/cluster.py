@@ -14,9 +14,11 @@ from portal.access import Policy, policy, signed_in, visible_nodes
 from portal.errors import NotThere
 from portal.last_samples import last_frames
 from portal.models import ClusterSettings, Node
-from portal.selectors.cluster_map import cluster_map, tasks_on
+from portal.selectors.cluster_map import clock_sentence, cluster_map, tasks_on
 from portal.selectors.links import pairs_of
 from portal.words.states import GpuHealth
+
+SHOWN_TROUBLES = 8
 
 
 @policy(Policy.SIGNED_IN)
@@ -70,6 +72,8 @@ def node_page(
         "below_floor": row.hello.get("below_floor", []),
         "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
         "may_change": user.is_admin,
+        "clock_off": clock_sentence(row),
+        "troubles": row.troubles.select_related("job")[:SHOWN_TROUBLES] if user.is_admin else [],
         "labels": sorted(row.labels.items()),
         "typed_labels": typed_labels,
     }

@@ -12,9 +12,10 @@ from django.utils.functional import SimpleLazyObject
 
 from portal.access import visible_jobs
 from portal.models import Gpu, Job, User
+from portal.selectors.cluster import TAKES_WORK
 from portal.selectors.restored import restored
 from portal.selectors.scheduler import alarm
-from portal.words.states import JOB_LIVE, Desired, GpuHealth, JobState, NodeState
+from portal.words.states import JOB_LIVE, Desired, JobState, NodeState
 
 
 @dataclass(frozen=True)
@@ -155,13 +156,12 @@ def _shown(place: Place, here: str, figures: Figures) -> dict[str, Any]:
 
 def get_figures(user: User) -> Figures:
     """Three queries: the GPUs of the cluster, the person's own live jobs, and all that wait."""
-    takes_work = Q(health=GpuHealth.OK.value, node__state=NodeState.READY.value, node__reachable=True)
     gpus = (
         Gpu.objects.filter(present=True)
         .exclude(node__state=NodeState.RETIRED.value)
         .aggregate(
             all=Count("pk"),
-            free=Count("pk", filter=takes_work & Q(used_milli=0)),
+            free=Count("pk", filter=TAKES_WORK & Q(used_milli=0)),
             simulated=Count("pk", filter=Q(simulated=True)),
         )
     )

@@ -22,12 +22,14 @@ from django.utils.safestring import SafeString
 from portal.selectors.cluster import Square
 from portal.selectors.cluster_map import Hold
 from portal.web import words
+from portal.words.trust import BEFELL, Trouble
 
 register = template.Library()
 
 for _name in (
     "duration",
     "memory",
+    "energy",
     "gpus",
     "gpu_amount",
     "gpu_time",
@@ -190,6 +192,12 @@ def today(context: Context) -> str:
     """Tuesday 12 May 2026, 13:52."""
     here = timezone.now().astimezone(zone_of(context))
     return f"{here:%A} {here.day} {here:%B %Y, %H:%M}"
+
+
+@register.filter
+def trouble(code: str) -> str:
+    """What befell a node, in words."""
+    return BEFELL[Trouble(code)]
 
 
 @register.filter

@@ -20,6 +20,8 @@ from scheduler.core.tree import Tree
 
 NOTICED_S = 60.0
 """Who starts less than this later is not called delayed."""
+LOOKED_AT = 1_000
+"""Of so many waiting jobs at most it is worked out, those whose turn comes first: somebody waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,14 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Whom a later end would delay: waiting jobs, the longest delay first, and reservations by name."""
+    """Whom a later end would delay: waiting jobs, the longest delay first, and reservations by name.
+
+    ``whole`` False: more wait than were looked at, so that there may be others.
+    """
 
     jobs: tuple[Delay, ...]
     reservations: tuple[str, ...]
+    whole: bool = True
 
 
 def delays(
@@ -60,7 +66,7 @@ def delays(
         Outlook(snapshot, plan, row.pool, durations, policy, template_of=template_of, ends_s={job: at_s})
         for at_s in (end_s, later_s)
     )
-    starts_s = before.medians_s(before.turns)
+    starts_s = before.medians_s(before.turns[:LOOKED_AT])
     then_s = after.medians_s(starts_s)
     late = [
         Delay(one, by_s)
@@ -68,7 +74,8 @@ def delays(
         if start_s < math.inf and (by_s := then_s.get(one, math.inf) - start_s) >= NOTICED_S
     ]
     late.sort(key=lambda each: (-each.by_s, each.job))
-    return Delays(tuple(late), _reserved(snapshot, row, end_s, later_s))
+    whole = len(before.turns) <= LOOKED_AT
+    return Delays(tuple(late), _reserved(snapshot, row, end_s, later_s), whole)
 
 
 def _reserved(snapshot: Snapshot, row: RunningRow, end_s: float, later_s: float) -> tuple[str, ...]:

@@ -183,7 +183,10 @@ class Explainer:
         }
         where = f"the home volume's node {self._nodes[job.node_affinity].name}" if job.node_affinity else ""
         if most_tasks == 0 and self._all_unfit(job):
-            sentence = f"No node of {self._pool_names(job)} runs its kind of environment."
+            sentence = (
+                f"No node of {self._pool_names(job)} can run its environment: each is of another kind, or its "
+                "driver is too old."
+            )
         elif job.gpus_per_task and total == 0:
             kind = job.gpu_model or "suitable"
             if job.gpu_model and job.min_gpu_memory_mib:

@@ -123,9 +123,9 @@ class Outlook:
         )
 
     @property
-    def turns(self) -> Set[JobId]:
-        """The waiting jobs that have a turn here."""
-        return self._turn.keys()
+    def turns(self) -> Sequence[JobId]:
+        """The waiting jobs that have a turn here, in order."""
+        return tuple(self._turn)
 
     def medians_s(self, jobs: Iterable[JobId]) -> dict[JobId, float]:
         """In how many seconds these waiting jobs of this pool start, each at the median of the plays.

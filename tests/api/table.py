@@ -128,6 +128,7 @@ ROWS = [
     Row("nodes_cordon", "post", "nodes/{node}/cordon/", ADMIN, {"reason": "a fan"}, hidden=403),
     # it has never answered; it answers; it runs something; a second of these is in test_node_acts
     Row("nodes_uncordon", "post", "nodes/{node}/uncordon/", ADMIN, {}, 409, hidden=403),
+    Row("nodes_trust", "post", "nodes/{node}/trust/", ADMIN, {"reason": "new cable"}, hidden=403),
     Row("nodes_fence", "post", "nodes/{node}/fence/", ADMIN, {"reason": "off"}, 409, hidden=403),
     Row("nodes_retire", "post", "nodes/{node}/retire/", ADMIN, {}, 409, hidden=403),
     Row("nodes_drain", "post", "nodes/{node}/drain/", ADMIN, {}, hidden=403),

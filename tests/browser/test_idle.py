@@ -8,10 +8,12 @@ from playwright.sync_api import expect
 
 from portal.models import Activity, Job
 from portal.services import lifecycle
+from portal.services.idle import do_excuse
 from portal.services.policy import do_change_policy
 from portal.words.reasons import EndReason
 from scheduler.idleness import look_for_idle
 from tests.browser.conftest import elsewhere
+from tests.browser.test_accessibility import look_at
 from tests.quiet import gpu_minutes, run_out, tool_looked_at
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -41,6 +43,9 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     page.goto("/")
     card = page.locator(".fw-ws", has_text="label-qa")
     expect(card).to_contain_text("no use for")
+    do_excuse(scene.people["m-okafor"], scene.jobs["attn-probe"], "A debugger waits in it")
+    looked_at = ["/", f"/jobs/{job.public_id}/", "/requests/"]
+    assert look_at(page, looked_at) == look_at(open_as("r-castellan", dark=True), looked_at[1:]) == ""
     page.goto(f"/jobs/{job.public_id}/")
     page.get_by_role("button", name="Keep 1").click()
     expect(page.get_by_text("label-qa is kept for a while")).to_be_visible()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.core import delaying
 from scheduler.core.cluster import JobId, NodeId, ProjectId, ReservationRow, Snapshot
 from scheduler.core.delaying import NOTICED_S, delays
 from scheduler.core.policy import Policy
@@ -38,6 +39,14 @@ def test_who_needs_its_gpus_is_delayed_by_as_much_and_who_does_not_is_not() -> N
     assert [(one.job, one.by_s) for one in found.jobs] == [("wide", 2 * HOUR)]
     assert asked(full(waits("slim", "p", 1)), END_S + 2 * HOUR).jobs == ()
     assert asked(full(), END_S + 30 * 24 * HOUR) == asked(full(), END_S + 1.0)
+
+
+def test_of_a_long_queue_the_first_are_looked_at_and_it_is_said(monkeypatch) -> None:
+    line = [waits("slim", "p", 1, age_s=9.0), waits("wide", "p", 4, age_s=5.0)]
+    assert asked(full(*line), END_S + HOUR).whole
+    monkeypatch.setattr(delaying, "LOOKED_AT", 1)
+    found = asked(full(*line), END_S + HOUR)
+    assert (found.jobs, found.whole) == ((), False)
 
 
 def test_less_than_a_minute_is_no_delay() -> None:

@@ -16,6 +16,7 @@ def submit(scene: dict[str, Any], seconds: float = 0.2) -> Job:
         scene["project"],
         scene["environment"],
         command=["sh", "-c", script],
+        cpu_milli=100,
         memory_mib=64,
         stop_grace_s=1,
     )

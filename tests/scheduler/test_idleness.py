@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from portal.errors import Conflict, Invalid, NotAllowed, NotThere
@@ -36,11 +37,15 @@ def scene():
 
 @pytest.fixture
 def lab(scene) -> Job:
-    """A workspace on the first GPU, ready for an hour, of whose use nothing is known."""
-    job = record.job(scene["owner"], scene["project"], scene["environment"], kind="workspace", name="lab")
+    return running(scene, 0)
+
+
+def running(scene, index: int) -> Job:
+    """A workspace on one of the GPUs, ready for an hour, of whose use nothing is known."""
+    job = record.job(scene["owner"], scene["project"], scene["environment"], kind="workspace")
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
-        gpu = scene["node"].gpus.get(index=0)
+        gpu = scene["node"].gpus.get(index=index)
         attempt = lifecycle.begin_attempt(
             locked, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1
         )
@@ -77,6 +82,21 @@ def told(job: Job) -> list[str]:
     return list(
         JobEvent.objects.filter(job=job, kind__in=kinds).order_by("id").values_list("kind", flat=True)
     )
+
+
+def test_a_look_asks_as_much_for_many_workspaces_as_for_one(scene, lab) -> None:
+    minutes(scene, *[0.0] * 3)
+
+    def asked() -> int:
+        look_for_idle()
+        with CaptureQueriesContext(connection) as queries:
+            look_for_idle()
+        return len(queries)
+
+    one = asked()
+    for index in (1, 2):
+        running(scene, index)
+    assert asked() == one
 
 
 def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:

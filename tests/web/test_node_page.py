@@ -7,7 +7,8 @@ import json
 from django.urls import reverse
 
 from portal import last_samples
-from portal.models import Gpu, Link, Node
+from portal.models import Gpu, Job, Link, Node
+from portal.services import trust
 
 OLD = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
 
@@ -60,3 +61,22 @@ def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
     page = page_of(member, node)
     assert page.count("<td>18 NVLink, one switch</td>") == 2
     assert page.count("<td>across NUMA nodes</td>") == 2
+
+
+def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(scene, client_of) -> None:
+    node = scene.nodes["h200-1"]
+    job = Job.objects.first()
+    trust.record_stuck(node.pk, job)
+    Node.objects.filter(pk=node.pk).update(clock_skew_s=-3.04)
+    member, admin = page_of(client_of("member"), node), page_of(client_of("admin"), node)
+    for page in (member, admin):
+        assert "Put aside since" in page
+        assert "Something there cannot be ended, and holds its GPUs." in page
+        assert "Its clock is 3.0 s behind ours." in page
+    assert f"A task of {job.public_id} was killed" in admin and "Trust it again" in admin
+    assert "was killed" not in member and "Trust it again" not in member
+    cluster = client_of("member").get(reverse("cluster")).content.decode()
+    assert "Put aside" in cluster and "Needs a look" in cluster
+    path = reverse("set-node-state", args=[node.public_id])
+    assert client_of("admin").post(path, {"act": "trust", "reason": "a new cable"}).status_code == 302
+    assert "Put aside since" not in page_of(client_of("member"), node)

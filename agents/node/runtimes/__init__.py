@@ -90,8 +90,8 @@ class Runtime:
         found = self.find(name)
         return (found.pid, found.started_s) if found else (None, None)
 
-    def kill(self, name: str) -> None:
-        """Ends a running task at once and returns when its first process is gone."""
+    def kill(self, name: str, *, within_s: float) -> None:
+        """Kills a running task at once; returns when its first process is gone, or after so long."""
         raise NotImplementedError
 
     def find(self, name: str) -> Optional[Found]:

@@ -25,7 +25,6 @@ from agents.node.spec import REFUSED_ENV
 
 _COMMAND_WITHIN_S = 60.0
 _PULL_WITHIN_S = 3600.0
-_KILLED_WITHIN_S = 10.0
 _FULL = ("no space left on device", "disk quota exceeded")
 _TAKEN = ("already in use", "already exists", "is in use")
 _PORT_TAKEN = ("address already in use", "port is already allocated")
@@ -209,12 +208,12 @@ class EngineRuntime(Runtime):
     def signal(self, name: str, signal_name: str) -> None:
         self.must(["kill", "--signal", signal_name, name])
 
-    def kill(self, name: str) -> None:
+    def kill(self, name: str, *, within_s: float) -> None:
         found = self.find(name)
         answer = self.call(["kill", "--signal", "KILL", name])
         if answer.code != 0 and not answer.says((*_NOT_THERE, "not running", "state improper")):
             raise self.refusal("kill", answer)
-        deadline_s = time.monotonic() + _KILLED_WITHIN_S
+        deadline_s = time.monotonic() + within_s
         while found is not None and machine.is_alive(found.pid, None) and time.monotonic() < deadline_s:
             time.sleep(0.01)
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from typing import Dict, List, Optional
 
 from agents.node import cgroup, machine, shim, word_files
@@ -19,6 +20,7 @@ from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Order, Runtime
 from agents.node.settings import Settings
 
 _START_WITHIN_S = 15.0
+_REMOVED_WITHIN_S = 10.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -147,31 +149,31 @@ class ProcessRuntime(Runtime):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(begun["pid"], getattr(signal, "SIG" + signal_name))
 
-    def kill(self, name: str) -> None:
-        self._end(name, os.path.join(self._root, name))
+    def kill(self, name: str, *, within_s: float) -> None:
+        self._end(name, os.path.join(self._root, name), within_s)
 
     def remove(self, name: str) -> None:
         """Ends the task and everything it started; its log stays, its order goes."""
         folder = os.path.join(self._root, name)
         if not os.path.isdir(folder):
             return
-        if not shim.claim(folder, "stop"):
-            self._end(name, folder)
+        if not shim.claim(folder, "stop") and not self._end(name, folder, _REMOVED_WITHIN_S):
+            raise Refusal(ENGINE_ERROR, f"{name} is still there although it was killed.")
         for leftover in ("order.json", "pid.json", "exit.json", "claim", "shim.lock"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, leftover))
         shutil.rmtree(os.path.join(folder, "tmp"), ignore_errors=True)
 
-    def _end(self, name: str, folder: str) -> None:
-        """Kills the child; its shim ends the rest. Without a shim we do that ourselves."""
+    def _end(self, name: str, folder: str, within_s: float) -> bool:
+        """Kills the child; its shim ends the rest. Without a shim we do that ourselves.
+
+        False when they are there after so long: a process may stay in the kernel whatever it is told.
+        """
         begun: Dict[str, int] = read_json(os.path.join(folder, "pid.json")) or {}
         if machine.is_alive(begun.get("pid"), begun.get("start_ticks")):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(begun["pid"], signal.SIGKILL)
-        lock = os.path.join(folder, "shim.lock")
-        if os.path.exists(lock):
-            with locked(lock):  # the shim lets go when everything has ended
-                pass
+        let_go = _let_go(os.path.join(folder, "shim.lock"), within_s)
         group = cgroup.find(name)
         if group is not None:
             group.kill()
@@ -180,6 +182,20 @@ class ProcessRuntime(Runtime):
             if begun.get("pid") and each.session == begun["pid"]:
                 with contextlib.suppress(OSError):
                     os.kill(each.pid, signal.SIGKILL)
+        return let_go
+
+
+def _let_go(lock: str, within_s: float) -> bool:
+    """Waits until a shim has let go of its lock, which it does when everything of its task has ended."""
+    deadline_s = time.monotonic() + within_s
+    while os.path.exists(lock):
+        with locked(lock, wait=False) as free:
+            if free is not None:
+                break
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _binds(order: Order) -> List[List[object]]:

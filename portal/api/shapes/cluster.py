@@ -15,6 +15,7 @@ from portal.models import NodeCheck as NodeCheckRow
 from portal.models import Template as TemplateRow
 from portal.models import Topology as TopologyRow
 from portal.words.states import GpuHealth, JobKind, NodeState, RuntimeKind
+from portal.words.trust import Phase, Trouble
 
 HEALTH = [word.value for word in GpuHealth]
 NODE_STATES = [word.value for word in NodeState]
@@ -32,6 +33,9 @@ class GpuShort(serializers.Serializer[Any]):
     health = serializers.ChoiceField(HEALTH)
     health_reason = serializers.CharField(allow_blank=True, help_text="Of one that is ok: a warning.")
     present = serializers.BooleanField(help_text="The node's last hello named it.")
+    foreign_user = serializers.CharField(
+        allow_blank=True, help_text="Whose program that is no job's works on it; while so nothing new comes."
+    )
     used_milli = serializers.IntegerField(help_text="1000 is all of it.")
     island = serializers.IntegerField(
         allow_null=True,
@@ -68,6 +72,19 @@ class Pool(Named):
     gpu_models = serializers.ListField(child=serializers.CharField())
 
 
+class NodeTrust(serializers.Serializer[Any]):
+    """How far a node is trusted with new work."""
+
+    phase = serializers.ChoiceField(
+        [phase.value for phase in Phase], help_text="aside: it gets none; trial: it gets one job."
+    )
+    cause = serializers.ChoiceField([cause.value for cause in Trouble], allow_blank=True)
+    sentence = serializers.CharField(allow_blank=True)
+    since = serializers.DateTimeField(allow_null=True)
+    try_at = serializers.DateTimeField(allow_null=True, help_text="When it is tried with one job.")
+    trips = serializers.IntegerField(help_text="How often it was aside of late; each time is twice as long.")
+
+
 class Node(Named):
     """A machine."""
 
@@ -77,6 +94,10 @@ class Node(Named):
     reachable = serializers.BooleanField()
     unreachable_since = serializers.DateTimeField(allow_null=True)
     problem = serializers.CharField(allow_blank=True)
+    trust = NodeTrust()
+    clock_skew_s = serializers.FloatField(
+        allow_null=True, help_text="Its clock less ours; null: not told. More than 2 s is told on pages."
+    )
     simulated = serializers.BooleanField()
     runtime = serializers.ChoiceField(RUNTIMES)
     agent_version = serializers.CharField(allow_blank=True)
@@ -125,6 +146,10 @@ class Environment(Named):
     runtime = serializers.ChoiceField(RUNTIMES)
     image = serializers.CharField(allow_blank=True)
     image_digest = serializers.CharField(allow_blank=True)
+    min_driver = serializers.CharField(
+        allow_blank=True,
+        help_text="Jobs with GPUs stay off nodes whose NVIDIA driver is older; blank: any will do.",
+    )
     tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
     enabled = serializers.BooleanField()
     present_nodes = serializers.IntegerField(help_text="Nodes that have it already.")
@@ -153,6 +178,7 @@ def gpu_short(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "simulated": row.simulated,
         "health": row.health,
         "health_reason": row.health_reason,
+        "foreign_user": row.foreign_user,
         "present": row.present,
         "used_milli": row.used_milli,
         "island": row.island,
@@ -194,6 +220,15 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "reachable": row.reachable,
         "unreachable_since": when(row.unreachable_since),
         "problem": row.problem,
+        "trust": {
+            "phase": row.trust,
+            "cause": row.trust_cause,
+            "sentence": row.trust_sentence,
+            "since": when(row.trust_since),
+            "try_at": when(row.try_at),
+            "trips": row.trips,
+        },
+        "clock_skew_s": row.clock_skew_s,
         "simulated": row.simulated,
         "runtime": row.runtime,
         "agent_version": row.agent_version,
@@ -233,6 +268,7 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "runtime": row.runtime,
         "image": row.image,
         "image_digest": row.image_digest,
+        "min_driver": row.min_driver,
         "tool": row.tool,
         "enabled": row.enabled,
         "present_nodes": getattr(row, "present_nodes", 0),

@@ -17,7 +17,7 @@ from portal.models import JobEvent, Standing
 from portal.models import Task as TaskRow
 from portal.selectors.forecasts import Move, why_none
 from portal.selectors.idle import Idleness
-from portal.selectors.jobs import Chain
+from portal.selectors.jobs import Chain, joules_of
 from portal.selectors.progress import KnownLayout as KnownLayoutRow
 from portal.selectors.progress import progress_of
 from portal.selectors.receipts import Receipt
@@ -194,6 +194,10 @@ class Attempt(serializers.Serializer[Any]):
         allow_null=True, help_text="When it last said that it saved its work; null: it has not."
     )
     progress = Progress(allow_null=True, help_text="null: it told none.")
+    energy_joules = serializers.FloatField(
+        allow_null=True,
+        help_text="What its GPUs used so far, of each the part that it held; null: not measured.",
+    )
     stop_wanted_at = serializers.DateTimeField(allow_null=True)
     left_for = OtherJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
     ended_at = serializers.DateTimeField(allow_null=True)
@@ -574,6 +578,7 @@ def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
         "ready_at": when(row.ready_at),
         "checkpoint_at": when(row.checkpoint_at),
         "progress": progress(progress_of(row)),
+        "energy_joules": joules_of(row),
         "stop_wanted_at": when(row.stop_wanted_at),
         "left_for": other_job(row.stop_for, seen) if row.stop_for else None,
         "ended_at": when(row.ended_at),

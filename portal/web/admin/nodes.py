@@ -14,6 +14,7 @@ from portal.models import Gpu, Node, NodeCheck, NodePool
 from portal.services import enrolment, nodes
 from portal.services.gpus import do_give_back_gpu
 from portal.services.topologies import do_set_labels
+from portal.services.trust import do_trust_node
 from portal.web.acts import act_and_return
 from portal.web.cluster import node_page
 from portal.web.words import whole_number
@@ -96,7 +97,7 @@ def node_check(request: HttpRequest, public_id: str, check_id: str) -> HttpRespo
 @policy(Policy.ADMIN)
 @require_POST
 def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Cordons, drains, fences, retires a node, or takes it back."""
+    """Cordons, drains, fences, retires a node, takes it back, or trusts it again."""
     node, user = _node(public_id), signed_in(request.user)
     act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
     if act == "ready" and reason == node.state_reason:
@@ -112,6 +113,9 @@ def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
         if act == "fence":
             ended = nodes.do_fence_node(user, node, reason=reason)
             return f"{node.name} is fenced; {ended} tasks ended and their GPUs are free."
+        if act == "trust":
+            do_trust_node(user, node, reason=reason)
+            return f"{node.name} is trusted again."
         if act not in states:
             raise NotThere
         nodes.do_set_node_state(user, node, states[act], reason=reason)

@@ -1,0 +1,29 @@
+"""What befell a node, one row each: on these the judgments of ``portal.words.trust`` rest."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from portal.words.trust import Trouble
+
+
+class NodeTrouble(models.Model):
+    """One trouble with a node. Rows are kept for some days, for people; judgments read the newest."""
+
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="troubles")
+    at = models.DateTimeField()
+    trouble = models.CharField(max_length=16)
+    job = models.ForeignKey("Job", null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    sentence = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(trouble__in=[each.value for each in Trouble]), name="node_trouble_kind"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["node", "-at"], name="trouble_of_node"),
+            models.Index(fields=["at"], name="trouble_by_age"),
+        ]

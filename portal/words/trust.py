@@ -1,0 +1,175 @@
+"""Whether a node is trusted with new work: pure judgments on what befell it, with the reason and the next try.
+
+A circuit breaker for each node (M. Nygard, Release It!, 2007): trusted, aside, and a trial with one job between the
+two. Each time aside is twice as long as the one before, and a long quiet time forgets them. Moments are float seconds
+since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+WINDOW_S = 600.0
+"""What befell a node longer ago says nothing of it now."""
+SOON_S = 60.0
+"""Who fails sooner after its start failed soon; who runs so long did well."""
+SEVERAL_JOBS = 3
+SILENCES = 3
+LOST_LINKS = 4
+FIRST_ASIDE_S, LONGEST_ASIDE_S = 60.0, 3600.0
+FORGOTTEN_AFTER_S = 6 * 3600.0
+"""After so long without being put aside a node begins anew."""
+CLOCK_OFF_S = 2.0
+"""A node whose clock differs by more from the portal's is told of."""
+STUCK_AFTER_S = 30.0
+"""Who is there so long after it was killed is stuck."""
+
+
+class Phase(StrEnum):
+    """How far a node is trusted. Aside it gets no new work; on trial it gets one job and no second."""
+
+    TRUSTED = "trusted"
+    ASIDE = "aside"
+    TRIAL = "trial"
+
+
+class Trouble(StrEnum):
+    """What may befall a node."""
+
+    START_REFUSED = "start_refused"  # it would not start a job
+    FAILED_SOON = "failed_soon"  # a job failed soon after it started
+    NO_ANSWER = "no_answer"  # it took a command and did not answer
+    LINK_LOST = "link_lost"  # a link that had stood broke
+    STUCK = "stuck"  # what was killed there is still there
+
+
+OF_JOBS = frozenset({Trouble.START_REFUSED, Trouble.FAILED_SOON})
+
+
+@dataclass(frozen=True)
+class Befell:
+    """One trouble: when, and with whose job where it was with one."""
+
+    at_s: float
+    trouble: Trouble
+    job: str = ""
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How a node stands. ``try_at_s`` only aside; None there: not by time but when what is stuck has gone."""
+
+    phase: Phase = Phase.TRUSTED
+    cause: Trouble | None = None
+    since_s: float = 0.0
+    try_at_s: float | None = None
+    trips: int = 0
+    tripped_s: float | None = None
+
+
+def judge(
+    trust: Trust,
+    befell: Iterable[Befell],
+    *,
+    now_s: float,
+    served_s: float | None = None,
+    well_elsewhere: Collection[str] = (),
+    on_trial: str = "",
+    room: bool = True,
+) -> Trust:
+    """The node's standing after what befell it.
+
+    ``served_s`` is when a job last did well there, ``well_elsewhere`` the people whose jobs did well on other nodes
+    of late, ``on_trial`` the job it is tried with. Without ``room`` too many others are aside already: then the
+    cause is hardly this node, and a trusted one stays so.
+    """
+    begin_s = max(trust.since_s, now_s - WINDOW_S)
+    fresh = [each for each in befell if begin_s < each.at_s <= now_s]
+    cause: Trouble | None = None
+    if trust.phase is Phase.TRIAL:
+        failed = (each for each in fresh if each.trouble not in OF_JOBS or each.job == on_trial != "")
+        cause = next((each.trouble for each in failed), None)
+    elif trust.phase is Phase.TRUSTED and room:
+        cause = _cause(fresh, served_s, well_elsewhere)
+    if cause is None:
+        return trust
+    forgotten = trust.tripped_s is None or now_s - trust.tripped_s > FORGOTTEN_AFTER_S
+    trips = 1 if forgotten else trust.trips + 1
+    return Trust(Phase.ASIDE, cause, now_s, now_s + aside_s(trips), trips, now_s)
+
+
+def _cause(
+    fresh: Collection[Befell], served_s: float | None, well_elsewhere: Collection[str]
+) -> Trouble | None:
+    """What is enough to put a trusted node aside.
+
+    Several jobs must have failed since one last did well, and of more than one person: somebody's broken program
+    fails everywhere. For one person alone it counts when their jobs do well on other nodes.
+    """
+    if sum(each.trouble is Trouble.NO_ANSWER for each in fresh) >= SILENCES:
+        return Trouble.NO_ANSWER
+    if sum(each.trouble is Trouble.LINK_LOST for each in fresh) >= LOST_LINKS:
+        return Trouble.LINK_LOST
+    failed = [each for each in fresh if each.trouble in OF_JOBS and each.at_s > (served_s or 0.0)]
+    owners = {each.owner for each in failed}
+    of_the_node = len(owners) > 1 or not owners.isdisjoint(well_elsewhere)
+    if len({each.job for each in failed}) < SEVERAL_JOBS or not of_the_node:
+        return None
+    refused = {each.job for each in failed if each.trouble is Trouble.START_REFUSED}
+    soon = {each.job for each in failed if each.trouble is Trouble.FAILED_SOON}
+    return Trouble.START_REFUSED if len(refused) >= len(soon) else Trouble.FAILED_SOON
+
+
+def aside_s(trips: int) -> float:
+    """How long a node is aside for the so-manieth time: 1, 2, 4 ... minutes, at most an hour."""
+    return float(min(FIRST_ASIDE_S * 2.0 ** min(max(0, trips - 1), 16), LONGEST_ASIDE_S))
+
+
+def stuck(trust: Trust, now_s: float) -> Trust:
+    """Something there cannot be killed: aside until it has gone, however long that takes."""
+    if trust.phase is Phase.ASIDE and trust.cause is Trouble.STUCK:
+        return trust
+    return replace(trust, phase=Phase.ASIDE, cause=Trouble.STUCK, since_s=now_s, try_at_s=None)
+
+
+def freed(trust: Trust, now_s: float) -> Trust:
+    """What was stuck has gone: the node is tried."""
+    if trust.phase is Phase.ASIDE and trust.cause is Trouble.STUCK:
+        return replace(trust, phase=Phase.TRIAL, since_s=now_s)
+    return trust
+
+
+def due(trust: Trust, now_s: float) -> Trust:
+    """Aside for long enough: tried with one job."""
+    if trust.phase is Phase.ASIDE and trust.try_at_s is not None and trust.try_at_s <= now_s:
+        return replace(trust, phase=Phase.TRIAL, since_s=now_s, try_at_s=None)
+    return trust
+
+
+def trusted(trust: Trust, now_s: float, *, forgive: bool = False) -> Trust:
+    """The trial went well; or an administrator said so, which also forgets how often it was aside (``forgive``)."""
+    if forgive:
+        return Trust(since_s=now_s)
+    return replace(trust, phase=Phase.TRUSTED, cause=None, since_s=now_s, try_at_s=None)
+
+
+WHY: dict[Trouble, str] = {
+    Trouble.START_REFUSED: "It refused to start jobs, one after another.",
+    Trouble.FAILED_SOON: "Jobs failed there soon after they started, one after another.",
+    Trouble.NO_ANSWER: "It took commands and did not answer them.",
+    Trouble.LINK_LOST: "The connection to it broke again and again.",
+    Trouble.STUCK: "Something there cannot be ended, and holds its GPUs.",
+}
+"""The cause as a sentence for people."""
+
+BEFELL: dict[Trouble, str] = {
+    Trouble.START_REFUSED: "A start was refused",
+    Trouble.FAILED_SOON: "A job failed soon",
+    Trouble.NO_ANSWER: "A command got no answer",
+    Trouble.LINK_LOST: "The connection broke",
+    Trouble.STUCK: "Something could not be ended",
+}
+"""What one trouble is called in a list."""

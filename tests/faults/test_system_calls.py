@@ -1,0 +1,194 @@
+"""kill -9 at system calls of submit, plan, start, stop and comparison, by strace: nothing lost, nothing twice.
+
+Each act is done by a child of its own, which dies on its way into one call after another. What it left is found by
+the whole engine in this process, for some children at once. The long run takes every second call three times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from portal.models import Attempt, Job, Lease, Node, Task
+from portal.services import lifecycle
+from portal.words.reasons import EndReason
+from portal.words.states import JOB_ENDS, JobState
+from scheduler import dispatch, leases
+from scheduler.cycle import run_cycle
+from scheduler.dispatch import Door
+from scheduler.opening import open_engine
+from scheduler.reconcile import reconcile, welcome
+from tests import record
+from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+from tests.faults.counted import submit
+from tests.faults.system_calls import calls_of, cannot_trace, dies_at_call
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(cannot_trace() is not None, reason=cannot_trace() or ""),
+    pytest.mark.timeout(3 * 3600),
+]
+
+GPUS = 8
+HEALED_WITHIN_S = 60.0
+HOLDER = "sweep"
+
+
+@pytest.fixture(scope="module")
+def shared_room():
+    with engine_room() as room:
+        yield room
+
+
+def leases_run_out() -> None:
+    """Those of the dead, and of the engine that healed: waiting for them is tested in test_workers.py."""
+    Lease.objects.update(expires_at="2000-01-01T00:00Z")
+
+
+class Stand:
+    """A node of eight GPUs, and acts that a child does and dies of."""
+
+    def __init__(self, room: EngineRoom, name: str) -> None:
+        self.room = room
+        owner = record.person("ada")
+        self.node = room.known(room.node(name=name, gpus=GPUS), gpus=GPUS)
+        Node.objects.filter(pk=self.node.pk).update(cpu_milli=64_000)
+        self.scene = {
+            "owner": owner,
+            "project": record.project(member=owner),
+            "environment": record.environment(runtime="process", tool=False),
+        }
+        self._own: Door | None = None
+        self.door().engine.close()  # it is known from here on
+
+    def door(self) -> Door:
+        """A link of our own to the node, with the right to use it."""
+        lease = leases.claim(leases.node_lease(self.node.public_id), HOLDER, leases.NODE_TTL_S)
+        assert lease is not None
+        node = Node.objects.select_related("pool").get(pk=self.node.pk)
+        return welcome(Door(open_engine(node), lease, node), time.time())
+
+    def task_of(self, job: Job) -> Task:
+        (task,) = [each for each in dispatch.tasks_held(self.node) if each.attempt.job_id == job.pk]
+        return task
+
+    def starts(self) -> list[str]:
+        return [
+            line
+            for path in self.room.folder.glob(f"{self.node.name}/homes/*/starts")
+            for line in path.read_text().splitlines()
+        ]
+
+    # -- before, and the act itself ------------------------------------------------------------------
+
+    def placed(self, seconds: float) -> Job:
+        job = submit(self.scene, seconds)
+        run_cycle("test", HOLDER)
+        return job
+
+    def running(self, seconds: float) -> Job:
+        job = self.placed(seconds)
+        self._own = self._own or self.door()  # one for some jobs
+        dispatch.start_task(self._own, self.task_of(job), tries_left=1)
+        return job
+
+    def before(self, act: str) -> Job | None:
+        """The job with which an act begins."""
+        match act:
+            case "submit":
+                return None
+            case "plan":
+                return submit(self.scene, 0.1)
+            case "start":
+                return self.placed(0.1)
+            case "stop":
+                job = self.running(600)
+                lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+                return job
+        job = self.running(0.05)  # its end is news to the record
+        time.sleep(0.3)
+        return job
+
+    def do(self, act: str, job: Job | None) -> None:
+        """The act, as the child does it."""
+        match act:
+            case "submit":
+                submit(self.scene, 0.1)
+            case "plan":
+                run_cycle("test", HOLDER)
+            case "start":
+                dispatch.start_task(self.door(), self.task_of(job), tries_left=1)  # type: ignore[arg-type]
+            case "stop":
+                dispatch.stop_attempt(self.door(), Attempt.objects.get(job=job))
+            case _:
+                reconcile(self.door())
+
+    # -- after ---------------------------------------------------------------------------------------
+
+    def heal(self, expected: JobState, told: Callable[[], object]) -> None:
+        """Everything ends as it should, once, and nothing is left."""
+        if self._own is not None:
+            self._own.engine.close()
+            self._own = None
+        leases_run_out()
+
+        def look() -> bool:
+            live = Job.objects.exclude(state__in=[state.value for state in JOB_ENDS]).exists()
+            left = list(self.room.folder.glob(f"{self.node.name}/state/tasks/fw-*"))
+            return not live and held_milli() == 0 and not containers_alive(self.room.folder) and not left
+
+        assert Engine().run_until(look, HEALED_WITHIN_S), (
+            told(),
+            list(Job.objects.values_list("state", "reason")),
+        )
+        starts = self.starts()
+        assert len(starts) == len(set(starts)), starts
+        ends = set(Job.objects.values_list("state", flat=True))
+        assert ends <= {expected.value}, (ends, told())
+        assert Attempt.objects.count() == Job.objects.count(), "a dead portal disturbs nothing that runs"
+        leases_run_out()
+
+
+ACTS = {
+    "submit": JobState.COMPLETED,
+    "plan": JobState.COMPLETED,
+    "start": JobState.COMPLETED,
+    "stop": JobState.CANCELLED,
+    "compare": JobState.COMPLETED,
+}
+
+
+def sweep(room: EngineRoom, act: str, stride: int, times: int) -> tuple[int, int]:
+    """Kills at each ``stride``-th call; gives how many calls the act makes and how many points were swept."""
+    stand = Stand(room, f"c{act}")
+    job = stand.before(act)
+    calls = calls_of(lambda: stand.do(act, job))
+    stand.heal(ACTS[act], lambda: "before the sweep")
+    points = [call for call in calls[::stride] for _ in range(times)]
+    died = 0
+    for first in range(0, len(points), GPUS):
+        some = points[first : first + GPUS]
+        for call in some:
+            job = stand.before(act)
+            died += dies_at_call(call, lambda job=job: stand.do(act, job))
+        stand.heal(ACTS[act], lambda some=some: f"{act}, killed at the calls {some}")
+    return len(calls), died
+
+
+def test_killed_at_some_system_calls(shared_room, settings) -> None:
+    settings.DATA_DIR, settings.LOG_DIR = shared_room.folder, Path(shared_room.folder) / "logs"
+    calls, died = sweep(shared_room, "start", stride=90, times=1)
+    assert calls >= 100 and died >= 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("act", ACTS)
+def test_killed_at_every_second_system_call_three_times(shared_room, settings, capsys, act: str) -> None:
+    settings.DATA_DIR, settings.LOG_DIR = shared_room.folder, Path(shared_room.folder) / "logs"
+    calls, died = sweep(shared_room, act, stride=2, times=3)
+    with capsys.disabled():
+        print(f"\n{act}: {calls} system calls, killed {died} times at {-(-calls // 2)} of them")
+    assert died >= calls, "more than two of three, for a call may be missing in a later run"

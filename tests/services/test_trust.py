@@ -1,0 +1,137 @@
+"""What befalls nodes as the record keeps it: who is put aside, who is tried, and what an administrator may do."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from portal.errors import NotAllowed
+from portal.models import AuditEntry, Membership, Node, NodeTrouble, Task
+from portal.services import lifecycle, trust
+from portal.words.reasons import EndReason
+from portal.words.trust import Phase, Trouble
+from tests import record
+from tests.services.test_lifecycle import place, run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene():
+    made = record.scene()
+    others = [record.person() for _ in range(2)]
+    for other in others:
+        Membership.objects.create(project=made["project"], user=other, role="member")
+    return made | {"others": others, "admin": record.person(admin=True)}
+
+
+def fails(scene, owner, node: Node | None = None, *, code: int = 3) -> None:
+    """A job of ``owner`` that ends with this code as soon as it has begun."""
+    job = record.job(owner, scene["project"], scene["environment"])
+    there = scene if node is None else scene | {"node": node}
+    (task,) = run(place(there, job))
+    reason = EndReason.EXIT_CODE if code else EndReason.FINISHED
+    if lifecycle.task_ended(task, exit_code=code, reason=reason):
+        trust.record_failed(task, reason)
+
+
+def now(node: Node) -> tuple[str, str]:
+    node.refresh_from_db()
+    return node.trust, node.trust_cause
+
+
+def test_jobs_of_several_people_that_fail_soon_put_it_aside(scene) -> None:
+    record.node(scene["pool"])
+    for owner in (scene["owner"], *scene["others"]):
+        assert now(scene["node"]) == ("trusted", "")
+        fails(scene, owner)
+    assert now(scene["node"]) == ("aside", "failed_soon")
+    assert not scene["node"].takes_work
+    entry = AuditEntry.objects.get(act="node.trust")
+    assert (entry.before["trust"], entry.after["cause"], entry.reason) == (
+        "trusted",
+        "failed_soon",
+        "Exit code 3.",
+    )
+
+
+@pytest.mark.parametrize("case", ["one did well between", "it ran for long", "it was asked to leave"])
+def test_what_says_nothing_against_it(scene, case: str) -> None:
+    for number, owner in enumerate((scene["owner"], *scene["others"])):
+        if case == "one did well between" and number == 1:
+            fails(scene, owner, code=0)
+        job = record.job(owner, scene["project"], scene["environment"])
+        attempt = place(scene, job)
+        (task,) = run(attempt)
+        if case == "it ran for long":
+            Task.objects.filter(pk=task).update(running_at=timezone.now() - dt.timedelta(seconds=61))
+        if case == "it was asked to leave":
+            lifecycle.want_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
+        if lifecycle.task_ended(task, exit_code=1, reason=EndReason.EXIT_CODE):
+            trust.record_failed(task, EndReason.EXIT_CODE)
+    assert now(scene["node"]) == ("trusted", "")
+
+
+def test_one_person_is_believed_once_their_jobs_do_well_elsewhere(scene) -> None:
+    other = record.node(scene["pool"])
+    for _ in range(3):
+        fails(scene, scene["owner"])
+    trust.look_again()
+    assert now(scene["node"]) == ("trusted", "")
+    fails(scene, scene["owner"], other, code=0)
+    trust.look_again()
+    assert now(scene["node"]) == ("aside", "failed_soon")
+
+
+def test_no_more_than_a_third_of_a_pool_is_put_aside(scene) -> None:
+    nodes = [scene["node"], *(record.node(scene["pool"]) for _ in range(5))]
+    for node in nodes:
+        for _ in range(4):
+            trust.record_trouble(node.pk, Trouble.LINK_LOST)
+    assert Node.objects.filter(trust=Phase.ASIDE).count() == 2
+    trust.do_trust_node(scene["admin"], Node.objects.filter(trust=Phase.ASIDE).first())
+    trust.look_again()
+    assert Node.objects.filter(trust=Phase.ASIDE).count() == 2, "the next of those that were spared"
+
+
+def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(scene) -> None:
+    node = scene["node"]
+    Node.objects.filter(pk=node.pk).update(trust="trial", trust_cause="link_lost", trust_since=timezone.now())
+    node.refresh_from_db()
+    attempt = place(scene, record.job(scene["owner"], scene["project"], scene["environment"]))
+    with transaction.atomic():
+        trust.begin_trials([(attempt, [node])])
+    node.refresh_from_db()
+    assert node.on_trial == attempt and not node.takes_work
+    lifecycle.want_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
+    attempt.refresh_from_db()
+    trust.look_again()
+    assert not Node.objects.get(pk=node.pk).takes_work, "who ended it may be about to say why"
+    attempt.ended_at -= dt.timedelta(seconds=10)
+    attempt.save()
+    trust.look_again()
+    assert now(node) == ("trial", "link_lost") and node.takes_work
+    trust.record_trouble(node.pk, Trouble.NO_ANSWER)
+    assert now(node) == ("aside", "no_answer")
+
+
+def test_an_administrator_trusts_it_again_and_nobody_else_may(scene) -> None:
+    node = scene["node"]
+    trust.record_stuck(node.pk, record.job(scene["owner"], scene["project"], scene["environment"]))
+    assert now(node) == ("aside", "stuck") and node.try_at is None
+    with pytest.raises(NotAllowed):
+        trust.do_trust_node(scene["owner"], node)
+    trust.do_trust_node(scene["admin"], node, reason="restarted the daemon")
+    assert now(node) == ("trusted", "") and node.takes_work and node.trips == 0
+    assert AuditEntry.objects.filter(act="node.trust", actor=scene["admin"]).exists()
+
+
+def test_old_troubles_are_dropped(scene) -> None:
+    trust.record_trouble(scene["node"].pk, Trouble.LINK_LOST)
+    NodeTrouble.objects.update(at=timezone.now() - trust.TROUBLES_KEPT - dt.timedelta(days=1))
+    trust.record_trouble(scene["node"].pk, Trouble.LINK_LOST)
+    trust.forget_old_troubles()
+    assert NodeTrouble.objects.count() == 1
