@@ -144,6 +144,8 @@ def _is_known_to_be_used(stand, job: Job, own: dict[str, str], kernel: str) -> N
 
     busy = asyncio.run(asyncio.wait_for(sleeps(), 60))
     assert busy.tool_seen_at - busy.tool_used_at < seconds / 2  # it computes, and says nothing meanwhile
+    with stand.browser(job) as browser:
+        assert browser.post(f"/api/kernels/{kernel}/interrupt", headers=own).is_success
     Activity.objects.update(tool_seen_at=busy.tool_seen_at - 200 * seconds)
     assert (
         _looked(job).tool_since > busy.tool_seen_at
