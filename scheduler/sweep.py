@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question
-from portal.services import lifecycle, nodes, restored, trust
+from portal.services import lifecycle, nodes, reservations, restored, trust
 from portal.services.dependencies import cancel_dependents
 from portal.services.idempotency import forget_old_keys
 from portal.wake import send_hints
@@ -39,6 +39,7 @@ def sweep() -> None:
     end_unsent_on_silent_nodes()
     mark_silent_nodes()
     trust.look_again()
+    reservations.clear_begun()
     restored.end_looking()
     cancel_dependents()
     score_started()
