@@ -77,8 +77,7 @@ class Field:
             small_disks([self.room.folder / name / "state" for name in NODES])
         )
         west = next(node for node in self.nodes if node.name == OVER_SSH)
-        keys = self.room.folder / "keys"
-        self.wire = self.ending.enter_context(over_ssh(west, self.room.folder, keys))
+        self.wire = self.ending.enter_context(over_ssh(west, self.room))
         # one journal for all: a job does not know where it will run, and GPUs have names of their own
         self.journal = self.room.folder / "journal"
         make_journal(self.journal, [f"SIM-{name}-{index}" for name in NODES for index in range(GPUS)])

@@ -24,6 +24,7 @@ from tests.rig.proxy import WeatherProxy
 
 if TYPE_CHECKING:  # models can be imported once the servers stand
     from portal.models import Node
+    from tests.engine_room import EngineRoom
 
 GPUS = 2
 NODES = ("north", "south", "west")
@@ -33,11 +34,13 @@ STATE_MIB = 24
 
 
 @contextlib.contextmanager
-def over_ssh(node: Node, folder: Path, keys: Path) -> Iterator[WeatherProxy]:
+def over_ssh(node: Node, room: EngineRoom) -> Iterator[WeatherProxy]:
     """Lets a node of this machine be reached by a real sshd, through a wire that can be bad."""
     from portal.models import Node as Row
 
-    pairs = make_keys(keys, node.settings["cluster"])
+    folder = room.folder
+    pairs = make_keys(folder / "keys", node.settings["cluster"])
+    room.environment["FAIRWAY_CONTROL_KEY"] = str(pairs["control"])
     publics = {purpose: public_line(pairs[purpose]) for purpose in PURPOSES}
     here = folder / node.public_id
     here.mkdir()
@@ -107,7 +110,7 @@ def servers(root: Path) -> Iterator[tuple[Server, Server]]:
 class Worker:
     """A worker of all queues that is started again whenever it is gone."""
 
-    def __init__(self, room: object) -> None:
+    def __init__(self, room: EngineRoom) -> None:
         self._room = room
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = False
@@ -115,7 +118,7 @@ class Worker:
     def keep(self) -> None:
         """Starts it where it does not live."""
         if self._process is None or self._process.poll() is not None:
-            self._process = self._room.worker()  # type: ignore[attr-defined]
+            self._process = self._room.worker()
             self.stopped = False
 
     def send(self, how: signal.Signals) -> None:
