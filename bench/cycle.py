@@ -3,9 +3,12 @@
     DATABASE_URL=... REDIS_URL=... python -m bench cycle [--fill] [--rounds 5]
 
 Each row is ``scheduler.cycle.run_cycle`` from claim to commit, with its parts as its own row tells them. In the
-first cycle every waiting job gets its first verdict. Then whoever was asked to leave does, until nobody is; from
-then on a job ends and one is submitted before each cycle. Every second of these is hurried, as if another cycle
-were asked for: it says of some why they wait, the others of all (docs/decisions/telling-pace.md). ``--fill`` measures another first cycle before: all 8,000 GPUs are free, and each start is committed.
+first cycle every waiting job gets its first verdict. From then on a job ends and one is submitted before each
+cycle that is measured. In the first half nothing else has changed: who was asked to leave has left, who got places
+runs, and cycles ran until nothing moved. In the second half the cycles follow each other at once: who was asked to
+leave is still leaving. Every second cycle of the first half tells all why they wait; the others are hurried, as if
+another were asked for (docs/decisions/telling-pace.md). ``--fill`` measures another first cycle before: all 8,000
+GPUs are free, and each start is committed.
 Makes a database of its own beside the one that DATABASE_URL names, and drops it.
 """
 
@@ -29,6 +32,9 @@ PENDING = 10_000
 MORE = 8_000
 """Jobs made beyond the pending ones: as many of all as fit run already."""
 MOST_CYCLES = 10
+LITTLE = "nothing else moves, another cycle follows"
+TOLD = "nothing else moves, all are told why they wait"
+CHAINED = "others are leaving still, another cycle follows"
 FIRST_TARGET_S, LITTLE_TARGET_MS, MEMORY_TARGET_MIB = 2.0, 300.0, 1_000
 
 
@@ -38,7 +44,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--fill", action="store_true", help="measure the cycle that fills the empty cluster too"
     )
-    parser.add_argument("--rounds", type=int, default=8, help="half of the cycles where little changed")
+    parser.add_argument("--rounds", type=int, default=8, help="cycles of each of the three kinds")
     options = parser.parse_args(arguments)
     with own_database():
         from scheduler.remembered import Remembered
@@ -53,20 +59,21 @@ def main(arguments: list[str]) -> int:
         met = _say_cycle(
             "full cycle, cluster full, 10,000 pending", *_cycle(remembered), target_s=FIRST_TARGET_S
         )
-        record.settle(remembered)
-        took: dict[bool, list[tuple[float, Any]]] = {True: [], False: []}  # by whether others follow at once
-        for n in range(2 * options.rounds):
+        kinds = [LITTLE, TOLD] * options.rounds + [CHAINED] * options.rounds
+        took: dict[str, list[tuple[float, Any]]] = {LITTLE: [], TOLD: [], CHAINED: []}
+        for n, kind in enumerate(kinds):
+            if kind != CHAINED:
+                record.settle(remembered)
             record.end_one(n)
             record.submit_one(n)
-            took[n % 2 == 0].append(_cycle(remembered, hurried=n % 2 == 0))
-        for hurried, cycles in took.items():
+            took[kind].append(_cycle(remembered, hurried=kind != TOLD))
+        for kind, cycles in took.items():
             seconds, row = sorted(cycles, key=lambda each: each[0])[len(cycles) // 2]
             met &= _say_cycle(
-                "cycle where one job ended and one came, 10,000 pending, "
-                + ("another follows" if hurried else "then all told why they wait"),
+                f"one job ended and one came, 10,000 pending, {kind}",
                 seconds,
                 row,
-                target_s=LITTLE_TARGET_MS / 1000 if hurried else None,
+                target_s=LITTLE_TARGET_MS / 1000 if kind == LITTLE else None,
                 worst_s=round(max(each[0] for each in cycles), 3),
                 told_ms=round(seconds * 1000 - row.snapshot_ms - row.decide_ms - row.commit_ms),
             )
@@ -240,12 +247,15 @@ class Record:
         self.analyse()
 
     def settle(self, remembered: Any) -> None:
-        """Lets go whoever was asked to leave, and runs cycles until nothing moves."""
-        from portal.models import Task
+        """Runs what got places, lets go whoever was asked to leave, and runs cycles until nothing moves."""
+        from portal.models import Attempt, Task
         from portal.services import lifecycle
         from portal.words.reasons import EndReason
 
         for _ in range(MOST_CYCLES):
+            begun = Attempt.objects.filter(state="CONFIGURING", sent_at__isnull=True)
+            Task.objects.filter(attempt__in=begun).update(state="RUNNING", running_at=self.now)
+            begun.update(state="RUNNING", sent_at=self.now, running_at=self.now)
             for task in Task.objects.filter(attempt__stop_wanted_at__isnull=False, gone=False):
                 lifecycle.task_ended(task.pk, exit_code=143, reason=EndReason.FINISHED)
             row = _cycle(remembered)[1]

@@ -14,12 +14,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
-from django.db import transaction
 from redis.exceptions import RedisError
 
 from portal import told
+from portal.after_commit import send_after_commit
+from portal.own_loop import run_aside
 from portal.valkey import PAUSE, note_trouble
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,8 @@ def announce(topic: str, data: dict[str, Any]) -> None:
 
 
 def announce_all(news: Sequence[News]) -> None:
-    """The same for several news at once: they share a connection and a round trip for their notes."""
-    if news:
-        transaction.on_commit(lambda: announce_now(news))
+    """The same for several news; all of a transaction share a connection and a round trip for their notes."""
+    send_after_commit(announce_now, news)
 
 
 def announce_now(news: Sequence[News]) -> None:
@@ -60,7 +59,7 @@ def announce_now(news: Sequence[News]) -> None:
         log.debug("open pages were not told of %s: Valkey was silent a moment ago", topics)
         return
     try:
-        async_to_sync(_send)(news)
+        run_aside(_send(news))
     except (OSError, RedisError, RuntimeError, ValueError) as problem:
         note_trouble(problem)
         log.warning("open pages were not told of %s: %s", ", ".join(topics[:5]), problem or "no answer")

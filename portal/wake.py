@@ -10,11 +10,11 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from django.db import transaction
 from django.utils import timezone
 from kombu.exceptions import OperationalError as BrokerAway
 from redis.exceptions import RedisError
 
+from portal.after_commit import send_after_commit
 from portal.config.celery import app
 from portal.killpoints import killpoint
 from portal.models import Outbox
@@ -53,7 +53,7 @@ def leave_hint(task: str, arguments: list[str], queue: str) -> None:
 def _leave(rows: list[Outbox]) -> None:
     if rows:
         Outbox.objects.bulk_create(rows)
-        transaction.on_commit(lambda: send_hints(rows))
+        send_after_commit(send_hints, rows)
 
 
 def send_hints(rows: Sequence[Outbox]) -> int:

@@ -44,18 +44,20 @@ from scheduler.core.cluster import (
 )
 from scheduler.core.policy import Policy, PolicyError
 from scheduler.read_running import Holding
+from scheduler.unfit import Machine
 
 
 def read_pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
     """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``."""
     found = []
-    for id_, name, own in NodePool.objects.order_by("name").values_list("public_id", "name", "policy"):
+    rows = NodePool.objects.order_by("name").values_list("public_id", "name", "policy", "allow_node_network")
+    for id_, name, own, lends in rows:
         try:
             Policy.of({**knobs, **own})
         except PolicyError as wrong:
             raise PolicyError(wrong.field, f"in pool {name}: {wrong.message}") from wrong
         placement = own.get("placement")
-        found.append(PoolRow(PoolId(id_), name, placement, tuple(sorted(own.items()))))
+        found.append(PoolRow(PoolId(id_), name, placement, tuple(sorted(own.items())), lends))
     return tuple(found)
 
 
@@ -78,8 +80,8 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
     alone = Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True))
     chosen = rows if nodes is None else rows.filter(node__in=nodes)
     columns = chosen.annotate(alone=alone).values_list(
-        "node_id", "present", "health", "uuid", "index", "model", "memory_mib", "used_milli", "alone", "island",
-        "mig_profile", "compute_capability", named=True,
+        "node_id", "present", "health", "foreign_user", "uuid", "index", "model", "memory_mib", "used_milli", "alone",
+        "island", "mig_profile", "compute_capability", named=True,
     )  # fmt: skip
     for node, gpus in groupby(columns, key=attrgetter("node_id")):
         yield (
@@ -92,7 +94,7 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
                     memory_mib=gpu.memory_mib,
                     used_milli=gpu.used_milli,
                     whole=gpu.alone,
-                    healthy=gpu.present and gpu.health == GpuHealth.OK.value,
+                    healthy=gpu.present and gpu.health == GpuHealth.OK.value and not gpu.foreign_user,
                     island=gpu.island,
                     mig_profile=gpu.mig_profile or None,
                     compute_capability=gpu.compute_capability,
@@ -107,8 +109,8 @@ def read_nodes(
     held: Iterable[Holding],
     known: Known[Any],
     built: Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow],
-) -> tuple[tuple[NodeRow, ...], dict[str, str]]:
-    """Node rows, and the runtime of each node by its id."""
+) -> tuple[tuple[NodeRow, ...], dict[str, Machine]]:
+    """Node rows, and by the id of each node what it can run."""
     cpu: dict[int, int] = defaultdict(int)
     memory: dict[int, int] = defaultdict(int)
     for attempt in held:
@@ -122,15 +124,15 @@ def read_nodes(
         for id_, node in nodes.items()
         if node.state not in away or id_ in cpu
     }
-    runtimes = {node.public_id: node.runtime for node, *_ in rows.values()}
-    return built.of(rows, None, lambda _, row: node_row(*row)), runtimes
+    machines = {node.public_id: Machine(node.runtime, node.hello__driver) for node, *_ in rows.values()}
+    return built.of(rows, None, lambda _, row: node_row(*row)), machines
 
 
 def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     chosen = Node.objects.all() if nodes is None else Node.objects.filter(pk__in=nodes)
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
-        "labels", "trust", "on_trial", named=True,
+        "labels", "trust", "on_trial", "hello__driver", named=True,
     ):  # fmt: skip
         yield node.id, node
 

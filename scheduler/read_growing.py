@@ -12,6 +12,7 @@ from scheduler.album import Built
 from scheduler.core.cluster import NodeId, PendingRow, PoolId
 from scheduler.read_running import Holding
 from scheduler.read_waiting import pending_row, read_rows
+from scheduler.unfit import Unfit
 
 Source = tuple[dict[str, Any], Holding, tuple[NodeId, ...], list[str]]
 """A job's columns, what it holds, the nodes that cannot run it, and those it avoids for a while."""
@@ -19,8 +20,7 @@ Source = tuple[dict[str, Any], Holding, tuple[NodeId, ...], list[str]]
 
 def read_growing(
     held: Mapping[int, Holding],
-    runs: dict[int, str],
-    unfit: dict[str, tuple[NodeId, ...]],
+    unfit: Unfit,
     built: Built[Source, PendingRow],
 ) -> tuple[PendingRow, ...]:
     """A row for each running job that may grow, with the numbers of the tasks it waits for.
@@ -36,7 +36,7 @@ def read_growing(
     ):
         avoided[job].append(node)
     sources = {
-        id_: (row, grow[id_], unfit[runs[row["environment_id"]]], sorted(avoided[id_]))
+        id_: (row, grow[id_], unfit.nodes(row["environment_id"], row["gpus_per_task"]), sorted(avoided[id_]))
         for id_, row in read_rows(list(grow))
         if not row["held"]
     }

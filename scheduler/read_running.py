@@ -17,7 +17,7 @@ from portal.models import (
     Task,
     Volume,
 )
-from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobKind, JobState, RuntimeKind
+from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobKind, JobState
 from scheduler.album import Built, Known, marks_of
 from scheduler.core.cluster import (
     GpuShare,
@@ -32,6 +32,7 @@ from scheduler.core.cluster import (
     UserId,
 )
 from scheduler.keeps import Kept, kept_tasks
+from scheduler.unfit import Unfit
 
 _PROMISE_STANDS = Q(
     stop_for__state=JobState.PENDING.value,
@@ -115,6 +116,7 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
         "job__priority",
         "job__preemptible",
         "job__time_limit_s",
+        "job__gpus_per_task",
         "job__gpu_model",
         "job__min_gpu_memory_mib",
         "job__near",
@@ -175,8 +177,7 @@ def _growth(row: dict[str, Any], tasks: Sequence[_Rank]) -> tuple[int | None, tu
 
 def read_running(
     held: dict[int, Holding],
-    runs: dict[int, str],
-    unfit: dict[str, tuple[NodeId, ...]],
+    unfit: Unfit,
     homes: dict[str, NodeId],
     built: Built[Holding, RunningRow],
 ) -> tuple[RunningRow, ...]:
@@ -185,9 +186,10 @@ def read_running(
     def make(_: int, attempt: Holding) -> RunningRow:
         row = attempt.row
         home = home_of(row["job__kind"], row["job__owner__public_id"], homes)
-        return running_row(attempt, unfit[runs[row["job__environment_id"]]], home)
+        avoid = unfit.nodes(row["job__environment_id"], row["job__gpus_per_task"])
+        return running_row(attempt, avoid, home)
 
-    return built.of(held, (runs, unfit, homes), make)
+    return built.of(held, (unfit, homes), make)
 
 
 def running_row(attempt: Holding, avoid: tuple[NodeId, ...], home: NodeId | None) -> RunningRow:
@@ -260,10 +262,3 @@ def min_tasks_of(tasks: int, min_tasks: int | None) -> int | None:
 def near_of(asked: dict[str, Any] | None) -> Near | None:
     """How near to each other tasks stand, as the decision reads it."""
     return Near(asked["topology"], asked.get("required"), asked.get("preferred")) if asked else None
-
-
-def unfit_nodes(kind: RuntimeKind, runtimes: dict[str, str]) -> tuple[NodeId, ...]:
-    """Nodes that cannot run environments of a kind; podman and docker run each other's images."""
-    containers = {RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value}
-    fit = containers if kind.value in containers else {kind.value}
-    return tuple(NodeId(node) for node, runtime in sorted(runtimes.items()) if runtime not in fit)

@@ -10,7 +10,7 @@ written down (docs/decisions/telling-pace.md).
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
@@ -49,7 +49,8 @@ class Recall:
         """The next decision knows nothing of those before."""
         self._memory = Memory()
         self._telling: Telling | None = None
-        self._untold: list[JobId] = []  # of the last plan, who was told longest ago last
+        self._waiting: Iterable[JobId] | None = None  # of the last plan; None once they are in order
+        self._untold: list[JobId] = []  # who was told longest ago last
         self._told: dict[JobId, None] = {}  # who was told longest ago first
         self._rows: dict[str, dict[str, Any]] = {}  # by kind of row, then by the name of each
 
@@ -58,7 +59,7 @@ class Recall:
 
         Whoever raised has forgotten everything.
         """
-        self._telling, self._untold = None, []
+        self._telling, self._waiting, self._untold = None, None, []
         known = replace(
             snapshot,
             nodes=self._same("nodes", snapshot.nodes, attrgetter("id")),
@@ -76,9 +77,7 @@ class Recall:
             self.forget()
             raise
         starts = {start.job for start in plan.starts}
-        waiting = dict.fromkeys(row.job for row in known.pending if row.job not in starts)
-        self._told = {job: None for job in self._told if job in waiting}
-        self._untold = [*reversed(self._told), *(job for job in waiting if job not in self._told)]
+        self._waiting = (row.job for row in known.pending if row.job not in starts)
         return plan
 
     def tell(self) -> tuple[Verdict, ...]:
@@ -86,7 +85,7 @@ class Recall:
 
         Nobody is left when there are none. Valid until the next decision.
         """
-        if self._telling is None or not self._untold:
+        if self._telling is None or not self.tells_on:
             return ()
         now, self._untold = self._untold[-TOLD_AT_ONCE:], self._untold[:-TOLD_AT_ONCE]
         with _no_collection(collects=False):
@@ -99,6 +98,10 @@ class Recall:
     @property
     def tells_on(self) -> bool:
         """True while the last plan has left somebody untold."""
+        if self._waiting is not None:  # often the next decision comes before anybody is told
+            waiting, self._waiting = dict.fromkeys(self._waiting), None
+            self._told = {job: None for job in self._told if job in waiting}
+            self._untold = [*reversed(self._told), *(job for job in waiting if job not in self._told)]
         return bool(self._untold)
 
     def _same(self, kind: str, rows: Sequence[Row], name: Callable[[Row], str]) -> tuple[Row, ...]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from portal.models import ClusterSettings, Environment
-from portal.words.states import RuntimeKind
+from portal.models import ClusterSettings
 from scheduler.album import Built, Known
+from scheduler.company import apart, guests_of, sides_of
 from scheduler.core.cluster import (
     GpuRow,
     JobId,
@@ -21,6 +21,7 @@ from scheduler.core.cluster import (
     RunningRow,
     Snapshot,
 )
+from scheduler.core.company import Guests
 from scheduler.core.policy import Policy
 from scheduler.keeps import Kept
 from scheduler.read_cluster import (
@@ -35,8 +36,9 @@ from scheduler.read_cluster import (
     read_usage,
 )
 from scheduler.read_growing import Source, read_growing
-from scheduler.read_running import Holding, read_holdings, read_homes, read_kept, read_running, unfit_nodes
+from scheduler.read_running import Holding, read_holdings, read_homes, read_kept, read_running
 from scheduler.read_waiting import read_waiting
+from scheduler.unfit import Unfit, read_unfit
 
 ASKED = JobId("asked")
 """The id of a job that nobody has submitted; it is shorter than a public id."""
@@ -51,8 +53,12 @@ class Photo:
     adopt_only: bool
     pending_rows: dict[str, int]
     """Row numbers of the jobs that wait, by job id; not of those that run and wait for more tasks."""
-    unfit: dict[str, tuple[NodeId, ...]]
-    """By kind of environment, the nodes that cannot run it."""
+    unfit: Unfit
+    """The nodes that cannot run an environment."""
+    unlent: tuple[NodeId, ...]
+    """Nodes of pools that lend gangs no network."""
+    guests: Guests
+    """Who stands on the others of those that share no node with everybody."""
     homes: dict[str, NodeId]
     """By person, the node where their home is."""
     kept: dict[str, Kept]
@@ -71,6 +77,8 @@ class Album:
         self.running = Built[Holding, RunningRow]()
         self.pending = Built[dict[str, Any], PendingRow]()
         self.growing = Built[Source, PendingRow]()
+        self.running_apart = Built[RunningRow, RunningRow]()
+        self.pending_apart = Built[PendingRow, PendingRow]()
 
 
 def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
@@ -83,18 +91,24 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
     with _one_moment() as now_s:
         pools = read_pools(settings.policy)
         held = read_holdings(album.held)
-        nodes, runtimes = read_nodes(read_gpus(album.gpus), held.values(), album.machines, album.nodes)
+        nodes, machines = read_nodes(read_gpus(album.gpus), held.values(), album.machines, album.nodes)
         topologies = read_topologies()
         reservations = read_reservations(now_s, {node.id for node in nodes})
         projects = read_projects()
         quotas = read_quotas()
         usage = read_usage(now_s, policy.half_life_s)
-        runs = dict(Environment.objects.values_list("id", "runtime"))
-        unfit = {kind.value: unfit_nodes(kind, runtimes) for kind in RuntimeKind}
+        unfit = read_unfit(machines)
         homes = read_homes()
-        running = read_running(held, runs, unfit, homes, album.running)
-        pending, rows = read_waiting(pools, runs, unfit, homes, album.waiting, album.pending)
-        growing = read_growing(held, runs, unfit, album.growing)
+        lending = {pool.id for pool in pools if pool.node_network}
+        unlent = tuple(sorted(node.id for node in nodes if node.pool not in lending))
+        guests = guests_of(pools, held.values())
+        running = read_running(held, unfit, homes, album.running)
+        pending, rows = read_waiting(pools, unfit, homes, unlent, album.waiting, album.pending)
+        if guests:
+            sides = sides_of({id_: attempt.row for id_, attempt in held.items()}, "job__")
+            running = apart(running, sides, list(held), guests, album.running_apart)
+            pending = apart(pending, sides_of(rows), list(rows), guests, album.pending_apart)
+        growing = read_growing(held, unfit, album.growing)
         kept = read_kept()
     return Photo(
         snapshot=Snapshot(
@@ -111,8 +125,10 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         ),
         policy=policy,
         adopt_only=settings.adopt_only,
-        pending_rows=rows,
+        pending_rows={row["public_id"]: id_ for id_, row in rows.items()},
         unfit=unfit,
+        unlent=unlent,
+        guests=guests,
         homes=homes,
         kept=kept,
     )

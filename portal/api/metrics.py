@@ -12,10 +12,11 @@ from rest_framework.request import Request
 
 from portal.access import Policy, policy
 from portal.api.route import Route, operation
-from portal.selectors.measures import Measures, measures
+from portal.selectors.measures import Measures, NodeNow, measures
 from portal.services.tokens import Scope
 from portal.words.measures import BUCKETS_S, LONGER, PHASES
 
+MIB = 1024 * 1024
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -26,9 +27,10 @@ class RecordCollector(Collector):
         self.found = found
 
     def collect(self) -> Iterator[Metric]:
-        """Cycles first, then the queue and the GPUs, then alarm and forecasts."""
+        """Cycles first, then the queue and the GPUs, then alarm, nodes and forecasts."""
         yield from self._cycles()
         yield from self._cluster()
+        yield from self._each_node()
         yield from self._forecasts()
 
     def _cycles(self) -> Iterator[Metric]:
@@ -87,6 +89,14 @@ class RecordCollector(Collector):
         for word, number in self.found.nodes.items():
             nodes.add_metric([word], number)
         yield nodes
+        unwell = GaugeMetricFamily(
+            "fairway_gpus_unwell",
+            "GPUs that take no work: lost, in quarantine, or with a program on them that is no job's.",
+            labels=["pool", "what"],
+        )
+        for labels, number in sorted(self.found.unwell.items()):
+            unwell.add_metric(labels, number)
+        yield unwell
         aside = GaugeMetricFamily(
             "fairway_nodes_aside", "Nodes that are not trusted with new work, by cause.", labels=["cause"]
         )
@@ -96,6 +106,21 @@ class RecordCollector(Collector):
         yield GaugeMetricFamily(
             "fairway_nodes_clock_off", "Nodes whose clock is off by more than 2 s.", self.found.clocks_off
         )
+
+    def _each_node(self) -> Iterator[Metric]:
+        """What nodes did last, one figure a node: GPUs one by one would be too many."""
+        for name, words, value in (
+            ("up", "1 while the node answers.", lambda node: float(node.reachable)),
+            ("lag_seconds", "How old its newest sample is.", lambda node: node.lag_s),
+            ("gpu_use_ratio", "Mean use of its GPUs.", lambda node: node.gpu_use),
+            ("gpu_memory_used_bytes", "Memory in use on all its GPUs.", _memory_bytes),
+            ("gpu_power_watts", "Power of all its GPUs.", lambda node: node.power_watts),
+        ):
+            family = GaugeMetricFamily(f"fairway_node_{name}", words, labels=["node"])
+            for node in self.found.each_node:
+                if (told := value(node)) is not None:
+                    family.add_metric([node.name], told)
+            yield family
 
     def _forecasts(self) -> Iterator[Metric]:
         told = self.found.forecasts
@@ -113,6 +138,10 @@ class RecordCollector(Collector):
                 "Their mean interval score (Winkler, alpha 0.2).",
                 told.mean_score_s,
             )
+
+
+def _memory_bytes(node: NodeNow) -> float | None:
+    return None if node.gpu_memory_mib is None else node.gpu_memory_mib * MIB
 
 
 @policy(Policy.ADMIN)

@@ -18,11 +18,13 @@ from redis.exceptions import RedisError
 from portal import last_samples
 from portal.events import send_frame
 from portal.live.directory import Directory, FollowedLog, read_directory
+from portal.live.foreign import ForeignWatch
 from portal.live.frames import SILENT_AFTER_S, Heard, cluster_frame, job_frame, node_frame
 from portal.live.log_frames import LogTeller
 from portal.live.rollup import NodeRollup, columns
 from portal.live.streams import open_watch
 from portal.live.watching import NodeWatch, OpenWatch
+from portal.services.gpus import record_foreign
 from portal.services.logs import note_log_progress
 from portal.services.minutes import delete_old_minutes, write_minutes
 
@@ -48,6 +50,9 @@ class Collector:
         self._heard: dict[str, Heard] = {}
         self._fresh: set[str] = set()
         self._rollups: dict[str, NodeRollup] = {}
+        self._foreign: dict[str, ForeignWatch] = {}
+        self._users: dict[tuple[str, str], str] = {}
+        self._joules: dict[tuple[str, int], float] = {}
         self._rows: list[Row] = []
         self._grown: dict[int, int] = {}
         self._watches: dict[str, NodeWatch] = {}
@@ -65,7 +70,11 @@ class Collector:
         with self._lock:
             self._heard[node] = heard
             self._fresh.add(node)
-            minute = self._rollups.setdefault(node, NodeRollup()).add(heard.heard_s, heard.sample)
+            users = self._foreign.setdefault(node, ForeignWatch()).add(heard.heard_s, heard.sample)
+            self._users |= {(node, gpu): who for gpu, who in users.items()}
+            minute = self._rollups.setdefault(node, NodeRollup()).add(
+                heard.heard_s, heard.sample, self._directory.holders
+            )
             if minute is not None:
                 self._keep_row(node, minute)
 
@@ -174,18 +183,23 @@ class Collector:
             found.follow(self._directory.logs.get(public_id, ()))
 
     async def _note(self) -> None:
-        """Writes down what has gathered: rollups of finished minutes, and how far logs are mirrored."""
+        """Writes down what has gathered: finished minutes, how far logs are mirrored, who works on GPUs."""
         with self._lock:
             rows, self._rows = self._rows, []
             grown, self._grown = self._grown, {}
-        if not rows and not grown:
+            users, self._users = self._users, {}
+            joules, self._joules = self._joules, {}
+        if not rows and not grown and not users:
             return
         try:
-            await self._in_record(_write, rows, grown)
+            await self._in_record(_write, rows, joules, grown, users)
         except DatabaseError:
             with self._lock:
                 self._rows = (rows + self._rows)[-MINUTES_WAITING:]
                 self._grown = grown | self._grown
+                self._users = users | self._users
+                for attempt, more in joules.items():
+                    self._joules[attempt] = self._joules.get(attempt, 0.0) + more
             raise
 
     async def _in_record(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -199,6 +213,8 @@ class Collector:
         order = self._directory.gpu_orders.get(node) or tuple(minute.gpus)
         order = order + tuple(uuid for uuid in minute.gpus if uuid not in order)
         self._rows.append((node, minute.start_s, columns(minute, order)))
+        for attempt, joules in minute.attempts.items():
+            self._joules[attempt] = self._joules.get(attempt, 0.0) + joules
 
     async def _close(self) -> None:
         for watch in self._watches.values():
@@ -217,8 +233,15 @@ class Collector:
         self._last.shutdown(wait=False)
 
 
-def _write(rows: list[Row], grown: dict[int, int]) -> None:
+def _write(
+    rows: list[Row],
+    joules: dict[tuple[str, int], float],
+    grown: dict[int, int],
+    users: dict[tuple[str, str], str],
+) -> None:
     if rows:
-        write_minutes(rows)
+        write_minutes(rows, joules)
     for task_id, offset in grown.items():
         note_log_progress(task_id, offset, complete=False)
+    if users:
+        record_foreign(users)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from portal.live.frames import Seat
+from portal.live.rollup import Holder
 from portal.models import Allocation, ClusterSettings, Gpu, Node, Task
 from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
 
@@ -45,6 +47,7 @@ class Directory:
     nodes: dict[str, WatchedNode] = field(default_factory=dict)
     gpu_orders: dict[str, tuple[str, ...]] = field(default_factory=dict)
     seats: dict[str, list[Seat]] = field(default_factory=dict)  # by job
+    holders: dict[str, list[Holder]] = field(default_factory=dict)  # by GPU
     logs: dict[str, list[FollowedLog]] = field(default_factory=dict)  # by node
 
 
@@ -71,11 +74,12 @@ def read_directory() -> Directory:
     ):
         orders[owner].append(uuid)
     found.gpu_orders = {owner: tuple(uuids) for owner, uuids in orders.items()}
-    held: dict[int, list[str]] = defaultdict(list)
-    for task_id, uuid in Allocation.objects.filter(ended_at__isnull=True).values_list("task_id", "gpu__uuid"):
-        held[task_id].append(uuid)
+    held: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    allocations = Allocation.objects.filter(ended_at__isnull=True)
+    for task_id, uuid, milli in allocations.values_list("task_id", "gpu__uuid", "milli"):
+        held[task_id].append((uuid, milli))
     for task in _live_tasks():
-        _add(found, task, tuple(held.get(task.pk, ())))
+        _add(found, task, held.get(task.pk, ()))
     return found
 
 
@@ -88,8 +92,11 @@ def _live_tasks() -> Any:
     )
 
 
-def _add(found: Directory, task: Task, gpus: tuple[str, ...]) -> None:
+def _add(found: Directory, task: Task, held: Sequence[tuple[str, int]]) -> None:
     job, attempt, node = task.attempt.job.public_id, task.attempt.number, task.node.public_id
+    gpus = tuple(uuid for uuid, _ in held)
     found.seats.setdefault(job, []).append(Seat(job, attempt, task.rank, node, gpus))
+    for uuid, milli in held:
+        found.holders.setdefault(uuid, []).append((job, attempt, milli))
     if not task.log_complete:
         found.logs.setdefault(node, []).append(FollowedLog(task.pk, job, attempt, task.rank, task.log_bytes))

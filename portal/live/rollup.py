@@ -1,15 +1,20 @@
-"""Rolls samples of one node up into minutes: means, and energy as the integral of power. Pure."""
+"""Rolls samples of one node up into minutes: means, and energy by the GPUs' own counters, else by power. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.samples import NodeSample
+from agents.samples import GpuSample, NodeSample
 
 LONGEST_STEP_S = 5.0
-"""A longer gap between two samples is a gap, not a straight line: nothing is integrated over it."""
+"""A longer gap between two samples is a gap, not a straight line: power is not integrated over it."""
+LONGEST_COUNT_S = 300.0
+"""A counter goes on while nobody listens; after a longer gap nobody knows whose work it was."""
+
+Holder = tuple[str, int, int]
+"""A job's public id, the number of its attempt, and how many thousandths of a GPU it holds."""
 
 
 @dataclass
@@ -59,21 +64,26 @@ class Minute:
     memory_used_mib: Mean = field(default_factory=Mean)
     gpus: dict[str, GpuMinute] = field(default_factory=lambda: defaultdict(GpuMinute))
     tasks: dict[tuple[str, int], TaskMinute] = field(default_factory=lambda: defaultdict(TaskMinute))
+    attempts: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
+    """Joules by attempt: of each GPU the part that it held."""
 
 
 class NodeRollup:
     """Takes the samples of one node in order, and gives each minute once it is over.
 
-    ``at_s`` is the portal's time of a sample. Energy between two samples is the trapezoid under their power,
-    and counts to the minute of the later one.
+    ``at_s`` is the portal's time of a sample. Energy between two samples is what the GPU's counter grew by; where
+    it has none, or began anew, the trapezoid under their power. It counts to the minute of the later one, and to
+    whom hold the GPU then.
     """
 
     def __init__(self) -> None:
         self._minute: Minute | None = None
-        self._before: tuple[float, dict[str, float]] | None = None
+        self._before: tuple[float, dict[str, GpuSample]] | None = None
 
-    def add(self, at_s: float, sample: NodeSample) -> Minute | None:
-        """Counts a sample; the finished minute when this one begins another."""
+    def add(
+        self, at_s: float, sample: NodeSample, holders: Mapping[str, Sequence[Holder]] | None = None
+    ) -> Minute | None:
+        """Counts a sample, with who holds each GPU (by UUID); the finished minute when this one begins another."""
         finished = self.due(at_s)
         if self._minute is None:
             self._minute = Minute(int(at_s // 60) * 60)
@@ -81,7 +91,6 @@ class NodeRollup:
         minute.samples += 1
         minute.cpu_percent.add(sample.cpu_percent)
         minute.memory_used_mib.add(sample.memory_used_mib)
-        power = {gpu.uuid: gpu.power_watts for gpu in sample.gpus if gpu.power_watts is not None}
         for gpu in sample.gpus:
             row = minute.gpus[gpu.uuid]
             row.utilisation_percent.add(gpu.utilisation_percent)
@@ -90,14 +99,16 @@ class NodeRollup:
             row.temperature_c.add(gpu.temperature_c)
             for process in gpu.processes:
                 row.holders.add("foreign" if process.foreign or process.job is None else process.job)
-            joules = self._energy(at_s, gpu.uuid, power)
+            joules = self._energy(at_s, gpu)
             if joules is not None:
                 row.energy_joules = (row.energy_joules or 0.0) + joules
+                for job, attempt, milli in (holders or {}).get(gpu.uuid, ()):
+                    minute.attempts[job, attempt] += joules * milli / 1000
         for task in sample.tasks:
             used = minute.tasks[(task.job, task.task)]
             used.cpu_percent.add(task.cpu_percent)
             used.memory_mib.add(task.memory_mib)
-        self._before = (at_s, power)
+        self._before = (at_s, {gpu.uuid: gpu for gpu in sample.gpus})
         return finished
 
     def due(self, now_s: float) -> Minute | None:
@@ -113,14 +124,18 @@ class NodeRollup:
         minute, self._minute = self._minute, None
         return minute
 
-    def _energy(self, at_s: float, uuid: str, power: dict[str, float]) -> float | None:
-        if self._before is None:
+    def _energy(self, at_s: float, gpu: GpuSample) -> float | None:
+        """Joules since the sample before; None where nobody knows."""
+        if self._before is None or (then := self._before[1].get(gpu.uuid)) is None:
             return None
-        before_s, before = self._before
-        step_s = at_s - before_s
-        if not 0 < step_s <= LONGEST_STEP_S or uuid not in before or uuid not in power:
+        step_s = at_s - self._before[0]
+        if then.energy_joules is not None and gpu.energy_joules is not None:
+            grown = gpu.energy_joules - then.energy_joules
+            if grown >= 0 and 0 < step_s <= LONGEST_COUNT_S:
+                return grown
+        if then.power_watts is None or gpu.power_watts is None or not 0 < step_s <= LONGEST_STEP_S:
             return None
-        return (before[uuid] + power[uuid]) / 2 * step_s
+        return (then.power_watts + gpu.power_watts) / 2 * step_s
 
 
 def columns(minute: Minute, order: Iterable[str]) -> dict[str, object]:

@@ -16,19 +16,20 @@ from portal.models.engine import (
 from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
-from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Task
+from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.restored import UnknownContainer
 from portal.models.trouble import NodeTrouble
-from portal.models.usage import UsageLedger, UsageMinute
+from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
 __all__ = [
     "Allocation",
     "ApiToken",
     "Attempt",
+    "AttemptEnergy",
     "AuditEntry",
     "ClusterSettings",
     "Cycle",
@@ -55,6 +56,7 @@ __all__ = [
     "Question",
     "Quota",
     "QuotaChange",
+    "Rendezvous",
     "Reservation",
     "ReservedNode",
     "SignInLink",

@@ -29,6 +29,13 @@ class Environment(models.Model):
     prefix = models.CharField(
         max_length=500, blank=True, help_text="Folder of the virtual environment (process)."
     )
+    min_driver = models.CharField(
+        max_length=20,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="NVIDIA's driver must be at least this one, such as 525.60.13; blank: any will do.",
+    )
     tool = models.CharField(max_length=32, blank=True, help_text="jupyterlab, or blank for batch only.")
     tool_command = models.JSONField(
         default=list, help_text="Argument list; {port}, {base_url}, {secret_file}."

@@ -26,6 +26,19 @@ class UsageLedger(models.Model):
         ]
 
 
+class AttemptEnergy(models.Model):
+    """What the GPUs of an attempt used while it held them: of each the part that it held.
+
+    In a table of its own: it grows each minute, and a photograph of the cluster reads an attempt again whenever its
+    row was written.
+    """
+
+    attempt = models.OneToOneField(
+        "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="energy"
+    )
+    joules = models.FloatField()
+
+
 class UsageMinute(models.Model):
     """Live samples of one node over one minute; arrays are in the order of ``gpu_uuids``."""
 

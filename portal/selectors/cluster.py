@@ -17,6 +17,7 @@ from portal.words.trust import Phase
 TAKES_WORK = Q(
     Q(node__trust=Phase.TRUSTED.value) | Q(node__trust=Phase.TRIAL.value, node__on_trial__isnull=True),
     health=GpuHealth.OK.value,
+    foreign_user="",
     node__state=NodeState.READY.value,
     node__reachable=True,
 )
@@ -39,6 +40,8 @@ class GpuFacts:
     health: str
     used_milli: int
     simulated: bool
+    health_reason: str
+    foreign_user: str
 
 
 def gpu_facts(gpus: QuerySet[Gpu]) -> Iterator[GpuFacts]:
@@ -144,6 +147,8 @@ def square_of(
         look, ramp, word = "failed", None, gpu.health
     elif starting:
         look, ramp, word = "starting", None, "starting"
+    elif gpu.foreign_user and not gpu.used_milli:
+        look, ramp, word = "drained", None, f"{gpu.foreign_user} works on it"
     elif gpu.used_milli:
         look, ramp, word = "busy", 3 if ramp is None else ramp, f"{gpu.used_milli / 10:g} % given away"
     elif not node.takes_work:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from portal.access import Person, visible_jobs, visible_nodes
 from portal.models import Allocation, Gpu, Node, Task
-from portal.selectors.cluster import Square, gpu_facts, square_of
+from portal.selectors.cluster import GpuFacts, Square, gpu_facts, square_of
 from portal.words.states import AttemptState, GpuHealth, NodeState
 from portal.words.trust import CLOCK_OFF_S, Phase
 
@@ -28,6 +28,8 @@ class NodeBox:
 
     node: Node
     squares: list[Square] = field(default_factory=list)
+    unwell: list[GpuFacts] = field(default_factory=list)
+    """Its GPUs that are lost, in quarantine or warned of, or on which a program works that is no job's."""
     holds: list[Hold] = field(default_factory=list)
     models: str = ""
     free: int = 0
@@ -107,7 +109,8 @@ class ClusterMap:
     @property
     def troubled(self) -> list[NodeBox]:
         """The boxes that need a look."""
-        return [box for box in self.boxes if box.symbol in {"unreachable", "failed"} or box.complaint]
+        symbols = {"unreachable", "failed"}
+        return [box for box in self.boxes if box.symbol in symbols or box.complaint or box.unwell]
 
 
 def cluster_map(person: Person, *, only: Node | None = None) -> ClusterMap:
@@ -128,7 +131,10 @@ def cluster_map(person: Person, *, only: Node | None = None) -> ClusterMap:
         models[gpu.node_id].add(gpu.model)
         names[gpu.node_id].append((holder[0], holder[1]) if holder else ("", ""))
         takes_work = box.node.reachable and box.node.takes_work
-        box.free += gpu.used_milli == 0 and takes_work and gpu.health == GpuHealth.OK.value
+        well = gpu.health == GpuHealth.OK.value and not gpu.foreign_user
+        box.free += gpu.used_milli == 0 and takes_work and well
+        if not well or gpu.health_reason:
+            box.unwell.append(gpu)
     for key, box in boxes.items():
         box.models = ", ".join(sorted(models[key]))
         box.holds = [Hold(name, job, len(list(run))) for (name, job), run in groupby(names[key])]

@@ -9,7 +9,7 @@ from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery
 
 from portal.access import Person, visible_jobs
 from portal.errors import NotThere
-from portal.models import Allocation, Attempt, Job, JobEvent, Task
+from portal.models import Allocation, Attempt, AttemptEnergy, Job, JobEvent, Task
 from portal.words.states import JOB_LIVE, AttemptState, Desired, JobKind, JobState
 
 ROOM_SHOWN = 20
@@ -65,14 +65,14 @@ def job_for(person: Person, public_id: str) -> Job:
 
 
 def attempts_of(job: Job) -> list[Attempt]:
-    """All attempts, newest first, with pool, progress, tasks, nodes and GPUs: three queries whatever their number."""
+    """All attempts, newest first, with pool, progress, energy, meeting, tasks, nodes, GPUs: always three queries."""
     allocations = Allocation.objects.select_related("gpu").order_by("gpu__index")
     tasks = Task.objects.select_related("node").prefetch_related(
         Prefetch("allocations", queryset=allocations)
     )
     return list(
         Attempt.objects.filter(job=job)
-        .select_related("pool", "progress", "stop_for__project")
+        .select_related("pool", "progress", "energy", "rendezvous__node", "stop_for__project")
         .prefetch_related(Prefetch("task_rows", queryset=tasks.order_by("rank")))
         .order_by("-number")
     )
@@ -132,3 +132,11 @@ def seen_of(person: Person, public_ids: Iterable[str]) -> set[str]:
     if not wanted:
         return set()
     return set(visible_jobs(person).filter(public_id__in=wanted).values_list("public_id", flat=True))
+
+
+def joules_of(attempt: Attempt) -> float | None:
+    """What the GPUs of an attempt used so far; None where none of it was measured. Joined by whoever reads many."""
+    try:
+        return attempt.energy.joules
+    except AttemptEnergy.DoesNotExist:
+        return None

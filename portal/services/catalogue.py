@@ -13,7 +13,8 @@ from portal.errors import Invalid
 from portal.models import Environment, EnvironmentOnNode, Node, User
 from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
-from portal.wake import hint_node
+from portal.wake import hint_node, wake
+from portal.words.driver import DRIVER
 from portal.words.states import NodeState, RuntimeKind
 
 IMAGE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?")
@@ -33,6 +34,7 @@ class EnvironmentWords:
     image: str = ""
     archive: str = ""
     prefix: str = ""
+    min_driver: str = ""
     tool: str = ""
     tool_command: tuple[str, ...] = ()
     tool_port: int | None = None
@@ -61,6 +63,8 @@ def do_save_environment(
                 EnvironmentOnNode.objects.filter(environment=row).delete()
             for node in nodes_for(row):
                 hint_node(node.public_id, "images")
+            if before and before["min_driver"] != words.min_driver:
+                wake("environment")
     except IntegrityError as clash:
         raise Invalid(fields={"name": "There is already an environment of that name."}) from clash
     return row
@@ -88,6 +92,8 @@ def _check(words: EnvironmentWords) -> None:
         wrong["image"] = "Give an image such as registry.example/name:tag or name@sha256:…"
     if words.archive and not words.archive.startswith("/"):
         wrong["archive"] = "Give the full path of a tar file on the portal's machine."
+    if words.min_driver and not DRIVER.fullmatch(words.min_driver):
+        wrong["min_driver"] = "Give a version of the driver, such as 525.60.13."
     if words.tool and not words.tool_command:
         wrong["tool_command"] = "Say how its tool is started."
     if words.tool and not (words.tool_port and 1 <= words.tool_port <= 65_535):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.db import transaction
@@ -141,6 +142,30 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
         Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
         announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
         wake("gpu_health")
+
+
+def record_foreign(users: Mapping[tuple[str, str], str]) -> None:
+    """Writes by node (public id) and GPU (UUID) whose program that is no job's works on it; blank for nobody.
+
+    What runs there goes on; nothing new comes until nobody is left.
+    """
+    with transaction.atomic():
+        rows = Gpu.objects.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
+        for gpu in rows.filter(uuid__in=[uuid for _, uuid in users]):
+            who = users.get((gpu.node.public_id, gpu.uuid))
+            if who is None or gpu.foreign_user == who[:200]:
+                continue
+            before, gpu.foreign_user = gpu.foreign_user, who[:200]
+            Gpu.objects.filter(pk=gpu.pk).update(foreign_user=gpu.foreign_user)
+            record_act(
+                None,
+                "gpu.foreign",
+                gpu.node,
+                before={"gpu": gpu.uuid, "foreign_user": before},
+                after={"gpu": gpu.uuid, "foreign_user": gpu.foreign_user},
+            )
+            announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": gpu.health})
+            wake("gpu_foreign")
 
 
 def _grew(before: int | None, now: int | None) -> bool:

@@ -18,13 +18,15 @@ from portal.models import Allocation, Gpu, NodePool, Task, UsageLedger
 
 
 def take_gpus(shares: Iterable[tuple[int, int]]) -> None:
-    """Moves ``used_milli`` by (GPU row, milli) pairs, locked in order; Conflict when one is not healthy."""
+    """Moves ``used_milli`` by (GPU row, milli) pairs, locked in order; Conflict when one takes no work."""
     wanted = _sums(shares)
     held = Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").in_bulk()
     for gpu in wanted:
         row = held.get(gpu)
         if row is None or row.health != "ok" or not row.present:
             raise Conflict(f"GPU {row.uuid if row else gpu} is not healthy.", code="gpu_not_healthy")
+        if row.foreign_user:
+            raise Conflict(f"On GPU {row.uuid} works {row.foreign_user}.", code="gpu_foreign")
     _add(wanted)
 
 

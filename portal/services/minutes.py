@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from portal.models import Node, UsageMinute
@@ -16,11 +16,13 @@ _PER_GPU = ("utilisation_percent", "memory_used_mib", "power_watts", "temperatur
 _PER_NODE = ("cpu_percent", "node_memory_used_mib")
 
 
-def write_minutes(rows: Iterable[tuple[str, int, Mapping[str, Any]]]) -> int:
+def write_minutes(
+    rows: Iterable[tuple[str, int, Mapping[str, Any]]], joules: Mapping[tuple[str, int], float] | None = None
+) -> int:
     """Saves (node's public id, start of the minute in Unix seconds, columns); gives how many were saved.
 
     A minute that is there already (the collector restarted within it) is joined with the new part, weighted
-    by samples.
+    by samples. ``joules`` is what attempts (job's public id, number) used in these minutes; it is added to theirs.
     """
     wanted = list(rows)
     nodes = dict(
@@ -46,7 +48,30 @@ def write_minutes(rows: Iterable[tuple[str, int, Mapping[str, Any]]]) -> int:
         UsageMinute.objects.bulk_create(
             [row for row in fresh if (row.node_id, row.minute) not in there], ignore_conflicts=True
         )
+        _add_energy(joules or {})
     return len(fresh)
+
+
+def _add_energy(joules: Mapping[tuple[str, int], float]) -> None:
+    if not joules:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO portal_attemptenergy AS known (attempt_id, joules)
+            SELECT attempt.id, used.joules
+              FROM unnest(%s::text[], %s::int[], %s::float8[]) AS used(job, number, joules)
+              JOIN portal_job job ON job.public_id = used.job
+              JOIN portal_attempt attempt ON attempt.job_id = job.id AND attempt.number = used.number
+             ORDER BY 1
+            ON CONFLICT (attempt_id) DO UPDATE SET joules = known.joules + excluded.joules
+            """,
+            [
+                [job for job, _ in joules],
+                [number for _, number in joules],
+                list(joules.values()),
+            ],
+        )
 
 
 def delete_old_minutes(keep_days: int = KEEP_DAYS, now: dt.datetime | None = None) -> int:

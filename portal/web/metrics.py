@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 from portal.access import Policy, policy, signed_in, visible_nodes
 from portal.errors import NotThere
 from portal.models import Gpu, Job, Node
-from portal.selectors.jobs import job_for
+from portal.selectors.jobs import job_for, joules_of
 from portal.selectors.minutes import Series, job_minutes, node_minutes
 from portal.web.job import heading
 
@@ -28,7 +28,12 @@ def metrics(request: HttpRequest, public_id: str) -> HttpResponse:
     span = request.GET.get("span", "1h")
     context = heading(user, job_for(user, public_id))
     chosen = span if span in SPANS else "1h"
-    return render(request, "job/metrics.html", context | {"tab": "metrics", "span": chosen, "spans": SPANS})
+    used = [joules for each in context["attempts"] if (joules := joules_of(each)) is not None]
+    return render(
+        request,
+        "job/metrics.html",
+        context | {"tab": "metrics", "span": chosen, "spans": SPANS, "joules": sum(used) if used else None},
+    )
 
 
 @policy(Policy.SIGNED_IN)

@@ -29,6 +29,7 @@ register = template.Library()
 for _name in (
     "duration",
     "memory",
+    "energy",
     "gpus",
     "gpu_amount",
     "gpu_time",

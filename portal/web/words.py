@@ -49,6 +49,13 @@ def memory(mib: float | None) -> str:
     return f"{gib:.0f}{NB}GiB" if gib >= 10 or gib == int(gib) else f"{gib:.1f}{NB}GiB"
 
 
+def energy(joules: float) -> str:
+    """0.4 Wh, 35 Wh, 1.2 kWh, 340 kWh."""
+    hours = joules / 3600
+    unit, value = ("kWh", hours / 1000) if hours >= 1000 else ("Wh", hours)
+    return f"{value:.1f}{NB}{unit}" if value < 10 else f"{value:,.0f}{NB}{unit}"
+
+
 def gpus(milli: int) -> str:
     """2 GPUs, 1 GPU, 0.5 GPU, no GPU."""
     if milli == 0:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
+from django.conf import settings
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
-from portal.models import ClusterSettings, Forecast, NodePool, Standing, Totals
+from portal import last_samples
+from portal.models import ClusterSettings, Forecast, Node, NodePool, Standing, Totals
 from portal.selectors import measures
+from portal.services.gpus import record_foreign, record_gpu_health
 from portal.services.tokens import Scope, do_create_token
+from portal.words.states import GpuHealth
 from scheduler import totals
 from scheduler.core.plan import Eviction, EvictionReason, Plan
 from scheduler.cycle import run_cycle
 from tests import record
+
+ENDS = {"counter": ("total",), "histogram": ("bucket", "count", "sum")}
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -116,6 +125,54 @@ def test_forecasts_that_held(scene, admin) -> None:
     told = scraped(admin)
     assert told[("fairway_forecast_coverage_ratio",)] == 0.75
     assert told[("fairway_forecast_interval_score_seconds",)] == 100
+
+
+def test_nodes_and_gpus_that_are_unwell(scene, admin) -> None:
+    node, pool = scene["node"], scene["pool"].name
+    frame = {"nodes": {node.public_id: {"lag_s": 0.4, "cpu": 3, "u": [50, None, 100], "m": [8, 8], "w": []}}}
+    last_samples.keep({last_samples.ALL: json.dumps(frame)})
+    silent = record.node(scene["pool"])
+    Node.objects.filter(pk=silent.pk).update(reachable=False)
+    first, second, *_ = node.gpus.all()
+    record_gpu_health(first.pk, GpuHealth.LOST, "XID 79")
+    record_foreign({(node.public_id, second.uuid): "python (process 7) of root"})
+    told = scraped(admin)
+    assert told[("fairway_gpus_unwell", pool, "lost")] == told[("fairway_gpus_unwell", pool, "foreign")] == 1
+    assert told[("fairway_gpus", pool, "free")] == node.gpus.count() - 2  # the silent one's are closed
+    assert (told[("fairway_node_up", node.name)], told[("fairway_node_up", silent.name)]) == (1, 0)
+    assert told[("fairway_node_gpu_use_ratio", node.name)] == 0.75
+    assert told[("fairway_node_gpu_memory_used_bytes", node.name)] == 16 * 1024**2
+    assert ("fairway_node_gpu_power_watts", node.name) not in told  # nobody told it
+    assert ("fairway_node_lag_seconds", silent.name) not in told
+
+
+def test_alerts_and_dashboard_speak_of_figures_that_there_are(scene, admin) -> None:
+    """Names in the files of ``deploy`` are names of ``/metrics``, with labels that these have."""
+    now = timezone.now()
+    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    Forecast.objects.create(
+        job=job,
+        made_at=now,
+        at_submit=True,
+        p10_at=now,
+        p50_at=now,
+        p90_at=now,
+        started_at=now,
+        inside=True,
+        score_s=1,
+    )
+    run_cycle("test", "me")
+    families = list(text_string_to_metric_families(admin.get("/metrics").content.decode()))
+    known = {family.name for family in families}
+    known |= {f"{family.name}_{end}" for family in families for end in ENDS.get(family.type, ())}
+    folder = settings.BASE_DIR / "deploy"
+    rules = (folder / "prometheus" / "fairway.rules.yml").read_text()
+    board = json.loads((folder / "grafana" / "fairway.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    for text in (rules, *asked):
+        names = set(re.findall(r"\bfairway_\w+", text))
+        assert names and not names - known, names - known
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
 def test_labels_are_bounded_and_so_are_queries(scene, admin, monkeypatch) -> None:

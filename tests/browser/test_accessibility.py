@@ -41,7 +41,12 @@ def test_dark_pages_pass_axe(open_as, scene):
 
 # an administrator's pages hold whatever a member's do
 @pytest.mark.parametrize(
-    ("name", "dark"), [("m-okafor", False), ("r-castellan", False), ("r-castellan", True)]
+    ("name", "dark"),
+    [
+        pytest.param("m-okafor", False, marks=pytest.mark.long),
+        ("r-castellan", False),
+        ("r-castellan", True),
+    ],
 )
 def test_shared_pages_pass_axe(open_as, scene, name, dark):
     with_history(scene)
@@ -72,7 +77,7 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
     assert look_here(page) == ""
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["light", "dark"])
 def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     with_history(scene)
     with_places(scene)
@@ -93,7 +98,11 @@ def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
         assert page.evaluate(SQUEEZED) == [], f"{address}: cells that others cover"
 
 
-@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 390)], ids=["light", "dark-phone"])
+@pytest.mark.parametrize(
+    ("dark", "width"),
+    [pytest.param(False, 1280, marks=pytest.mark.long), (True, 390)],
+    ids=["light", "dark-phone"],
+)
 def test_the_page_after_a_restore_passes_axe(open_as, scene, dark, width):
     ClusterSettings.objects.update(adopt_only=True)
     row = UnknownContainer.objects.create(

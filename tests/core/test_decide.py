@@ -219,7 +219,9 @@ def test_only_nodes_that_could_run_it_count() -> None:
     assert "largest node of this cluster has 2" in verdict(plan, "large").sentence
     alone = decide(cluster(nodes[1:], [VISION], pending=[waits("j", "vision", 1, **unfit)]), POLICY)
     assert verdict(alone, "j").code is VerdictCode.NEVER
-    assert verdict(alone, "j").sentence == "No node of this cluster runs its kind of environment."
+    assert verdict(alone, "j").sentence == (
+        "No node of this cluster can run its environment: each is of another kind, or its driver is too old."
+    )
 
 
 # -- what the others are told ----------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
-"""Minutes out of samples: means, energy as the integral of power, who held a GPU; joined and deleted."""
+"""Minutes out of samples: means, energy by counters and by power, who held a GPU; joined and deleted."""
 
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 import pytest
 from django.utils import timezone
 
 from agents.samples import GpuSample, GpuUser, NodeSample, TaskSample
-from portal.live.rollup import NodeRollup, columns
-from portal.models import UsageMinute
+from portal.live.rollup import LONGEST_COUNT_S, NodeRollup, columns
+from portal.models import Attempt, UsageMinute
+from portal.selectors.jobs import attempts_of, joules_of
 from portal.selectors.minutes import node_minutes
 from portal.services.minutes import delete_old_minutes, write_minutes
 from tests import record
@@ -41,6 +43,54 @@ def test_energy_is_the_area_under_power():
         minute = rollup.add(6000 + second, sample(watts=100 + second))
     # the trapezoid over 0..59 s; the step from 59 to 60 counts to the next minute
     assert columns(minute, ["GPU-1"])["energy_joules"] == [pytest.approx(100 * 59 + 59 * 59 / 2)]
+
+
+def counted(joules: float | None, *, watts: float | None = 100) -> NodeSample:
+    first = sample(watts=watts)
+    gpu = replace(first.gpus[0], energy_joules=joules)
+    return replace(first, gpus=(gpu,))
+
+
+def test_energy_is_what_the_counter_grew_by():
+    rollup = NodeRollup()
+    for at_s, joules in (
+        (6000, 1e9),
+        (6001, 1e9 + 90),
+        (6031, 1e9 + 3090),
+        (6032, None),
+        (6033, 5),
+        (6034, 95),
+    ):
+        rollup.add(at_s, counted(joules))
+    # a gap of 30 s counts; without a counter, and where it began anew, power stands in for a second each
+    assert columns(rollup.rest(), ["GPU-1"])["energy_joules"] == [pytest.approx(3090 + 100 + 100 + 90)]
+
+
+def test_what_a_counter_grew_by_over_a_long_gap_is_nobodys():
+    rollup = NodeRollup()
+    rollup.add(6000, counted(10.0))
+    rollup.add(6000 + LONGEST_COUNT_S + 1, counted(9_000.0))
+    assert columns(rollup.rest(), ["GPU-1"])["energy_joules"] == [None]
+
+
+def test_energy_goes_to_those_who_hold_the_gpu():
+    rollup, both = NodeRollup(), {"GPU-1": [("abc", 2, 250), ("xyz", 1, 500)]}
+    rollup.add(6000, counted(0.0), both)
+    rollup.add(6001, counted(400.0), both)
+    rollup.add(6002, counted(500.0), {"GPU-1": [("xyz", 1, 1000)]})
+    rollup.add(6003, counted(600.0))
+    assert dict(rollup.rest().attempts) == {("abc", 2): 100.0, ("xyz", 1): 300.0}
+
+
+def test_joules_are_added_to_the_attempt(db):
+    owner, pool = record.person(), record.pool()
+    record.node(pool)
+    job = record.job(owner, record.project(member=owner), record.environment())
+    attempt = Attempt.objects.create(job=job, number=1, pool=pool, leader_epoch=1)
+    assert joules_of(attempt) is None
+    for _ in range(2):
+        write_minutes([], {(job.public_id, 1): 40.0, (job.public_id, 2): 1.0, ("gone", 1): 1.0})
+    assert joules_of(attempts_of(job)[0]) == 80.0
 
 
 def test_a_gap_and_an_unknown_power_hold_no_energy():

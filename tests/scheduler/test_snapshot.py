@@ -10,8 +10,11 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.models import Job, Node, Quota, Reservation, Topology, UsageLedger, Volume
+from portal.errors import Conflict
+from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageLedger, Volume
 from portal.services import lifecycle
+from portal.services.gpus import record_foreign
+from portal.services.holdings import take_gpus
 from portal.services.lifecycle import Seat
 from portal.services.reservations import (
     ReservationWords,
@@ -23,7 +26,7 @@ from scheduler.core.check import check_snapshot
 from scheduler.core.cluster import Near, ReservationRow, TopologyRow
 from scheduler.core.policy import PolicyError
 from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from scheduler.snapshot import take_photo
+from scheduler.snapshot import Album, take_photo
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -194,6 +197,34 @@ def test_nodes_of_another_runtime_are_avoided(scene) -> None:
     (pending,) = take_photo(record.cluster()).snapshot.pending
     assert pending.avoid_nodes == pending.unfit_nodes == (process.public_id,)
     assert docker.public_id not in pending.avoid_nodes
+
+
+def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
+    Environment.objects.filter(pk=scene["environment"].pk).update(min_driver="525.60.13")
+    drivers = {"470.82.01": True, "525.60.13": False, "535.104.5": False, "simulated": False, None: True}
+    nodes = {driver: record.node(scene["pool"], hello={"driver": driver}) for driver in drivers}
+    scene["node"].delete()
+    submit(scene, name="with", gpus_per_task=1)
+    submit(scene, name="without", gpus_per_task=0)
+    rows = {row.name: row for row in take_photo(record.cluster()).snapshot.pending}
+    assert set(rows["with"].unfit_nodes) == {
+        nodes[driver].public_id for driver, old in drivers.items() if old
+    }
+    assert rows["without"].unfit_nodes == ()
+
+
+def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(scene) -> None:
+    album = Album()
+    assert all(gpu.healthy for row in take_photo(record.cluster(), album).snapshot.nodes for gpu in row.gpus)
+    gpu = scene["node"].gpus.first()
+    record_foreign({(scene["node"].public_id, gpu.uuid): "python (process 7) of root"})
+    (row,) = take_photo(record.cluster(), album).snapshot.nodes
+    assert [each.uuid for each in row.gpus if not each.healthy] == [gpu.uuid]
+    with transaction.atomic(), pytest.raises(Conflict, match="process 7"):
+        take_gpus([(gpu.pk, 1000)])
+    record_foreign({(scene["node"].public_id, gpu.uuid): ""})
+    (row,) = take_photo(record.cluster(), album).snapshot.nodes
+    assert all(each.healthy for each in row.gpus)
 
 
 def test_past_use_fades_by_half_each_half_life(scene) -> None:

@@ -7,7 +7,7 @@
  *   gpu                          begins a GPU; the lines up to the next one are about it
  *   uuid GPU-1  |  name NVIDIA H200  |  bus 00000000:1A:00.0  |  capability 9 0
  *   memory TOTAL RESERVED USED   in MiB
- *   use 40  |  watts 310  |  celsius 50  |  throttle 0x40
+ *   use 40  |  watts 310  |  joules 9000  |  celsius 50  |  throttle 0x40
  *   ecc 0                        uncorrected errors since the driver was loaded
  *   rows 0 1 0 0                 remapped rows: corrected, uncorrected, pending, failed
  *   retired 1                    retired pages wait for a reset
@@ -35,9 +35,9 @@ typedef struct { unsigned long long serial, type, data; int gpu; } event;
 typedef struct gpu {
     struct gpu *parent;
     char uuid[TEXT], name[TEXT], bus[32], profile[TEXT];
-    int place, number, lost, has_ecc, has_rows, has_retired, has_throttle, has_use, has_watts;
+    int place, number, lost, has_ecc, has_rows, has_retired, has_throttle, has_use, has_watts, has_joules;
     int has_celsius, capability[2], links[MANY], link_count, near[GPUS], slice_count, counts[2];
-    unsigned rows[4], retired, use, watts, celsius;
+    unsigned rows[4], retired, use, watts, celsius, joules;
     unsigned long long total, reserved, used, ecc, throttle;
     process processes[2][MANY];
     struct gpu *slices[8];
@@ -67,6 +67,7 @@ static void line_of(gpu *at, char *word, char *rest) {
     else if (!strcmp(word, "memory")) { at->total = a << 20; at->reserved = b << 20; at->used = c << 20; }
     else if (!strcmp(word, "use")) { at->use = a; at->has_use = 1; }
     else if (!strcmp(word, "watts")) { at->watts = a; at->has_watts = 1; }
+    else if (!strcmp(word, "joules")) { at->joules = a; at->has_joules = 1; }
     else if (!strcmp(word, "celsius")) { at->celsius = a; at->has_celsius = 1; }
     else if (!strcmp(word, "throttle")) { at->throttle = strtoull(rest, NULL, 0); at->has_throttle = 1; }
     else if (!strcmp(word, "ecc")) { at->ecc = a; at->has_ecc = 1; }
@@ -171,6 +172,9 @@ int nvmlDeviceGetUtilizationRates(gpu *device, unsigned *rates) {
     OF_DEVICE(TOLD(device->has_use, rates[0] = device->use; rates[1] = 0))
 }
 int nvmlDeviceGetPowerUsage(gpu *device, unsigned *mw) { OF_DEVICE(TOLD(device->has_watts, *mw = device->watts * 1000)) }
+int nvmlDeviceGetTotalEnergyConsumption(gpu *device, unsigned long long *mj) {
+    OF_DEVICE(TOLD(device->has_joules, *mj = device->joules * 1000ull))
+}
 int nvmlDeviceGetTemperature(gpu *device, unsigned sensor, unsigned *celsius) {
     OF_DEVICE(TOLD(device->has_celsius && sensor == 0, *celsius = device->celsius))
 }

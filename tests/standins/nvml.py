@@ -47,6 +47,7 @@ def h200(number: int, *more: str, bus: int | None = None) -> Lines:
         "memory 143771 637 1000",
         "use 40",
         "watts 310",
+        "joules 9000",
         "celsius 50",
         "throttle 0x0",
         "ecc 0",

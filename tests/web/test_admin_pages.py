@@ -321,6 +321,15 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert client_of("admin").post(reverse("add-environment"), form | {"image": "-x; rm"}).status_code == 400
     client_of("admin").post(reverse("add-environment"), form)
     row = Environment.objects.get(name="torch")
+    old = record.node(record.pool("old"), hello={"driver": "470.82.01", "gpus": [{}]})
+    for driver, status in (("new", 400), ("525.60.13", 302)):
+        answer = client_of("admin").post(
+            reverse("save-environment", args=[row.public_id]), form | {"min_driver": driver}
+        )
+        assert answer.status_code == status
+    page = client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
+    assert "525.60.13 or newer" in page
+    assert "Its driver is 470.82.01." in page and old.name in page
     client_of("admin").post(reverse("save-environment", args=[row.public_id]), form | {"enabled": ""})
     row.refresh_from_db()
     assert not row.enabled

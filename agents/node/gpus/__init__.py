@@ -46,7 +46,10 @@ class GpuProcess(NamedTuple):
 
 
 class GpuReading(NamedTuple):
-    """What a GPU does at one moment. Unknown is None."""
+    """What a GPU does at one moment. Unknown is None.
+
+    ``energy_joules`` is the GPU's own counter, since its driver was loaded.
+    """
 
     uuid: str
     utilisation_percent: Optional[float]
@@ -55,6 +58,7 @@ class GpuReading(NamedTuple):
     temperature_c: Optional[float]
     health: str
     processes: List[GpuProcess]
+    energy_joules: Optional[float] = None
 
 
 class GpuProvider:

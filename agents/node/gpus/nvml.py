@@ -156,6 +156,7 @@ class NvmlGpus(GpuProvider):
             rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates, handle)
             memory = self._memory(handle)
             milliwatts = self._ask(self._nvml.nvmlDeviceGetPowerUsage, handle)
+            millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
             readings.append(
                 GpuReading(
                     uuid=facts.uuid,
@@ -167,6 +168,7 @@ class NvmlGpus(GpuProvider):
                     ),
                     health=facts.health,
                     processes=self._processes(handle),
+                    energy_joules=None if millijoules is None else millijoules / 1000.0,
                 )
             )
         return readings

@@ -14,6 +14,7 @@ from portal.models import Node as NodeRow
 from portal.models import NodeCheck as NodeCheckRow
 from portal.models import Template as TemplateRow
 from portal.models import Topology as TopologyRow
+from portal.selectors.interfaces import interface_of
 from portal.words.states import GpuHealth, JobKind, NodeState, RuntimeKind
 from portal.words.trust import Phase, Trouble
 
@@ -33,6 +34,9 @@ class GpuShort(serializers.Serializer[Any]):
     health = serializers.ChoiceField(HEALTH)
     health_reason = serializers.CharField(allow_blank=True, help_text="Of one that is ok: a warning.")
     present = serializers.BooleanField(help_text="The node's last hello named it.")
+    foreign_user = serializers.CharField(
+        allow_blank=True, help_text="Whose program that is no job's works on it; while so nothing new comes."
+    )
     used_milli = serializers.IntegerField(help_text="1000 is all of it.")
     island = serializers.IntegerField(
         allow_null=True,
@@ -67,6 +71,8 @@ class Pool(Named):
     gpus = serializers.IntegerField()
     used_milli = serializers.IntegerField()
     gpu_models = serializers.ListField(child=serializers.CharField())
+    allow_node_network = serializers.BooleanField(help_text="Gangs may use the network of its nodes.")
+    fabric_devices = serializers.ListField(child=serializers.CharField(), help_text="Devices that these get.")
 
 
 class NodeTrust(serializers.Serializer[Any]):
@@ -102,6 +108,11 @@ class Node(Named):
     cpu_milli = serializers.IntegerField()
     memory_mib = serializers.IntegerField()
     labels = serializers.DictField(child=serializers.CharField(), help_text="Where it stands: key to value.")
+    interface = serializers.CharField(
+        allow_null=True,
+        help_text="By it ranks of gangs on other nodes reach those here; null: none is known.",
+    )
+    interface_chosen = serializers.BooleanField(help_text="true: by an administrator.")
     below_floor = serializers.ListField(
         child=serializers.CharField(), help_text="A sentence for each of its programs that is too old."
     )
@@ -143,6 +154,10 @@ class Environment(Named):
     runtime = serializers.ChoiceField(RUNTIMES)
     image = serializers.CharField(allow_blank=True)
     image_digest = serializers.CharField(allow_blank=True)
+    min_driver = serializers.CharField(
+        allow_blank=True,
+        help_text="Jobs with GPUs stay off nodes whose NVIDIA driver is older; blank: any will do.",
+    )
     tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
     enabled = serializers.BooleanField()
     present_nodes = serializers.IntegerField(help_text="Nodes that have it already.")
@@ -171,6 +186,7 @@ def gpu_short(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "simulated": row.simulated,
         "health": row.health,
         "health_reason": row.health_reason,
+        "foreign_user": row.foreign_user,
         "present": row.present,
         "used_milli": row.used_milli,
         "island": row.island,
@@ -198,6 +214,8 @@ def pool(row: Any) -> dict[str, Any]:
         "gpus": row.gpu_count,
         "used_milli": row.used_milli,
         "gpu_models": sorted(row.gpu_models or []),
+        "allow_node_network": row.allow_node_network,
+        "fabric_devices": row.fabric_devices,
     }
 
 
@@ -228,6 +246,8 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "labels": row.labels,
+        "interface": reached["name"] if (reached := interface_of(row)) else None,
+        "interface_chosen": bool(row.interface),
         "below_floor": list(row.hello.get("below_floor", ())),
         "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
     }
@@ -260,6 +280,7 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "runtime": row.runtime,
         "image": row.image,
         "image_digest": row.image_digest,
+        "min_driver": row.min_driver,
         "tool": row.tool,
         "enabled": row.enabled,
         "present_nodes": getattr(row, "present_nodes", 0),

@@ -14,7 +14,7 @@ from portal.models import Job as JobRow
 from portal.models import JobEvent, Standing
 from portal.models import Task as TaskRow
 from portal.selectors.forecasts import Move, why_none
-from portal.selectors.jobs import Chain
+from portal.selectors.jobs import Chain, joules_of
 from portal.selectors.progress import KnownLayout as KnownLayoutRow
 from portal.selectors.progress import progress_of
 from portal.selectors.receipts import Receipt
@@ -190,6 +190,10 @@ class Attempt(serializers.Serializer[Any]):
         allow_null=True, help_text="When it last said that it saved its work; null: it has not."
     )
     progress = Progress(allow_null=True, help_text="null: it told none.")
+    energy_joules = serializers.FloatField(
+        allow_null=True,
+        help_text="What its GPUs used so far, of each the part that it held; null: not measured.",
+    )
     stop_wanted_at = serializers.DateTimeField(allow_null=True)
     left_for = OtherJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
     ended_at = serializers.DateTimeField(allow_null=True)
@@ -244,6 +248,8 @@ class JobWhole(Job):
     shm_mib = serializers.IntegerField()
     stop_grace_s = serializers.IntegerField()
     max_attempts = serializers.IntegerField()
+    retry_failures = serializers.BooleanField(help_text="true: a command that fails is tried again too.")
+    launcher = serializers.CharField(help_text="How its tasks are told of each other.")
     command = serializers.ListField(child=serializers.CharField(allow_blank=True))
     environ = serializers.DictField(
         child=serializers.CharField(allow_blank=True),
@@ -405,6 +411,8 @@ def job_whole(
         "shm_mib": row.shm_mib,
         "stop_grace_s": row.stop_grace_s,
         "max_attempts": row.max_attempts,
+        "retry_failures": row.retry_failures,
+        "launcher": row.launcher,
         "command": row.command,
         "environ": row.environ if with_environ else None,
         "version": row.version,
@@ -497,6 +505,7 @@ def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
         "ready_at": when(row.ready_at),
         "checkpoint_at": when(row.checkpoint_at),
         "progress": progress(progress_of(row)),
+        "energy_joules": joules_of(row),
         "stop_wanted_at": when(row.stop_wanted_at),
         "left_for": other_job(row.stop_for, seen) if row.stop_for else None,
         "ended_at": when(row.ended_at),

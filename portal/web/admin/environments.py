@@ -12,9 +12,10 @@ from django.views.decorators.http import require_GET, require_POST
 
 from portal.access import Policy, Verb, can, policy, signed_in, visible_environments
 from portal.errors import Invalid, NotThere
-from portal.models import Environment, EnvironmentOnNode
+from portal.models import Environment, EnvironmentOnNode, Node
 from portal.services.catalogue import EnvironmentWords, do_save_environment, nodes_for
 from portal.web.words import whole_number
+from portal.words.driver import driver_will_do
 from portal.words.states import RuntimeKind
 
 TEXTS = (
@@ -25,6 +26,7 @@ TEXTS = (
     "image",
     "archive",
     "prefix",
+    "min_driver",
     "tool",
     "tool_command",
     "tool_port",
@@ -94,6 +96,7 @@ def _words(values: dict[str, str]) -> EnvironmentWords:
         image=values["image"],
         archive=values["archive"],
         prefix=values["prefix"],
+        min_driver=values["min_driver"],
         tool=values["tool"],
         tool_command=command,
         tool_port=port,
@@ -106,6 +109,14 @@ def _environment(request: HttpRequest, public_id: str) -> Environment:
     if row is None:
         raise NotThere
     return row
+
+
+def _too_old(node: Node, environment: Environment) -> str:
+    """Why jobs with GPUs cannot run on a node; blank when its driver will do, or it has no GPUs."""
+    driver = node.hello.get("driver")
+    if not node.hello.get("gpus") or driver_will_do(driver, environment.min_driver):
+        return ""
+    return f"Its driver is {driver}." if driver else "It tells no driver."
 
 
 def _form(
@@ -122,7 +133,7 @@ def _form(
     states = (
         {state.node_id: state for state in EnvironmentOnNode.objects.filter(environment=row)} if row else {}
     )
-    nodes = [(node, states.get(node.pk)) for node in nodes_for(row)] if row else []
+    nodes = [(node, states.get(node.pk), _too_old(node, row)) for node in nodes_for(row)] if row else []
     context = {
         "environment": row,
         "values": values,

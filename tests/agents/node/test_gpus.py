@@ -128,6 +128,7 @@ def test_readings_are_those_of_the_driver(gpus_of) -> None:
     (reading,) = gpus.readings({})
     told = (reading.utilisation_percent, reading.memory_used_mib, reading.power_watts, reading.temperature_c)
     assert told == (40.0, 1000, 310.0, 50)
+    assert reading.energy_joules == 9000.0
     assert [(each.pid, each.memory_mib) for each in reading.processes] == [(41, 2048), (42, 16)]
     driver.write([nvml.h200(0, "lost")])
     (reading,) = gpus.readings({})
@@ -142,6 +143,7 @@ def test_what_a_driver_does_not_tell_is_not_known(gpus_of) -> None:
     assert {gpu.island, gpu.compute_capability, gpu.mig_profile, gpu.bus_id, gpu.numa} == {None}
     (reading,) = gpus.readings({})
     assert {reading.utilisation_percent, reading.power_watts, reading.temperature_c} == {None}
+    assert reading.energy_joules is None
 
 
 @needs_compiler

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0023_elastic'),
+        ('portal', '0025_energy'),
     ]
 
     operations = [

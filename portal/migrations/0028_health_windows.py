@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0025_health_trust'),
+        ('portal', '0027_gang'),
     ]
 
     operations = [

@@ -1,0 +1,29 @@
+"""An event loop in a thread of its own, for synchronous code that sends: what it opened stays open between calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_lock = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""By process: a fork takes the loop along, but not the thread that runs it."""
+
+
+def run_aside(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs ``work`` in the loop and waits for it; raises what it raises. Not for code that is in a loop already."""
+    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    with _lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="own-loop", daemon=True).start()
+        return loop
