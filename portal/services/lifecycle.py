@@ -3,7 +3,8 @@
 Every function runs in the caller's transaction or opens one, locks rows in the order job, attempt, tasks,
 GPUs (by id), leaves an event with a reason, and announces the change. It is made of ``steps`` (one step on the
 graph), ``holdings`` (GPUs change hands) and ``endings`` (what becomes of the job), which are open to nobody else
-but ``adoption``, its twin for attempts that a restored record forgot, and ``elastic``, where tasks join and leave.
+but ``adoption``, its twin for attempts that a restored record forgot, ``elastic``, where tasks join and leave, and
+``suspending``.
 """
 
 from __future__ import annotations
