@@ -86,6 +86,27 @@ class ImageState:
 
 
 @dataclass(frozen=True)
+class InterfaceState:
+    """A network interface of the node; ``chosen`` is the one by which it takes other nodes to reach it."""
+
+    name: str
+    address: str
+    prefix: int
+    speed_mbit: int | None
+    chosen: bool
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> InterfaceState:
+        return cls(
+            str(row["name"]),
+            str(row["address"]),
+            int(row["prefix"]),
+            measured(row.get("speed_mbit")),
+            bool(row["chosen"]),
+        )
+
+
+@dataclass(frozen=True)
 class Hello:
     """The first answer of an agent; ``clock_s`` is the node's Unix time when it was written."""
 
@@ -113,6 +134,8 @@ class Hello:
     versions: Mapping[str, str | None] = field(
         default_factory=dict
     )  # by tool; None: not there, or it does not say
+    interfaces: tuple[InterfaceState, ...] = ()  # empty: its agent does not look at them
+    gang_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -139,7 +162,13 @@ class Hello:
             links=tuple(map(GpuPair.from_wire, row["links"])) if "links" in row else None,
             gpus_silent=_text(row.get("gpus_silent")),
             versions={str(name): _text(version) for name, version in row.get("versions", {}).items()},
+            interfaces=tuple(map(InterfaceState.from_wire, row.get("interfaces", ()))),
+            gang_ports=_span(row.get("gang_ports")),
         )
+
+
+def _span(told: Any) -> tuple[int, int] | None:
+    return None if told is None else (int(told[0]), int(told[1]))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from portal.models import ClusterSettings, Environment, Job, Question
 from portal.valkey import valkey
 from portal.words.states import JobKind
 from scheduler.awaited import still_awaited
+from scheduler.company import side_of_columns, without
 from scheduler.core.cluster import (
     WHOLE_MILLI,
     JobId,
@@ -27,11 +28,13 @@ from scheduler.core.cluster import (
     Snapshot,
     UserId,
 )
+from scheduler.core.company import closed_to
 from scheduler.core.decide import would_start
 from scheduler.core.delaying import delays
 from scheduler.core.plan import Answer, Eviction, Verdict
 from scheduler.expectations import Expectations
 from scheduler.read_running import min_tasks_of, near_of
+from scheduler.read_waiting import launcher_of
 from scheduler.snapshot import ASKED, Photo, take_photo
 from scheduler.standings import change_fields, verdict_fields
 
@@ -105,8 +108,11 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
     pool = body.get("pool")
     user = str(body["user"])
     kind = value("kind")
-    unfit = photo.unfit.nodes(environment.pk, value("gpus_per_task"))
-    return PendingRow(
+    cannot = photo.unfit.nodes(environment.pk, value("gpus_per_task"))
+    launcher = launcher_of(value("tasks"), value("launcher"))
+    if launcher:
+        cannot = tuple(sorted({*cannot, *photo.unlent}))
+    row = PendingRow(
         job=ASKED,
         name=str(body.get("name") or "the request"),
         project=ProjectId(body["project"]),
@@ -127,12 +133,15 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         near=near_of(body.get("near")),
         mig_profile=body.get("mig_profile") or None,
         min_compute_capability=body.get("min_compute_capability"),
-        avoid_nodes=unfit,
-        unfit_nodes=unfit,
+        avoid_nodes=cannot,
+        unfit_nodes=cannot,
+        launcher=launcher,
         node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,
         after=still_awaited(body.get("after") or ()),
         after_any=bool(body.get("after_any")),
     )
+    side = side_of_columns(kind, row.tasks, row.min_tasks)
+    return row if side is None else without(row, closed_to(side, row.project, photo.guests))
 
 
 def _delays(body: dict[str, Any], photo: Photo) -> dict[str, Any]:

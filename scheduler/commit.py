@@ -27,6 +27,7 @@ from portal.words.trust import Phase
 from scheduler import leases
 from scheduler.awaited import held_back
 from scheduler.calendar import Calendar
+from scheduler.company import Company
 from scheduler.core.cluster import JobId
 from scheduler.core.plan import Eviction, Start
 from scheduler.leases import Held
@@ -117,6 +118,7 @@ def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
     )
     waits = held_back(job.pk for job in jobs.values() if job.state == JobState.PENDING)
     growing = Growing(jobs.values())
+    company = Company(jobs.values(), places.pools, {task.node for start in starts for task in start.tasks})
     refused: list[Refusal] = []
     beginnings: list[Beginning] = []
     growths: list[Growth] = []
@@ -127,9 +129,11 @@ def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
                 raise Conflict("It is to start after another job that has not ended yet.", code="dependency")
             pool, seats = places.seats(start)
             calendar.check(job, start)
+            company.check(job, pool, seats)
             growth = None if job.state == JobState.PENDING else growing.growth(job, seats)
             places.try_with(start)
             limits.take(job, pool, len(seats))
+            company.add(job, seats)
         except Conflict as moved:
             refused.append(_refusal(start, moved))
             continue

@@ -10,6 +10,8 @@ import enum
 import logging
 from dataclasses import dataclass
 
+from django.db.models import Count
+
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
@@ -20,8 +22,9 @@ from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, NodeState
 from portal.words.trust import STUCK_AFTER_S, Phase, Trouble
 from scheduler import leases
+from scheduler.core.cluster import WHOLE_MILLI
 from scheduler.leases import Held
-from scheduler.start_spec import Part, image_of, start_spec
+from scheduler.start_spec import NETWORK_WORDS, CannotMeet, Part, image_of, start_spec
 
 log = logging.getLogger(__name__)
 
@@ -66,23 +69,37 @@ _ENDS = {
 
 
 def start_task(door: Door, task: Task, *, tries_left: int) -> After:
-    """Starts one task on its node. Raises Unknown when no answer came, Deposed when the node is not ours."""
+    """Starts one task on its node; of a gang it is only prepared there, until all others are, too.
+
+    Raises Unknown when no answer came, Deposed when the node is not ours.
+    """
     attempt, job = task.attempt, task.attempt.job
-    spec = _spec(door, task)
-    killpoint("start.before_mark")
-    if not lifecycle.task_sent(task):
+    prepares = lifecycle.is_to_prepare(task, attempt)
+    if prepares and not door.engine.prepares:
+        # its agent knows one step only, and takes it with the second of the others
+        lifecycle.task_prepared(task.pk)
         return After.NOTHING
-    killpoint("start.marked")
+    step = "prepare" if prepares else "start"
     try:
+        spec = _spec(door, task)
+        killpoint(f"{step}.before_mark")
+        if not lifecycle.task_sent(task):
+            return After.NOTHING
+        killpoint(f"{step}.marked")
         epoch = door.epoch()
-        killpoint("start.before_send")
-        started = door.engine.start(epoch, spec)
+        killpoint(f"{step}.before_send")
+        started = (door.engine.prepare if prepares else door.engine.start)(epoch, spec)
     except Refused as refusal:
-        killpoint("start.refused")
+        killpoint(f"{step}.refused")
         if refusal.code == "stale_epoch":
             raise Unknown(refusal.message) from refusal  # a new hello brings a higher one
         return _start_refused(door.node, task, refusal, tries_left)
-    killpoint("start.answered")
+    killpoint(f"{step}.answered")
+    if prepares:
+        lifecycle.task_prepared(task.pk)
+        killpoint("prepare.recorded")
+    if started.state == "created":
+        return After.NOTHING
     if started.state == "exited":
         return After.LATER  # it has come and gone; the next comparison writes down how
     lifecycle.task_running(task.pk, container=started.container, ports=started.ports)
@@ -97,13 +114,19 @@ def _spec(door: Door, task: Task) -> dict[str, object]:
     home = Volume.objects.filter(owner_id=job.owner_id, kind="home").first()
     secret = attempt_secret(attempt) if attempt.secret else ""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
-    part = Part(attempt.number, task.rank, tuple(gpus))
-    spec = start_spec(cluster, job, part, task.node, home, secret)
+    part = Part(attempt.number, task.rank, tuple(gpus), getattr(attempt, "rendezvous", None))
+    takes = door.engine.hello.get("takes", ())
+    try:
+        spec = start_spec(cluster, job, part, task.node, home, secret)
+    except CannotMeet as wrong:
+        raise Refused("cannot_meet", f"{wrong}; the node of rank 0 tells none. Upgrade its agent.") from wrong
+    if unknown := sorted(NETWORK_WORDS & spec.keys() - set(takes)):
+        raise Refused("agent_too_old", f"its agent does not know {', '.join(unknown)}. Upgrade it.")
     told: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
     if task.among is not None:
         told |= {"tasks": task.among, "tasks_min": job.least_tasks, "tasks_max": job.tasks}
     # no part of the digest: what was begun before an agent learned them is still the same
-    return spec | {key: value for key, value in told.items() if key in door.engine.hello.get("takes", ())}
+    return spec | {key: value for key, value in told.items() if key in takes}
 
 
 def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) -> After:
@@ -117,17 +140,21 @@ def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) ->
         nodes.record_disk(node.pk, refusal.message)
     if refusal.code in BLAMED:  # while the attempt still stands as the one that the node is tried with
         trust.record_trouble(node.pk, Trouble.START_REFUSED, job=task.attempt.job, sentence=refusal.message)
-    give_up(node, task, _ENDS.get(refusal.code, EndReason.START_REFUSED), refusal.message)
+    again_there = refusal.code == "meet_port_in_use"  # the next attempt gets another one
+    give_up(
+        node, task, _ENDS.get(refusal.code, EndReason.START_REFUSED), refusal.message, again_there=again_there
+    )
     return After.NOTHING
 
 
-def give_up(node: Node, task: Task, reason: EndReason, detail: str) -> None:
+def give_up(node: Node, task: Task, reason: EndReason, detail: str, *, again_there: bool = False) -> None:
     """Ends what a node will not start: the task, or its attempt where that cannot go on without it.
 
-    The job goes elsewhere if there is elsewhere.
+    The job goes elsewhere if there is elsewhere, unless it may find what it needs ``again_there``.
     """
     job = task.attempt.job
-    avoid(job, node)
+    if not again_there:
+        avoid(job, node)
     sentence = end_sentence(
         reason, node=node.name, detail=detail, image=image_of(job.environment) or "the environment"
     )
@@ -135,12 +162,17 @@ def give_up(node: Node, task: Task, reason: EndReason, detail: str) -> None:
 
 
 def avoid(job: Job, node: Node) -> None:
-    """Keeps the job's next attempt off a node, unless that would leave it none."""
+    """Keeps the job's next attempt off a node, unless that would leave it none, or too few for all its tasks."""
     others = Node.objects.filter(state=NodeState.READY.value, runtime=node.runtime).exclude(pk=node.pk)
     others = others.filter(trust=Phase.TRUSTED.value)
     if job.pool_id is not None:
         others = others.filter(pool=job.pool_id)
-    if others.exclude(pk__in=job.avoid_nodes.values("pk")).exists():
+    left = others.exclude(pk__in=job.avoid_nodes.values("pk")).annotate(count=Count("gpus"))
+    each = job.gpus_per_task * job.milli_per_gpu
+    seats = [
+        count * WHOLE_MILLI // each if each else job.tasks for count in left.values_list("count", flat=True)
+    ]
+    if sum(seats) >= job.least_tasks:
         job.avoid_nodes.add(node)
 
 
@@ -296,6 +328,7 @@ def tasks_held(node: Node) -> list[Task]:
         .select_related(
             "node",
             "attempt__progress",
+            "attempt__rendezvous",
             "attempt__job__owner",
             "attempt__job__project",
             "attempt__job__environment",

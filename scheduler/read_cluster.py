@@ -51,14 +51,15 @@ from scheduler.unfit import Machine
 def read_pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
     """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``."""
     found = []
-    for id_, name, own in NodePool.objects.order_by("name").values_list("public_id", "name", "policy"):
+    rows = NodePool.objects.order_by("name").values_list("public_id", "name", "policy", "allow_node_network")
+    for id_, name, own, lends in rows:
         try:
             Policy.of({**knobs, **own})
         except PolicyError as wrong:
             raise PolicyError(wrong.field, f"in pool {name}: {wrong.message}") from wrong
         placement = own.get("placement")
         turned = sorted((knob, value) for knob, value in own.items() if decides(knob))
-        found.append(PoolRow(PoolId(id_), name, placement, tuple(turned)))
+        found.append(PoolRow(PoolId(id_), name, placement, tuple(turned), lends))
     return tuple(found)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from django.db.models import FloatField, Func
 
+from agents.launchers import NEED_THE_OTHERS
 from portal.models import Job
-from portal.words.ends import pause_s
+from portal.words.ends import OWN_FAILURES, pause_s
 from portal.words.reasons import EndReason
 from portal.words.states import Desired, JobState
 from scheduler.album import Built, Known, blocks_of
@@ -28,7 +29,7 @@ from scheduler.read_running import home_of, min_tasks_of, near_of
 from scheduler.unfit import Unfit
 
 _WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
-_PAUSED_AFTER = frozenset({EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL})
+_PAUSED_AFTER = OWN_FAILURES | {EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL}
 
 
 class Seconds(Func):
@@ -42,10 +43,15 @@ def read_waiting(
     pools: tuple[PoolRow, ...],
     unfit: Unfit,
     homes: dict[str, NodeId],
+    unlent: tuple[NodeId, ...],
     known: Known[dict[str, Any]],
     built: Built[dict[str, Any], PendingRow],
-) -> tuple[tuple[PendingRow, ...], dict[str, int]]:
-    """Waiting jobs. Nodes that run another kind of environment are among those a job avoids."""
+) -> tuple[tuple[PendingRow, ...], dict[int, dict[str, Any]]]:
+    """Waiting jobs, and their columns by row number in the same order.
+
+    Nodes that run another kind of environment are among those a job avoids; so are the ``unlent`` ones, which lend
+    gangs no network, for a gang whose tasks must reach each other.
+    """
     every_pool = tuple(pool.id for pool in pools)
     avoided: dict[int, list[str]] = defaultdict(list)
     for job, node in Job.avoid_nodes.through.objects.filter(job__in=_WAITING).values_list(
@@ -61,14 +67,16 @@ def read_waiting(
 
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
         home = home_of(row["kind"], row["owner__public_id"], homes)
-        avoid = unfit.nodes(row["environment_id"], row["gpus_per_task"])
-        return pending_row(row, every_pool, avoid, avoided.get(id_, []), home)
+        cannot = unfit.nodes(row["environment_id"], row["gpus_per_task"])
+        if launcher_of(row["tasks"], row["launcher"]):
+            cannot = tuple(sorted({*cannot, *unlent}))
+        return pending_row(row, every_pool, cannot, avoided.get(id_, []), home)
 
-    pending = built.of(waiting, (every_pool, unfit, homes, dict(avoided)), make)
+    pending = built.of(waiting, (every_pool, unfit, unlent, homes, dict(avoided)), make)
     if waits := waits_of(_WAITING):
         told = zip(waiting, pending, strict=True)
         pending = tuple(waits[id_].told(row) if id_ in waits else row for id_, row in told)
-    return pending, {row["public_id"]: id_ for id_, row in waiting.items()}
+    return pending, waiting
 
 
 def read_rows(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -104,6 +112,7 @@ def read_rows(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]
         "owner__public_id",
         "pool__public_id",
         "environment_id",
+        "launcher",
     ):
         yield row["id"], dict(row)
 
@@ -144,7 +153,13 @@ def pending_row(
         near=near_of(row["near"]),
         mig_profile=row["mig_profile"] or None,
         min_compute_capability=row["min_compute_capability"],
+        launcher=launcher_of(row["tasks"], row["launcher"]),
     )
+
+
+def launcher_of(tasks: int, launcher: str) -> str | None:
+    """The launcher of a job whose tasks must reach each other; None where they need not."""
+    return launcher if tasks > 1 and launcher in NEED_THE_OTHERS else None
 
 
 def _not_before_s(row: dict[str, Any]) -> float | None:

@@ -11,6 +11,7 @@ from django.db import connection, transaction
 
 from portal.models import ClusterSettings
 from scheduler.album import Built, Known
+from scheduler.company import apart, guests_of, sides_of
 from scheduler.core.cluster import (
     GpuRow,
     JobId,
@@ -20,6 +21,7 @@ from scheduler.core.cluster import (
     RunningRow,
     Snapshot,
 )
+from scheduler.core.company import Guests
 from scheduler.core.policy import Policy
 from scheduler.keeps import Kept
 from scheduler.read_cluster import (
@@ -53,6 +55,10 @@ class Photo:
     """Row numbers of the jobs that wait, by job id; not of those that run and wait for more tasks."""
     unfit: Unfit
     """The nodes that cannot run an environment."""
+    unlent: tuple[NodeId, ...]
+    """Nodes of pools that lend gangs no network."""
+    guests: Guests
+    """Who stands on the others of those that share no node with everybody."""
     homes: dict[str, NodeId]
     """By person, the node where their home is."""
     kept: dict[str, Kept]
@@ -71,6 +77,8 @@ class Album:
         self.running = Built[Holding, RunningRow]()
         self.pending = Built[dict[str, Any], PendingRow]()
         self.growing = Built[Source, PendingRow]()
+        self.running_apart = Built[RunningRow, RunningRow]()
+        self.pending_apart = Built[PendingRow, PendingRow]()
 
 
 def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
@@ -91,8 +99,15 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         usage = read_usage(now_s, policy.half_life_s)
         unfit = read_unfit(machines)
         homes = read_homes()
+        lending = {pool.id for pool in pools if pool.node_network}
+        unlent = tuple(sorted(node.id for node in nodes if node.pool not in lending))
+        guests = guests_of(pools, held.values())
         running = read_running(held, unfit, homes, album.running)
-        pending, rows = read_waiting(pools, unfit, homes, album.waiting, album.pending)
+        pending, rows = read_waiting(pools, unfit, homes, unlent, album.waiting, album.pending)
+        if guests:
+            sides = sides_of({id_: attempt.row for id_, attempt in held.items()}, "job__")
+            running = apart(running, sides, list(held), guests, album.running_apart)
+            pending = apart(pending, sides_of(rows), list(rows), guests, album.pending_apart)
         growing = read_growing(held, unfit, album.growing)
         kept = read_kept()
     return Photo(
@@ -110,8 +125,10 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         ),
         policy=policy,
         adopt_only=settings.adopt_only,
-        pending_rows=rows,
+        pending_rows={row["public_id"]: id_ for id_, row in rows.items()},
         unfit=unfit,
+        unlent=unlent,
+        guests=guests,
         homes=homes,
         kept=kept,
     )

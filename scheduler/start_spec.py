@@ -7,30 +7,46 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from portal.models import Environment, Job, Node, Volume
+from agents.launchers import LAUNCHERS, Gang, Launch, Meeting, Rank
+from agents.node.spec import FIRST_RANK
+from portal.models import Environment, Job, Node, Rendezvous, Volume
 from portal.services.environments import SECRET_FILE
 from portal.words.states import JobKind, RuntimeKind
 
 SECRET_NAME = SECRET_FILE
 PIDS = 8192
+NETWORK_WORDS = frozenset({"meet_port", "node_network", "devices", "meets_here"})
+"""What a spec says of the network of a gang: an agent that does not know them cannot start it."""
 PLACE_OF_SECRETS = "{secrets}"
 """The node fills in the folder of a task's secret files, as it does ``{port}`` and ``{address}``."""
 
 
+class CannotMeet(Exception):
+    """The ranks of a gang are to work together, and nobody knows where they could meet."""
+
+
 @dataclass(frozen=True)
 class Part:
-    """One rank as it was placed: its number, its attempt's number, and (GPU uuid, milli) pairs."""
+    """One rank as it was placed: its number, its attempt's number, and (GPU uuid, milli) pairs.
+
+    ``rendezvous`` is where its gang meets; None: it has no others, or cannot reach them.
+    """
 
     attempt: int
     rank: int
     gpus: tuple[tuple[str, int], ...]
+    rendezvous: Rendezvous | None = None
 
 
 def start_spec(
     cluster: str, job: Job, part: Part, node: Node, home: Volume | None, secret: str
 ) -> dict[str, Any]:
-    """The spec of one task, with a digest over all of it, so that an equal name with other content is seen."""
+    """The spec of one task, with a digest over all of it, so that an equal name with other content is seen.
+
+    Raises CannotMeet when its launcher needs the others and the record knows no place to meet.
+    """
     environment = job.environment
+    launch = _launch(job, part, node)
     person = job.owner
     user = person.username[:32]
     mounts, workdir = _home(job, home, node)
@@ -41,9 +57,9 @@ def start_spec(
         "task": part.rank,
         "runtime": node.runtime,
         "image": image_of(environment),
-        "command": _command(job, environment, node),
+        "command": list(launch.command),
         "workdir": workdir,
-        "env": dict(job.environ),
+        "env": {**launch.defaults, **job.environ, **launch.environment},
         "secret_files": {SECRET_NAME: secret} if secret else {},
         "uid": person.uid,
         "gid": person.gid,
@@ -59,8 +75,39 @@ def start_spec(
         "mounts": mounts,
         "stop_grace_s": job.stop_grace_s,
     }
+    spec |= _network(part, node)
     spec = {key: value for key, value in spec.items() if value is not None}
     return spec | {"digest": digest_of(spec)}
+
+
+def _launch(job: Job, part: Part, node: Node) -> Launch:
+    """The command of a rank, and how it is told of the others."""
+    command = _command(job, job.environment, node)
+    if job.kind == JobKind.WORKSPACE.value or job.elastic:
+        return Launch(tuple(command))
+    row = part.rendezvous
+    meeting = Meeting(row.address or FIRST_RANK, row.port) if row else None
+    interface = row.interfaces.get(node.public_id) if row else None
+    try:
+        return LAUNCHERS[job.launcher](
+            Gang(job.tasks, job.gpus_per_task, meeting), Rank(part.rank, interface), command
+        )
+    except ValueError as wrong:
+        raise CannotMeet(str(wrong)) from wrong
+
+
+def _network(part: Part, node: Node) -> dict[str, Any]:
+    """What a node must know of the meeting, but for the variables; nothing for a task on its own."""
+    row = part.rendezvous
+    if row is None:
+        return {}
+    first_on_node = part.rank == 0 and (row.node_network or node.runtime == RuntimeKind.PROCESS.value)
+    found: dict[str, Any] = {"meet_port": row.port} if first_on_node else {}
+    if node.runtime == RuntimeKind.PROCESS.value:
+        return found
+    if row.node_network:
+        return found | {"node_network": True, "devices": list(row.devices)}
+    return found | {"meets_here": True}
 
 
 def digest_of(spec: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question
+from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question, Task
 from portal.selectors.time_limits import limited
 from portal.services import lifecycle, nodes, restored, time_limits, trust
 from portal.services.dependencies import cancel_dependents
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 READY_WITHIN_S = 120
 SILENT_AFTER_S = 45
 UNSENT_AFTER_S = 20
+GANG_WAITS_S = 20
+"""So long a gang waits for a node that does not answer, before those of it that are ready are undone."""
 OUTBOX_AFTER_S = 1
 OUTBOX_KEPT = dt.timedelta(hours=1)
 CYCLES_KEPT = dt.timedelta(days=14)
@@ -40,6 +42,7 @@ def sweep() -> None:
     time_limits.drop_lapsed()
     end_never_ready()
     end_unsent_on_silent_nodes()
+    end_gangs_on_silent_nodes()
     mark_silent_nodes()
     trust.look_again()
     restored.end_looking()
@@ -84,6 +87,25 @@ def end_unsent_on_silent_nodes() -> None:
         if away is not None:
             sentence = end_sentence(EndReason.START_REFUSED, node=away.name, detail="it does not answer.")
             lifecycle.want_stop(attempt.pk, EndReason.START_REFUSED, sentence=sentence)
+
+
+def end_gangs_on_silent_nodes() -> None:
+    """Stops gangs that cannot begin as one, because a node of theirs is away before its task runs.
+
+    What the other nodes prepared or began ends there; what the silent one may hold stays held until it answers.
+    """
+    rows = Task.objects.filter(
+        attempt__together=True,
+        attempt__state=AttemptState.CONFIGURING.value,
+        attempt__stop_wanted_at__isnull=True,
+        attempt__sent_at__isnull=False,
+        state=AttemptState.CONFIGURING.value,
+        node__reachable=False,
+        node__unreachable_since__lt=Now() - dt.timedelta(seconds=GANG_WAITS_S),
+    )
+    for attempt, node in rows.values_list("attempt_id", "node__name"):
+        sentence = end_sentence(EndReason.START_REFUSED, node=node, detail="it does not answer.")
+        lifecycle.want_stop(attempt, EndReason.START_REFUSED, sentence=sentence)
 
 
 def mark_silent_nodes() -> None:

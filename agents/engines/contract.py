@@ -30,7 +30,7 @@ class Started:
 
     container: str
     ports: dict[str, int]
-    state: str = "running"  # running, or exited when it has already ended
+    state: str = "running"  # running, exited when it has already ended, created when it was only prepared
     already: bool = False
 
 
@@ -158,6 +158,16 @@ class Engine(Protocol):
 
         Ended before: its state is exited. Stopped before (tombstoned), an older attempt, an older epoch, a
         GPU that has no room, a missing image, a full disk: Refused, and nothing of it was kept.
+        """
+
+    @property
+    def prepares(self) -> bool:
+        """True when ``prepare`` can be asked for."""
+
+    def prepare(self, epoch: int, spec: Mapping[str, Any]) -> Started:
+        """All of a start but its last step; only where ``prepares``. It waits for its start, or for a stop.
+
+        Refused and repeated as a start is; one that was started meanwhile says so by its state.
         """
 
     def poll(self) -> Seen:

@@ -25,7 +25,7 @@ from agents.engines.contract import (
 )
 from agents.link import Link
 from agents.local import open_local
-from agents.node.spec import STOPS_TASKS
+from agents.node.spec import PREPARES, STOPS_TASKS
 from agents.samples import ContainerState, Hello
 from agents.ssh import Role, SshTarget, open_ssh
 
@@ -85,7 +85,17 @@ class NodeEngine:
         return self._link.is_open
 
     def start(self, epoch: int, spec: Mapping[str, Any]) -> Started:
-        answer = self._link.ask("start", timeout_s=START_WITHIN_S, epoch=epoch, spec=dict(spec))
+        return self._bring_up("start", epoch, spec)
+
+    @property
+    def prepares(self) -> bool:
+        return PREPARES in self._link.hello.takes
+
+    def prepare(self, epoch: int, spec: Mapping[str, Any]) -> Started:
+        return self._bring_up("prepare", epoch, spec)
+
+    def _bring_up(self, verb: str, epoch: int, spec: Mapping[str, Any]) -> Started:
+        answer = self._link.ask(verb, timeout_s=START_WITHIN_S, epoch=epoch, spec=dict(spec))
         return Started(
             container=str(answer["container"]),
             ports={str(port): int(number) for port, number in answer.get("ports", {}).items()},

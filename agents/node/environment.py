@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from agents.node.spec import TaskSpec
+from agents.node.spec import FIRST_RANK, TaskSpec
 
 SECRETS_IN_CONTAINER = "/run/fairway"
 
@@ -42,12 +42,16 @@ def task_environment(
     home: Optional[str],
     ports: Mapping[int, int],
     address: str,
+    first_rank: Optional[str] = None,
 ) -> Dict[str, str]:
     """Variables for a task; ``ports`` maps each port it asked for to the one it must listen on.
 
     ``secrets`` and those in ``word_files``, by the variable that names each, are paths as the task sees them.
+    ``first_rank`` is the address of its gang's rank 0, where the node alone knows it.
     """
     environment = {name: text for name, text in spec.env.items() if not is_ours(name)}
+    if first_rank is not None:
+        environment = {name: first_rank if text == FIRST_RANK else text for name, text in environment.items()}
     uuids = ",".join(share.uuid for share in spec.gpus)
     environment.update(
         {

@@ -158,6 +158,7 @@ class Ledger:
                     )
                 return Admission(dict(known), repeated=True)
             _check_milli(state, spec)
+            _check_meet_port(state, spec)
             record = _new_record(spec)
             if needs_network:
                 record.update(self._network_for(state, spec))
@@ -385,6 +386,7 @@ def _new_record(spec: TaskSpec) -> Record:
         "gpus": [{"uuid": share.uuid, "milli": share.milli} for share in spec.gpus],
         "phase": RESERVED,
         "ports": {},
+        "meet_port": spec.meet_port,
         "network": None,
         "subnet": None,
         "made_ahead": False,
@@ -429,6 +431,16 @@ def _check_milli(state: Record, spec: TaskSpec) -> None:
                 refusals.OVER_MILLI,
                 f"GPU {share.uuid} has {held[share.uuid]} of 1000 thousandths in use; "
                 f"{share.milli} more do not fit.",
+            )
+
+
+def _check_meet_port(state: Record, spec: TaskSpec) -> None:
+    for record in state["tasks"].values():
+        held = record["phase"] in HOLDING and record.get("meet_port") is not None  # older records lack it
+        if held and record["meet_port"] == spec.meet_port:
+            raise Refusal(
+                refusals.MEET_PORT_IN_USE,
+                f"Port {spec.meet_port} of this node is where the ranks of {record['job']} meet.",
             )
 
 

@@ -111,6 +111,15 @@ class Places:
                 sources[mount.target] = self._allowed(mount)
         return sources
 
+    def check_fabric(self, spec: TaskSpec) -> None:
+        """Refuses devices that this node does not lend, or does not have."""
+        for device in spec.devices:
+            roots = self._settings.fabric_devices
+            if not any(device == root or device.startswith(root + "/") for root in roots):
+                raise bad_spec(f"{device} is not among the fabric devices that this node lends to jobs.")
+            if not os.path.exists(device):
+                raise bad_spec(f"This node has no {device}.")
+
     def _home(self, name: str, uid: Optional[int], gid: Optional[int]) -> str:
         path = os.path.join(self._settings.home_root, name)
         with full_disk_refused(path):

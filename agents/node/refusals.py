@@ -15,6 +15,7 @@ UNKNOWN_VERB = "unknown_verb"
 NOT_ALLOWED = "not_allowed"
 NO_SUCH_CONTAINER = "no_such_container"
 PORT_IN_USE = "port_in_use"
+MEET_PORT_IN_USE = "meet_port_in_use"
 PROTOCOL_VERSION = "protocol_version"
 
 

@@ -20,6 +20,7 @@ from agents.node import machine, refusals
 from agents.node.durable import full_disk_refused
 from agents.node.gpus import open_gpus
 from agents.node.images import Images
+from agents.node.interfaces import interfaces
 from agents.node.ledger import Ledger
 from agents.node.logs import read_log
 from agents.node.places import Places
@@ -29,7 +30,7 @@ from agents.node.refusals import Refusal
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
 from agents.node.spares import Spares
-from agents.node.spec import STOPS_TASKS, TAKES
+from agents.node.spec import PREPARES, STOPS_TASKS, TAKES
 from agents.node.stats import Sampler
 from agents.node.tasks import Tasks
 from agents.node.upgrade import Upgrades
@@ -48,7 +49,7 @@ _IMAGES = frozenset({"images", "pull", "load"})
 VERBS_OF = {
     "control": _READING
     | _IMAGES
-    | {"start", "stop", "remove", "signal", "probe", "preflight", "gc", "upgrade"},
+    | {"start", "prepare", "stop", "remove", "signal", "probe", "preflight", "gc", "upgrade"},
     "bulk": (_READING | _IMAGES | {"upgrade"}) - {"stats"},
     "watch": _READING,
 }
@@ -84,6 +85,7 @@ class Session:
             "hello": lambda _: {"hello": self.hello()},
             "list": self._list,
             "start": self.tasks.start,
+            "prepare": self.tasks.prepare,
             "stop": self.tasks.stop,
             "remove": self.tasks.remove,
             "signal": self.tasks.signal,
@@ -162,7 +164,9 @@ class Session:
             "images": self._images.rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
             "separates_people": os.geteuid() == 0,
-            "takes": [*TAKES, STOPS_TASKS],
+            "takes": [*TAKES, STOPS_TASKS, PREPARES],
+            "interfaces": [each._asdict() for each in interfaces()],
+            "gang_ports": list(self._settings.gang_ports),
         }
 
     def push(self, message: Fields) -> None:
@@ -245,7 +249,7 @@ class Session:
             with full_disk_refused(self._settings.state_dir):
                 answer = self._verbs[verb](request)
         except Refusal as refusal:
-            if verb == "start" and refusal.code == refusals.DISK_FULL:
+            if verb in ("start", "prepare") and refusal.code == refusals.DISK_FULL:
                 self.tasks.note_full_disk(refusal.message)
             return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
         except Exception as error:  # the door: one broken request must not end the conversation

@@ -44,6 +44,8 @@ class Settings(NamedTuple):
     uid_first: int
     uid_count: int
     job_ports: Tuple[int, int]
+    gang_ports: Tuple[int, int]  # where ranks of gangs meet; the last one counts
+    fabric_devices: Tuple[str, ...]  # devices, or folders of devices, that gangs may be given
     upgrade_signers: Optional[str]
     program_path: Optional[str]
 
@@ -70,6 +72,8 @@ _DEFAULTS: Dict[str, Any] = {
     "uid_first": 2_000_000_000,
     "uid_count": 60_000,
     "job_ports": [20_000, 32_000],
+    "gang_ports": [32_000, 32_700],
+    "fabric_devices": ["/dev/infiniband"],
     "upgrade_signers": None,
     "program_path": None,
 }
@@ -110,8 +114,17 @@ def parse_settings(raw: Any) -> Settings:
     if not isinstance(merged["log_mib"], int) or merged["log_mib"] < 1:
         raise SettingsError("log_mib is not a number of MiB.")
     merged["job_ports"] = (int(merged["job_ports"][0]), int(merged["job_ports"][1]))
+    merged["gang_ports"] = _span(merged["gang_ports"])
+    merged["fabric_devices"] = tuple(str(each).rstrip("/") for each in merged["fabric_devices"])
     merged["runtimes"] = tuple(_runtime(each) for each in merged["runtimes"])
     return Settings(**merged)
+
+
+def _span(raw: Any) -> Tuple[int, int]:
+    first, last = (int(each) for each in raw)
+    if not 1024 <= first <= last <= 65_535:
+        raise SettingsError("gang_ports are two ports from 1024 to 65535, the smaller first.")
+    return first, last
 
 
 def _runtime(raw: Any) -> RuntimeSettings:

@@ -20,6 +20,7 @@ _HOME_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}\Z")
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,95}\Z")
 _PATH = re.compile(r"/[^\x00-\x1f,:]{0,1023}\Z")
+_DEVICE = re.compile(r"/dev(/[A-Za-z0-9_][A-Za-z0-9._-]{0,63}){1,4}\Z")
 
 REFUSED_ENV = ("LD_PRELOAD", "LD_AUDIT")
 """Loaders obey these before any program of ours runs, also in hooks outside the container."""
@@ -71,6 +72,10 @@ class TaskSpec(NamedTuple):
     tasks: Optional[int] = None
     tasks_min: Optional[int] = None
     tasks_max: Optional[int] = None
+    node_network: bool = False  # on the network of the node, not on the job's own
+    devices: Tuple[str, ...] = ()  # of a fabric; with them it may lock all memory it has
+    meet_port: Optional[int] = None  # on this node, where the ranks of its gang meet: it must be free
+    meets_here: bool = False  # all ranks of its gang stand on this node, in the network of their job
 
     @property
     def name(self) -> str:
@@ -97,10 +102,24 @@ _REQUIRED = frozenset(
 _OPTIONAL = frozenset(TaskSpec._fields) - _REQUIRED
 
 
-TAKES = ("owner", "project", "tasks", "tasks_min", "tasks_max")
+TAKES = (
+    "owner",
+    "project",
+    "tasks",
+    "tasks_min",
+    "tasks_max",
+    "node_network",
+    "devices",
+    "meet_port",
+    "meets_here",
+)
 """Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
 STOPS_TASKS = "stop.tasks"
 """The same for the field of ``stop`` that names some tasks of an attempt: who does not know it would stop all."""
+PREPARES = "prepare"
+"""The same for the verb that does all of a start but its last step."""
+FIRST_RANK = "{first_rank}"
+"""A variable of this value is the address of rank 0, where all ranks stand in one network of their job."""
 
 
 def parse_spec(raw: Any) -> TaskSpec:
@@ -143,6 +162,10 @@ def parse_spec(raw: Any) -> TaskSpec:
         tasks=_optional_number(raw, "tasks", 1, 100_000),
         tasks_min=_optional_number(raw, "tasks_min", 1, 100_000),
         tasks_max=_optional_number(raw, "tasks_max", 1, 100_000),
+        node_network=_yes(raw, "node_network"),
+        devices=_devices(raw.get("devices")),
+        meet_port=_optional_number(raw, "meet_port", 1024, 65_535),
+        meets_here=_yes(raw, "meets_here"),
     )
     if spec.runtime != "process" and spec.image is None:
         raise bad_spec("The spec has no image.")
@@ -266,6 +289,21 @@ def _mounts(value: Any) -> Tuple[Mount, ...]:
     if sum(mount.kind == "home" for mount in mounts) > 1:
         raise bad_spec("A task has at most one home.")
     return tuple(mounts)
+
+
+def _devices(value: Any) -> Tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > 64:
+        raise bad_spec("devices is not a list.")
+    return tuple(_text({"devices": each}, "devices", _DEVICE) for each in value)
+
+
+def _yes(raw: Dict[str, Any], key: str) -> bool:
+    value = raw.get(key, False)
+    if not isinstance(value, bool):
+        raise bad_spec(f"{key} is neither true nor false.")
+    return value
 
 
 _KEPT_PLACES = ("/proc", "/sys", "/dev", "/run/fairway", *(file.in_container for file in WORD_FILES), "/etc")

@@ -68,6 +68,13 @@ class Tasks:
 
     def start(self, fields: Fields) -> Fields:
         """Starts a task, or says that it runs already."""
+        return self._asked(fields, begins=True)
+
+    def prepare(self, fields: Fields) -> Fields:
+        """All of a start but its last step: the task is created, and begins once its start comes."""
+        return self._asked(fields, begins=False)
+
+    def _asked(self, fields: Fields, *, begins: bool) -> Fields:
         epoch = whole_number(fields, "epoch")
         spec = parse_spec(fields.get("spec"))
         if spec.cluster != self.settings.cluster:
@@ -77,20 +84,23 @@ class Tasks:
             raise bad_spec(f"This node has no runtime {spec.runtime}.")
         self.starting()
         try:
-            return self._start(epoch, spec, runtime)
+            return self._start(epoch, spec, runtime, begins)
         finally:
             self.starting()
 
-    def _start(self, epoch: int, spec: TaskSpec, runtime: Runtime) -> Fields:
+    def _start(self, epoch: int, spec: TaskSpec, runtime: Runtime, begins: bool) -> Fields:
         with self._alone(spec.name) as hold_fd:
             known = self.ledger.tasks().get(spec.name)
             if known is None:
                 self.places.check_room()
                 self._check_gpus(spec)
+                self.places.check_fabric(spec)
             own = spec.runtime == "process" and os.geteuid() == 0
-            admission = self._admit(epoch, spec, needs_uid=own, needs_network=spec.runtime != "process")
+            bridged = spec.runtime != "process" and not spec.node_network
+            admission = self._admit(epoch, spec, needs_uid=own, needs_network=bridged)
+            record, repeated = admission.record, admission.repeated
             try:
-                return self._bring_up(spec, runtime, admission.record, admission.repeated, hold_fd)
+                return self._bring_up(spec, runtime, record, repeated, hold_fd, begins=begins)
             except Refusal:
                 self._take_back(spec.name, runtime)
                 raise
@@ -114,7 +124,14 @@ class Tasks:
         return self.ledger.admit(epoch, spec, needs_uid=needs_uid, needs_network=needs_network)
 
     def _bring_up(
-        self, spec: TaskSpec, runtime: Runtime, record: Record, repeated: bool, hold_fd: Optional[int]
+        self,
+        spec: TaskSpec,
+        runtime: Runtime,
+        record: Record,
+        repeated: bool,
+        hold_fd: Optional[int],
+        *,
+        begins: bool,
     ) -> Fields:
         name = spec.name
         if record["phase"] == EXITED:
@@ -125,6 +142,7 @@ class Tasks:
             raise Refusal(refusals.TOMBSTONED, f"{name} was started before and has vanished.")
         for turn in range(_PORT_TRIES):
             if found is None:
+                _check_meet_port(spec.meet_port)
                 found = self._create(spec, runtime, record, hold_fd)
             if found is not None and found.digest != spec.digest:
                 raise Refusal(
@@ -136,6 +154,9 @@ class Tasks:
             if already and record["phase"] == RUNNING:
                 return _started(name, record, IS_RUNNING, already=True)
             if not already:
+                _check_meet_port(spec.meet_port)
+                if not begins:
+                    return _started(name, record, CREATED, already=repeated)
                 self.ledger.begin(name)
                 try:
                     runtime.start(name)
@@ -181,9 +202,9 @@ class Tasks:
             home_path=sources[spec.home.target] if spec.home else None,
             mount_sources=sources,
             real_gpus=[share.uuid for share in spec.gpus if not simulated.get(share.uuid, True)],
-            network=network_of(record),
+            network="host" if spec.node_network else network_of(record),
             subnet=record["subnet"],
-            network_is_made=bool(record.get("made_ahead")),
+            network_is_made=spec.node_network or bool(record.get("made_ahead")),
             own_uid=record["own_uid"],
             hold_fd=hold_fd,
         )
@@ -572,6 +593,22 @@ class Tasks:
     def _alone(self, name: str, *, wait: bool = True) -> Iterator[Optional[int]]:
         with locked(self.places.lock(name), wait=wait) as descriptor:
             yield descriptor
+
+
+def _check_meet_port(port: Optional[int]) -> None:
+    """Refuses when something on this machine listens where the ranks of a gang are to meet."""
+    if port is None:
+        return
+    with socket.socket() as probe:
+        # what is only left over of connections that have ended is in nobody's way
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen(1)
+        except OSError as error:
+            raise Refusal(
+                refusals.MEET_PORT_IN_USE, f"Something else listens at port {port} of this node."
+            ) from error
 
 
 def _task_numbers(raw: Any) -> Optional[List[int]]:

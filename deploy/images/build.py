@@ -3,6 +3,7 @@
 
     python3 deploy/images/build.py tiny --out tiny.tar
     python3 deploy/images/build.py jupyterlab --out jupyterlab.tar
+    python3 deploy/images/build.py tiny --also torch==2.13.0 --name localhost/fairway/torch:latest --out torch.tar
 
 Where a registry is at hand, the Containerfile beside each recipe builds the same image on a distribution's base.
 """
@@ -70,6 +71,9 @@ def main() -> None:
     options.add_argument("recipe", choices=sorted(RECIPES))
     options.add_argument("--out", type=Path, required=True, help="the archive to write")
     options.add_argument("--name", help="the image's name; default fairway/<recipe>:latest")
+    options.add_argument(
+        "--also", action="append", default=[], help="a requirement to install as pip finds it, for trials"
+    )
     chosen = options.parse_args()
     recipe = RECIPES[chosen.recipe]
     with tempfile.TemporaryDirectory(prefix="fairway-image-", dir=chosen.out.resolve().parent) as folder:
@@ -77,7 +81,9 @@ def main() -> None:
         lay_out_system(root)
         put_python(root)
         if recipe["lock"] is not None:
-            install(root, recipe["lock"])
+            install(root, "--require-hashes", "--no-deps", "--requirement", str(recipe["lock"]))
+        if chosen.also:
+            install(root, *chosen.also)
         put_files(root, HERE / chosen.recipe / "files")
         name = chosen.name or f"localhost/fairway/{chosen.recipe}:latest"
         digest = write_archive(root, chosen.out, name, list(recipe["command"]))
@@ -159,8 +165,8 @@ def put_python(root: Path) -> None:
     _compile(local / "lib" / PYTHON)
 
 
-def install(root: Path, lock: Path) -> None:
-    """Installs what a lock file names, each file checked by its hash, into the image's Python."""
+def install(root: Path, *what: str) -> None:
+    """Installs what words for pip name into the image's Python."""
     local = root / "usr/local"
     with tempfile.TemporaryDirectory(dir=root.parent) as folder:
         target = Path(folder)
@@ -175,8 +181,7 @@ def install(root: Path, lock: Path) -> None:
                     "--no-input",
                     "--disable-pip-version-check",
                 ),
-                *("--require-hashes", "--only-binary", ":all:", "--no-deps", "--no-compile"),
-                *("--target", str(target), "--requirement", str(lock)),
+                *("--only-binary", ":all:", "--no-compile", "--target", str(target), *what),
             ],
             check=True,
             timeout=600,

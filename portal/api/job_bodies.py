@@ -8,6 +8,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from rest_framework import serializers
 
+from agents.launchers import LAUNCHERS
 from portal.access import visible_environments, visible_jobs, visible_projects
 from portal.api.bodies import Closed, Number, Text, Whole, YesNo, read_body
 from portal.errors import Invalid
@@ -120,6 +121,14 @@ class JobBody(Request):
         help_text="Argument list; no shell reads it.",
     )
     max_attempts = Whole(required=False, min_value=1, max_value=20)
+    retry_failures = YesNo(
+        required=False, help_text="true: a command that fails is tried again too, all its tasks as one."
+    )
+    launcher = serializers.ChoiceField(
+        sorted(LAUNCHERS),
+        required=False,
+        help_text="How its tasks are told of each other (docs/jobs.md). Not for elastic jobs.",
+    )
 
 
 class AskBody(JobBody):

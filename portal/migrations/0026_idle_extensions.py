@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0026_health_trust'),
+        ('portal', '0027_gang'),
     ]
 
     operations = [

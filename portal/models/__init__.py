@@ -18,7 +18,7 @@ from portal.models.extensions import Extension
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
 from portal.models.idle import Activity, Excuse
-from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Task
+from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
@@ -61,6 +61,7 @@ __all__ = [
     "Question",
     "Quota",
     "QuotaChange",
+    "Rendezvous",
     "Reservation",
     "ReservedNode",
     "SignInLink",

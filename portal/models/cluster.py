@@ -26,6 +26,9 @@ class NodePool(models.Model):
     allow_node_network = models.BooleanField(
         default=False, help_text="Tasks of multi-node gangs may use the node's network."
     )
+    fabric_devices = models.JSONField(
+        default=list, db_default=[], help_text="Devices that such tasks get, such as /dev/infiniband/uverbs0."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
@@ -49,6 +52,13 @@ class Node(models.Model):
     settings = models.JSONField(default=dict, help_text="Settings of a local agent; empty for SSH nodes.")
     labels = models.JSONField(
         default=dict, blank=True, help_text="Key to value, by administrators: where it stands in a topology."
+    )
+    interface = models.CharField(
+        max_length=15,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="By it the ranks of gangs meet; blank: the one that its agent found.",
     )
     simulated = models.BooleanField(default=False)
     reachable = models.BooleanField(default=False)

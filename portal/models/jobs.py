@@ -79,6 +79,12 @@ class Job(models.Model):
     max_attempts = models.PositiveIntegerField(
         default=3, help_text="Tries after failures of the cluster's making."
     )
+    retry_failures = models.BooleanField(
+        default=False, db_default=False, help_text="A command that fails is tried again, too."
+    )
+    launcher = models.CharField(
+        max_length=16, default="none", db_default="none", help_text="How its ranks are told of each other."
+    )
 
     submitted_at = models.DateTimeField(auto_now_add=True)
     queued_at = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
@@ -152,6 +158,11 @@ class Job(models.Model):
         return self.tasks if self.min_tasks is None else self.min_tasks
 
     @property
+    def gang(self) -> bool:
+        """True when it has several tasks, which start and end as one."""
+        return self.tasks > 1 and not self.elastic
+
+    @property
     def elastic(self) -> bool:
         """True when it runs with fewer tasks than it wants."""
         return self.least_tasks < self.tasks
@@ -188,6 +199,12 @@ class Attempt(models.Model):
     )
     created_at = models.DateTimeField(auto_now_add=True)
     sent_at = models.DateTimeField(null=True, blank=True, help_text="First start command that went out.")
+    together = models.BooleanField(
+        default=False, db_default=False, help_text="None of its tasks begins before all are prepared."
+    )
+    prepared_at = models.DateTimeField(
+        null=True, blank=True, help_text="All its tasks were prepared; they may begin."
+    )
     running_at = models.DateTimeField(null=True, blank=True)
     ready_at = models.DateTimeField(null=True, blank=True, help_text="The workspace's server answered.")
     checkpoint_at = models.DateTimeField(
@@ -244,6 +261,12 @@ class Task(models.Model):
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
     container = models.CharField(max_length=120, blank=True)
     ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
+    sent_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="First command that went out for it; known where its attempt begins together.",
+    )
+    prepared_at = models.DateTimeField(null=True, blank=True, help_text="Its node can start it at once.")
     running_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
@@ -269,6 +292,30 @@ class Task(models.Model):
         ]
         indexes = [
             models.Index(fields=["node"], name="task_held_on_node", condition=models.Q(gone=False)),
+        ]
+
+
+class Rendezvous(models.Model):
+    """Where the ranks of an attempt meet. Written with its places, so that each start says the same."""
+
+    attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="rendezvous")
+    node = models.ForeignKey("Node", on_delete=models.PROTECT, related_name="+", help_text="That of rank 0.")
+    port = models.PositiveIntegerField()
+    address = models.CharField(
+        max_length=45, blank=True, help_text="Of that node; blank: all ranks stand on it, and it knows."
+    )
+    node_network = models.BooleanField(
+        default=False, help_text="They are on the network of their nodes, not on their job's own."
+    )
+    devices = models.JSONField(default=list, help_text="Of the fabric, for each task.")
+    interfaces = models.JSONField(default=dict, help_text="Public id of a node -> its interface.")
+    live = models.BooleanField(default=True, help_text="False: the attempt has ended.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["node", "port"], name="rendezvous_port_once", condition=models.Q(live=True)
+            ),
         ]
 
 

@@ -65,14 +65,14 @@ def job_for(person: Person, public_id: str) -> Job:
 
 
 def attempts_of(job: Job) -> list[Attempt]:
-    """All attempts, newest first, with pool, progress, energy, tasks, nodes and GPUs; always three queries."""
+    """All attempts, newest first, with pool, progress, energy, meeting, tasks, nodes, GPUs: always three queries."""
     allocations = Allocation.objects.select_related("gpu").order_by("gpu__index")
     tasks = Task.objects.select_related("node").prefetch_related(
         Prefetch("allocations", queryset=allocations)
     )
     return list(
         Attempt.objects.filter(job=job)
-        .select_related("pool", "progress", "activity", "energy", "stop_for__project")
+        .select_related("pool", "progress", "activity", "energy", "rendezvous__node", "stop_for__project")
         .prefetch_related(Prefetch("task_rows", queryset=tasks.order_by("rank")))
         .order_by("-number")
     )

@@ -11,9 +11,10 @@ from collections.abc import Collection, Sequence
 from django.utils import timezone
 
 from portal.models import Attempt, Job, Task
+from portal.services.rendezvous import part
 from portal.services.steps import move_attempt, move_job, move_task, note_event
 from portal.wake import wake
-from portal.words.ends import END_STATES, GIVEN_BACK, NO_FAULT, RETRIED, pause_s
+from portal.words.ends import END_STATES, GIVEN_BACK, NO_FAULT, OWN_FAILURES, RETRIED, pause_s
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobState
 
@@ -31,6 +32,7 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
     if reason is EndReason.FINISHED:
         attempt.exit_code = 0
     attempt.save(update_fields=["ended_at", "exit_code"])
+    part(attempt)
     move_attempt(attempt, state, reason.value, sentence, attempt.stop_actor)
     job.exit_code = attempt.exit_code
     after = _job_after(job, attempt, reason, state)
@@ -49,11 +51,12 @@ def _job_after(job: Job, attempt: Attempt, reason: EndReason, state: AttemptStat
         return JobState.SUSPENDED
     if state is AttemptState.SUSPENDED:
         return JobState.PENDING  # resumed while it let go
-    if job.stub and (reason in GIVEN_BACK or reason in RETRIED):
+    retried = reason in RETRIED or (job.retry_failures and reason in OWN_FAILURES)
+    if job.stub and (reason in GIVEN_BACK or retried):
         return JobState.FAILED  # nobody knows what to start again
     if reason in GIVEN_BACK:
         return JobState.PENDING
-    if reason in RETRIED:
+    if retried:
         return JobState.PENDING if _tries_used(job) < job.max_attempts else JobState.FAILED
     return {
         AttemptState.COMPLETED: JobState.COMPLETED,

@@ -17,6 +17,7 @@ from portal.models import Dependency, Environment, Job, Node, NodePool, Project,
 from portal.services import bounds, lifecycle, suspending
 from portal.services.audit import record_act
 from portal.services.dependencies import lock_dependencies, wrong_dependencies
+from portal.services.gangs import fault_of_launcher, no_network
 from portal.services.topologies import Near, fault_of_near
 from portal.words.amounts import memory
 from portal.words.reasons import EndReason
@@ -59,6 +60,7 @@ ASKED = (
     "priority",
     "preemptible",
     "time_limit_s",
+    "launcher",
 )
 """The columns of a request that decide whether and when it starts."""
 
@@ -95,9 +97,16 @@ class JobRequest:
     time_limit_s: int | None = None
     stop_grace_s: int = 30
     max_attempts: int = 3
+    retry_failures: bool = False
+    launcher: str = "none"
     held: bool = False
     after: Sequence[Job] = ()
     after_any: bool = False
+
+    @property
+    def elastic(self) -> bool:
+        """True when it runs with fewer tasks than it wants."""
+        return self.min_tasks is not None and self.min_tasks < self.tasks
 
 
 def check_job(user: User, request: JobRequest) -> None:
@@ -108,6 +117,10 @@ def check_job(user: User, request: JobRequest) -> None:
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_is_open(user)
     wrong = dict(_wrong_words(request)) | dict(_wrong_numbers(request))
+    if fault := fault_of_launcher(
+        request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.elastic
+    ):
+        wrong["launcher"] = fault
     if request.near and (fault := fault_of_near(request.near)):
         wrong["near"] = fault
     wrong |= wrong_dependencies(user, request.after, any_end=request.after_any)
@@ -117,7 +130,7 @@ def check_job(user: User, request: JobRequest) -> None:
         )
     if wrong:
         raise Invalid(fields=wrong)
-    found = bounds.never(
+    found = no_network(request.launcher, request.tasks, request.gpus_per_task, request.pool) or bounds.never(
         bounds.Ask(
             project=request.project,
             pool=request.pool,

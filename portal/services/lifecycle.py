@@ -21,9 +21,11 @@ from django.utils import timezone
 from portal.errors import Conflict
 from portal.events import announce, announce_all
 from portal.models import Attempt, Job, JobEvent, Node, NodePool, Standing, Task
+from portal.services import rendezvous
 from portal.services.endings import finish_attempt, goes_on_without, note_change, note_lost, staying
 from portal.services.holdings import give_gpus, release_gpus, take_gpus
 from portal.services.moves import attempt_event, job_event, news_of_attempt, news_of_job
+from portal.services.rendezvous import Gathering
 from portal.services.steps import move_attempt, move_job, move_task, next_state, note_event, tell_job
 from portal.wake import hint_nodes, wake
 from portal.words.amounts import memory
@@ -121,6 +123,7 @@ def begin_attempts(
         Attempt(
             job=each.job,
             number=each.job.attempts_made + 1,
+            together=each.job.gang,
             pool=each.pool,
             leader_epoch=epoch,
             secret=each.secret,
@@ -144,6 +147,10 @@ def begin_attempts(
     ]
     Task.objects.bulk_create(task for task, _, _ in placed)
     give_gpus(placed, now)
+    rendezvous.meet(
+        (attempt, Gathering(each.job, each.pool, [seat.node for seat in each.seats]))
+        for each, attempt in zip(beginnings, attempts, strict=True)
+    )
     Standing.objects.filter(job__in=[each.job for each in beginnings]).delete()
     # before the news, for nodes wait and pages do not
     hint_nodes(
@@ -193,23 +200,50 @@ def task_sent(task: Task) -> bool:
     """
     with transaction.atomic():
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=task.attempt_id)
-        task.refresh_from_db(fields=["state", "leave_wanted_at"])
+        task.refresh_from_db(fields=["state", "leave_wanted_at", "sent_at", "prepared_at"])
         if not is_to_start(task, attempt):
             return False
         if attempt.sent_at is None:
             attempt.sent_at = timezone.now()
             attempt.save(update_fields=["sent_at"])
+        if attempt.together and task.sent_at is None:
+            task.sent_at = timezone.now()
+            task.save(update_fields=["sent_at"])
         return True
 
 
 def is_to_start(task: Task, attempt: Attempt) -> bool:
-    """True while a start command may and should go out; a task that joins later starts in a running attempt."""
+    """True while a start command may and should go out; a task that joins later starts in a running attempt.
+
+    One that was prepared before others of its gang waits for them.
+    """
     return (
         task.state == AttemptState.CONFIGURING
         and attempt.state in (AttemptState.CONFIGURING, AttemptState.RUNNING)
         and attempt.stop_wanted_at is None
         and task.leave_wanted_at is None
+        and (is_to_prepare(task, attempt) or not attempt.together or attempt.prepared_at is not None)
     )
+
+
+def is_to_prepare(task: Task, attempt: Attempt) -> bool:
+    """True for a task that its node only makes ready, until all of its gang are."""
+    return attempt.together and task.prepared_at is None
+
+
+def task_prepared(task_id: int) -> None:
+    """The node can start the task at once. With the last one of its gang all may begin."""
+    with transaction.atomic():
+        attempt, tasks = _locked(task_id)
+        task = next(row for row in tasks if row.pk == task_id)
+        if task.prepared_at is not None or not is_to_start(task, attempt):
+            return
+        task.prepared_at, task.problem = timezone.now(), ""
+        task.save(update_fields=["prepared_at", "problem"])
+        if all(row.prepared_at is not None for row in tasks):
+            attempt.prepared_at = task.prepared_at
+            attempt.save(update_fields=["prepared_at"])
+            hint_nodes({row.node.public_id: ("start", attempt.job.public_id) for row in tasks})
 
 
 def task_running(
@@ -281,10 +315,11 @@ def want_stops(stops: Sequence[Stop], *, actor: str = "") -> None:
             attempt.job = by_id[attempt.job_id]
         _want_stops([(attempt, wanted[attempt.pk]) for attempt in live], actor)
         for attempt in live:
-            if attempt.sent_at is None:
-                for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
-                    release_gpus(task, "never_started")
-                finish_attempt(attempt, attempt.job)
+            if attempt.sent_at is None or attempt.together:
+                tasks = list(attempt.task_rows.select_for_update(no_key=True).order_by("pk"))
+                _release_unsent(attempt, tasks)
+                if all(task.gone for task in tasks):
+                    finish_attempt(attempt, attempt.job)
 
 
 def task_ended(
@@ -328,6 +363,7 @@ def task_ended(
                     attempt.exit_code = exit_code
                     attempt.save(update_fields=["exit_code"])
                 _want_stops([(attempt, Stop(attempt.pk, reason, sentence))], "")
+                _release_unsent(attempt, tasks)
         if all(row.gone for row in tasks):
             finish_attempt(attempt, job)
         return failed
@@ -404,6 +440,14 @@ def _locked(task_id: int) -> tuple[Attempt, list[Task]]:
     return attempt, list(
         attempt.task_rows.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
     )
+
+
+def _release_unsent(attempt: Attempt, tasks: Sequence[Task]) -> None:
+    """Frees what an attempt that ends holds for tasks of which no node was ever told."""
+    for task in tasks:
+        told = task.sent_at if attempt.together else attempt.sent_at
+        if told is None and not task.gone:
+            release_gpus(task, "never_started")
 
 
 def _want_stops(stops: Sequence[tuple[Attempt, Stop]], actor: str) -> None:

@@ -15,6 +15,7 @@ from portal.errors import NotThere
 from portal.last_samples import last_frames
 from portal.models import ClusterSettings, Node
 from portal.selectors.cluster_map import clock_sentence, cluster_map, tasks_on
+from portal.selectors.interfaces import interface_of
 from portal.selectors.links import pairs_of
 from portal.words.states import GpuHealth
 
@@ -75,6 +76,8 @@ def node_page(
         "clock_off": clock_sentence(row),
         "troubles": row.troubles.select_related("job")[:SHOWN_TROUBLES] if user.is_admin else [],
         "labels": sorted(row.labels.items()),
+        "interfaces": row.hello.get("interfaces", []),
+        "reached_by": interface_of(row),
         "typed_labels": typed_labels,
     }
     template = "cluster/node_live.html" if request.headers.get("HX-Request") else "cluster/node.html"

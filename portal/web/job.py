@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from portal.access import Policy, Verb, can, policy, signed_in
-from portal.models import Attempt, Job, JobEvent, Task, User
+from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, User
 from portal.selectors.cluster import Square, square_of
 from portal.selectors.idle import idleness_of
 from portal.selectors.jobs import (
@@ -126,7 +126,20 @@ def overview(user: User, found: Job) -> dict[str, Any]:
         "places": places_of(last),
         "events": without_echoes(events),
         "last_task": _telling_task(last),
+        "meeting": meeting_words(last) if found.gang else "",
     }
+
+
+def meeting_words(attempt: Attempt | None) -> str:
+    """Where the ranks of an attempt meet; blank while nothing is placed."""
+    if attempt is None:
+        return ""
+    row: Rendezvous | None = getattr(attempt, "rendezvous", None)
+    if row is None:
+        return "its tasks cannot reach each other from node to node"
+    if not row.node_network:
+        return f"its tasks meet on {row.node.name}"
+    return f"that of its nodes; its tasks meet at {row.address}:{row.port} ({row.node.name})"
 
 
 def heading(user: User, found: Job) -> dict[str, Any]:
@@ -276,6 +289,8 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
         "time_limit_s",
         "stop_grace_s",
         "max_attempts",
+        "retry_failures",
+        "launcher",
     )
     return [
         (

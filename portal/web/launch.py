@@ -21,6 +21,7 @@ from portal.selectors.cluster import ModelStrip
 from portal.selectors.jobs import job_for
 from portal.selectors.policy import policy_sheet
 from portal.selectors.shares import Share, shares_in
+from portal.services.gangs import network_words
 from portal.services.jobs import JobRequest, do_submit_job
 from portal.web.launch_form import LaunchForm, submit_projects
 from portal.web.launch_start import initial_of, initial_of_fields, initial_of_template
@@ -184,6 +185,9 @@ def _rail(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
     return {
         "check": found,
         "request_now": request,
+        "network": network_words(request.tasks, elastic=request.elastic, pool=request.pool)
+        if request
+        else "",
         "strips": strips,
         "model": model,
         "kind": str(value("kind") or ""),

@@ -10,6 +10,7 @@ from django import forms
 from django.db.models import Q, QuerySet
 from django.http import QueryDict
 
+from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
 from portal.services.dependencies import unknown
@@ -27,6 +28,10 @@ KINDS = [
     (JobKind.SERVICE.value, "Service"),
 ]
 RECENT = 8
+LAUNCHER_WORDS = {
+    "none": "none: RANK, WORLD_SIZE and the like",
+    "torchrun": "torchrun: a process for each GPU",
+}
 SHARES = [(1000, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
 
 
@@ -187,7 +192,15 @@ class LaunchForm(forms.Form):
         label="Tries", min_value=1, max_value=20, initial=3, required=False, widget=_number(min=1, max=20),
         help_text="After failures of the cluster's making.",
     )  # fmt: skip
-
+    retry_failures = forms.BooleanField(
+        required=False, label="Try again after failures of its own, too",
+        widget=forms.CheckboxInput({"class": "form-check-input"}),
+    )  # fmt: skip
+    launcher = forms.ChoiceField(
+        label="Launcher", required=False, widget=_select(), initial="none",
+        choices=[(name, LAUNCHER_WORDS.get(name, name)) for name in LAUNCHERS],
+        help_text="How tasks are told of each other.",
+    )  # fmt: skip
     stop_grace_s = forms.IntegerField(
         label="Time to save, seconds", min_value=1, max_value=600, initial=30, required=False,
         widget=_number(min=1, max=600), help_text="From the request to stop until it is killed.",
@@ -331,6 +344,8 @@ class LaunchForm(forms.Form):
             preemptible=data["preemptible"],
             time_limit_s=data["time_limit_s"],
             max_attempts=data["max_attempts"] or 3,
+            retry_failures=data["retry_failures"] and not workspace,
+            launcher="none" if workspace else data["launcher"] or "none",
             after=self.after_all(),
             after_any=data["after_any"],
         )

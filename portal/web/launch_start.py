@@ -33,6 +33,8 @@ def initial_of(job: Job) -> dict[str, Any]:
         "preemptible": job.preemptible,
         "priority": job.priority,
         "max_attempts": job.max_attempts,
+        "retry_failures": job.retry_failures,
+        "launcher": job.launcher,
         "mig_profile": job.mig_profile,
         "min_compute_capability": job.min_compute_capability,
         "min_gpu_memory_gib": gib(job.min_gpu_memory_mib) if job.min_gpu_memory_mib else None,
@@ -76,6 +78,8 @@ def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
         "preemptible",
         "priority",
         "max_attempts",
+        "retry_failures",
+        "launcher",
         "shm_mib",
         "stop_grace_s",
     ):
@@ -95,6 +99,7 @@ def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
         found["command"] = shlex.join(fields["command"])
     if isinstance(fields.get("environ"), dict):
         found["environ"] = "\n".join(f"{name}={value}" for name, value in fields["environ"].items())
-    if "preemptible" in found and isinstance(found["preemptible"], str):
-        found["preemptible"] = found["preemptible"].lower() in ("true", "1", "on")
+    for name in ("preemptible", "retry_failures"):
+        if isinstance(found.get(name), str):
+            found[name] = found[name].lower() in ("true", "1", "on")
     return found

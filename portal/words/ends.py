@@ -18,6 +18,9 @@ RETRIED = frozenset(
 )
 """Ends of the cluster's making: the job waits again until its tries are used up."""
 
+OWN_FAILURES = frozenset({EndReason.EXIT_CODE, EndReason.OUT_OF_MEMORY})
+"""Ends of the command's own making: such a job waits again only if it asked for that."""
+
 END_STATES: dict[EndReason, AttemptState] = {
     EndReason.FINISHED: AttemptState.COMPLETED,
     EndReason.EXIT_CODE: AttemptState.FAILED,

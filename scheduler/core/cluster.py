@@ -87,6 +87,7 @@ class PoolRow:
     name: str
     placement: str | None = None  # "pack" | "fragmentation" | "spread"
     knobs: tuple[tuple[str, float | str], ...] = ()
+    node_network: bool = False  # gangs on several nodes may use the network of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,9 @@ class RunningRow:
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
     predicted_end_s: float | None = None  # when it is expected to end; None is unknown
+    strangers: tuple[
+        NodeId, ...
+    ] = ()  # of those it avoids, where somebody stands with whom it shares no node
     mig_profile: str | None = None
     min_compute_capability: float | None = None
 
@@ -291,6 +295,10 @@ class PendingRow:
     after: tuple[Awaited, ...] = ()  # it starts once these have ended; those that have are left out
     after_any: bool = False  # however they end; else they must complete
     speeds: tuple[Speed, ...] = ()  # how fast work like it ran on layouts that are known; none is unknown
+    strangers: tuple[
+        NodeId, ...
+    ] = ()  # of those it avoids, where somebody stands with whom it shares no node
+    launcher: str | None = None  # one whose tasks must reach each other: other pools' nodes are unfit for it
 
     @property
     def ask(self) -> Ask:

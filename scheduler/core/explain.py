@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from portal.words.reasons import VerdictCode
-from scheduler.core import words
+from scheduler.core import company, words
 from scheduler.core.backfill import Reservation
 from scheduler.core.changes import Changes
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
@@ -182,7 +182,12 @@ class Explainer:
             "tasks_possible": most_tasks,
         }
         where = f"the home volume's node {self._nodes[job.node_affinity].name}" if job.node_affinity else ""
-        if most_tasks == 0 and self._all_unfit(job):
+        if job.launcher and not any(scene.pool.node_network for scene in scenes):
+            sentence = (
+                f"Needs {need} that reach each other ({job.launcher}); {self._pool_names(job)} lends gangs no "
+                f"network between nodes. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
+            )
+        elif most_tasks == 0 and self._all_unfit(job):
             sentence = (
                 f"No node of {self._pool_names(job)} can run its environment: each is of another kind, or its "
                 "driver is too old."
@@ -416,6 +421,7 @@ class Explainer:
                 text += f": room for {possible_tasks} of its {job.least} tasks"
         too_few = closed is None and free * WHOLE_MILLI < job.least_milli
         sentence = f"Needs {words.request(job)}; {text}{self._in_pool(scene)}."
+        sentence += company.sentence(len(floor.index_of.keys() & set(job.strangers)))
         return Room(sentence, numbers, too_few)
 
     # -- words ----------------------------------------------------------------------------------------

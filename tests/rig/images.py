@@ -29,29 +29,34 @@ class RigImage:
     store: Path
 
 
-def rig_image(recipe: str) -> RigImage:
-    """Gives an image of deploy/images, building it when the cache has none of this recipe's present form."""
+def rig_image(recipe: str, also: str = "") -> RigImage:
+    """Gives an image of deploy/images, building it when the cache has none of this recipe's present form.
+
+    ``also`` is one more requirement in it, as pip finds it.
+    """
     key = runpy.run_path(str(BUILD))["cache_key"](recipe)
-    folder = CACHE / f"{recipe}-{key}"
+    kind = f"{recipe}+{also}" if also else recipe
+    folder = CACHE / f"{kind}-{key}"
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{recipe}.lock").open("w") as lock:
+    with (CACHE / f"{kind}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "ready").exists():
-            _build(recipe, folder)
+            _build(recipe, folder, kind, also)
     name, digest = (folder / "ready").read_text().split()
     return RigImage(name, digest, folder / "image.tar", folder / "store")
 
 
-def _build(recipe: str, folder: Path) -> None:
+def _build(recipe: str, folder: Path, kind: str, also: str) -> None:
     """Builds beside the final place and moves there when all is done, so that a killed build is no image."""
-    for older in CACHE.glob(f"{recipe}-*/"):
+    for older in CACHE.glob(f"{kind}-*/"):
         if older == folder or older.suffix == ".new" or time.time() - older.stat().st_mtime > KEPT_S:
             _remove(older)
-    draft = Path(tempfile.mkdtemp(prefix=f"{recipe}-", suffix=".new", dir=CACHE))
+    draft = Path(tempfile.mkdtemp(prefix=f"{kind}-", suffix=".new", dir=CACHE))
     draft.chmod(0o755)
     archive = draft / "image.tar"
+    words = ["--also", also, "--name", "localhost/fairway/trial:latest"] if also else []
     built = subprocess.run(
-        [sys.executable, str(BUILD), recipe, "--out", str(archive)],
+        [sys.executable, str(BUILD), recipe, "--out", str(archive), *words],
         capture_output=True,
         text=True,
         timeout=BUILD_LIMIT_S,

@@ -7,20 +7,21 @@ from pathlib import Path
 import pytest
 
 from agents.engines.ssh import NodeEngine
-from portal.models import Job, Node
+from portal.models import Node
 from portal.services.jobs import do_cancel_job
 from portal.services.nodes import do_set_node_state
-from portal.words.states import JobState, NodeState
+from portal.words.states import NodeState
 from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli, wait_for
+from tests.engine_room import engine_room, held_milli, wait_for
+from tests.two_nodes import TwoNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LOOPS = """
-echo "$FAIRWAY_TASKS of $FAIRWAY_TASKS_MIN to $FAIRWAY_TASKS_MAX" > "{told}-$FAIRWAY_TASK"
+echo "$FAIRWAY_TASKS of $FAIRWAY_TASKS_MIN to $FAIRWAY_TASKS_MAX" > "{folder}/told-$FAIRWAY_TASK"
 while true; do
-  [ -e "{end}" ] && exit 0
-  [ -e "{fail}-$FAIRWAY_TASK" ] && exit 3
+  [ -e "{folder}/end" ] && exit 0
+  [ -e "{folder}/fail-$FAIRWAY_TASK" ] && exit 3
   sleep 0.1
 done
 """
@@ -39,60 +40,14 @@ def room(shared_room, settings):
     return shared_room
 
 
-class Stand:
-    """Two nodes of one GPU each, and a job of one to two tasks that runs until it is told to end."""
-
-    def __init__(self, room: EngineRoom, name: str) -> None:
-        self.room, self.engine = room, Engine()
-        self.folder = room.folder / f"word-{name}"
-        self.folder.mkdir(mode=0o777)
-        self.folder.chmod(0o777)
-        self.owner, self.manager = record.person("ada"), record.person("cem")
-        self.project = record.project(member=self.owner, manager=self.manager)
-        self.environment = record.environment(runtime="process", tool=False)
-        pool = record.pool()
-        self.names = [f"{name}{number}" for number in (1, 2)]
-        self.nodes = [room.known(room.node(pool=pool, gpus=1, name=each), gpus=1) for each in self.names]
-
-    def submit(self, who: str = "owner", command: str | None = None, **fields) -> Job:
-        script = command or LOOPS.format(
-            told=self.folder / "told", end=self.folder / "end", fail=self.folder / "fail"
-        )
-        fields = {"memory_mib": 64, "stop_grace_s": 1, **fields}
-        return record.job(
-            getattr(self, who), self.project, self.environment, command=["sh", "-c", script], **fields
-        )
-
-    def reach(self, job: Job, look, within_s: float = 30.0) -> None:
-        story = "\n".join(f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all())
-        assert self.engine.run_until(look, within_s), story
-
-    def run(self, job: Job) -> dict[int, str]:
-        """The tasks that run by the record, with their nodes."""
-        job.refresh_from_db()
-        rows = job.attempts.order_by("number").last()
-        tasks = rows.task_rows.filter(gone=False, state="RUNNING").select_related("node") if rows else ()
-        return {task.rank: task.node.name for task in tasks}
-
-    def told(self) -> list[str]:
-        """What the tasks were told of each other, each as it began."""
-        return [path.read_text().strip() for path in sorted(self.folder.glob("told-*"))]
-
-    def alive(self) -> list[str]:
-        """The containers that live on both nodes."""
-        return sorted(name for each in self.names for name in containers_alive(self.room.folder / each))
-
-    def ended(self, job: Job, state: JobState = JobState.COMPLETED):
-        def look() -> bool:
-            job.refresh_from_db()
-            return job.state == state
-
-        return look
-
-
 @pytest.fixture
 def stand(room, request):
-    return Stand(room, f"e{abs(hash(request.node.name)) % 10**8}")
+    return TwoNodes(room, f"e{abs(hash(request.node.name)) % 10**8}", LOOPS)
+
+
+def told(stand: TwoNodes) -> list[str]:
+    """What the tasks were told of each other, each as it began."""
+    return [path.read_text().strip() for path in sorted(stand.folder.glob("told-*"))]
 
 
 def test_it_grows_onto_a_free_node_shrinks_for_one_that_goes_first_and_completes(stand) -> None:
@@ -105,7 +60,7 @@ def test_it_grows_onto_a_free_node_shrinks_for_one_that_goes_first_and_completes
     do_cancel_job(stand.owner, other)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
     assert sorted(stand.run(job).values()) == stand.names
-    wait_for("told", lambda: stand.told() == ["1 of 1 to 2", "2 of 1 to 2"])
+    wait_for("told", lambda: told(stand) == ["1 of 1 to 2", "2 of 1 to 2"])
 
     urgent = stand.submit("manager", command="sleep 600", priority=50)
     stand.reach(urgent, lambda: len(stand.run(urgent)) == 1)

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from portal.models import ClusterSettings, EnvironmentOnNode, Job, Node
+from portal.models import EnvironmentOnNode, Job, Node
 from portal.services import lifecycle
 from portal.services.logs import log_path
 from portal.words.reasons import EndReason
-from portal.words.states import JobState, NodeState, RuntimeKind
+from portal.words.states import JobState, NodeState
 from tests import record
-from tests.engine_room import Engine, held_milli, wait_for
+from tests.engine_room import held_milli, wait_for
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
+from tests.rig_scene import in_state, reach, rig_scene, story, submit
 
 pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
@@ -23,64 +24,7 @@ pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transact
 @pytest.fixture
 def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
     """Two enrolled nodes; the first has the tiny image, the second has none."""
-    settings.DATA_DIR = tmp_path
-    settings.LOG_DIR = tmp_path / "logs"
-    settings.KEY_FILES = {
-        "control": str(rig_cluster.keys["control"]),
-        "watch": "",
-        "tunnel": "",
-        "signing": "",
-    }
-    machines: list[RigNode] = make_rig(2, image_stores=[[tiny_image.store], []]).nodes
-    record.cluster()
-    ClusterSettings.objects.update(cluster_id=rig_cluster.id)
-    pool = record.pool()
-    nodes = []
-    for machine in machines:
-        rig_cluster.enrol(machine)
-        target = rig_cluster.target(machine)
-        nodes.append(
-            Node.objects.create(
-                name=machine.name,
-                pool=pool,
-                host=target.host,
-                port=target.port,
-                account=target.account,
-                host_key=target.host_key,
-                runtime=RuntimeKind.PODMAN.value,
-            )
-        )
-    owner = record.person("ada")
-    scene = {
-        "machines": machines,
-        "nodes": nodes,
-        "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(tool=False, image=tiny_image.name, archive=str(tiny_image.archive)),
-        "engine": Engine(),
-    }
-    reach(scene, lambda: Node.objects.filter(state="ready", reachable=True).count() == 2)
-    return scene
-
-
-def reach(scene, look, job: Job | None = None, within_s: float = 60.0) -> None:
-    assert scene["engine"].run_until(look, within_s), story(job) if job else "not reached"
-
-
-def submit(scene, *command: str, **fields) -> Job:
-    fields = {"memory_mib": 64, "stop_grace_s": 1, **fields}
-    return record.job(scene["owner"], scene["project"], scene["environment"], command=list(command), **fields)
-
-
-def in_state(job: Job, state: str):
-    return lambda: job.refresh_from_db() or job.state == state
-
-
-def story(job: Job) -> str:
-    tasks = [f"{t.node} {t.state} {t.problem}" for a in job.attempts.all() for t in a.task_rows.all()]
-    return "\n".join(
-        [f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all()] + tasks
-    )
+    return rig_scene(make_rig, rig_cluster, tiny_image, [[tiny_image.store], []], settings, tmp_path)
 
 
 def containers(machine: RigNode) -> list[str]:

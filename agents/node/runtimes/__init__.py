@@ -39,8 +39,8 @@ class Order(NamedTuple):
     home_path: Optional[str]
     mount_sources: Dict[str, str]  # target -> path on the node
     real_gpus: List[str]  # the UUIDs of those an engine hands in; pretend ones are not among them
-    network: Optional[str]  # the job's network by name; None for a runtime without networks
-    subnet: Optional[str]
+    network: Optional[str]  # by name, the job's own or "host"; None for a runtime without networks
+    subnet: Optional[str]  # of the job's own network
     network_is_made: bool  # it stood ready before the job came
     own_uid: Optional[int]
     hold_fd: Optional[int]  # a lock that outlives us in the child that creates

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node import word_files
 from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment
+from agents.node.refusals import bad_spec
 from agents.node.runtimes import Order
 from agents.node.runtimes.json_log import MAX_FILES
 from agents.node.versions import Version
@@ -53,6 +55,8 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         words += ["--label", f"{key}={value}"]
     words += ["--restart", "no", "--pull=never", "--no-healthcheck", "--stop-signal", "SIGTERM"]
     words += ["--hostname", spec.job, "--network", order.network or "none"]
+    if spec.meets_here and order.subnet:
+        words += ["--ip", rank_address(order.subnet, spec.task)]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
     words += ["--user", f"{spec.uid}:{spec.gid}", "--cgroupns", "private"]
     words += ["--ulimit", "core=0:0", "--pids-limit", str(spec.pids or 4096)]
@@ -79,7 +83,7 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
             f"max-size={engine.log_mib * 1024 * 1024 // MAX_FILES}",
         ]
         words += ["--log-opt", f"max-file={MAX_FILES}", "--log-opt", "compress=false"]
-    words += [*engine.create_flags, *gpus(engine, order.real_gpus)]
+    words += [*engine.create_flags, *gpus(engine, order.real_gpus), *_fabric(spec.devices)]
     words += [*_unset(engine, order, image_env), "--env-file", environment_path(order.folder)]
     for name, value in sorted(environment(engine, order).items()):
         words += [] if _fits_in_file(name, value) else ["--env", f"{name}={value}"]
@@ -108,6 +112,24 @@ def gpus(engine: Engine, uuids: Sequence[str]) -> List[str]:
     return ["--gpus", f'"device={",".join(uuids)}"'] if uuids else []
 
 
+def _fabric(devices: Sequence[str]) -> List[str]:
+    """The words that hand a fabric's devices in; its drivers lock the memory they send from."""
+    if not devices:
+        return []
+    return [word for device in devices for word in ("--device", device)] + ["--ulimit", "memlock=-1:-1"]
+
+
+def rank_address(subnet: str, rank: int) -> str:
+    """The address of a rank in the network of its job: the gateway has the first, rank 0 the next.
+
+    Refused where the network has no room for so many.
+    """
+    network = ipaddress.IPv4Network(subnet)
+    if rank + 2 >= network.num_addresses - 1:
+        raise bad_spec(f"A network of this node has no room for rank {rank} of a gang.")
+    return str(network[rank + 2])
+
+
 def _home(order: Order) -> str:
     return order.spec.home.target if order.spec.home else "/tmp"  # noqa: S108
 
@@ -122,6 +144,7 @@ def environment(engine: Engine, order: Order) -> Dict[str, str]:
         home=_home(order),
         ports={port: port for port in spec.ports},
         address=LISTEN_ON,
+        first_rank=rank_address(order.subnet, 0) if spec.meets_here and order.subnet else None,
     )
     if order.real_gpus and engine.gpus_by == CDI:
         # The devices come by CDI; an older hook must not add to them.

@@ -155,7 +155,8 @@ class EngineRuntime(Runtime):
         write_whole(arguments.environment_path(order.folder), variables, sync=False)
         try:
             answer = self.call(words, keep_fd=order.hold_fd)
-            if answer.code != 0 and answer.says(_NO_NETWORK):  # somebody pruned networks that nobody used yet
+            pruned = answer.code != 0 and answer.says(_NO_NETWORK)
+            if pruned and not order.spec.node_network:  # by somebody who saw networks that nobody used yet
                 self._make_network_of(order)
                 answer = self.call(words, keep_fd=order.hold_fd)
         finally:

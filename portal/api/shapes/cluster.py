@@ -14,6 +14,7 @@ from portal.models import Node as NodeRow
 from portal.models import NodeCheck as NodeCheckRow
 from portal.models import Template as TemplateRow
 from portal.models import Topology as TopologyRow
+from portal.selectors.interfaces import interface_of
 from portal.words.states import GpuHealth, JobKind, NodeState, RuntimeKind
 from portal.words.trust import Phase, Trouble
 
@@ -70,6 +71,8 @@ class Pool(Named):
     gpus = serializers.IntegerField()
     used_milli = serializers.IntegerField()
     gpu_models = serializers.ListField(child=serializers.CharField())
+    allow_node_network = serializers.BooleanField(help_text="Gangs may use the network of its nodes.")
+    fabric_devices = serializers.ListField(child=serializers.CharField(), help_text="Devices that these get.")
 
 
 class NodeTrust(serializers.Serializer[Any]):
@@ -105,6 +108,11 @@ class Node(Named):
     cpu_milli = serializers.IntegerField()
     memory_mib = serializers.IntegerField()
     labels = serializers.DictField(child=serializers.CharField(), help_text="Where it stands: key to value.")
+    interface = serializers.CharField(
+        allow_null=True,
+        help_text="By it ranks of gangs on other nodes reach those here; null: none is known.",
+    )
+    interface_chosen = serializers.BooleanField(help_text="true: by an administrator.")
     below_floor = serializers.ListField(
         child=serializers.CharField(), help_text="A sentence for each of its programs that is too old."
     )
@@ -206,6 +214,8 @@ def pool(row: Any) -> dict[str, Any]:
         "gpus": row.gpu_count,
         "used_milli": row.used_milli,
         "gpu_models": sorted(row.gpu_models or []),
+        "allow_node_network": row.allow_node_network,
+        "fabric_devices": row.fabric_devices,
     }
 
 
@@ -236,6 +246,8 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "labels": row.labels,
+        "interface": reached["name"] if (reached := interface_of(row)) else None,
+        "interface_chosen": bool(row.interface),
         "below_floor": list(row.hello.get("below_floor", ())),
         "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
     }

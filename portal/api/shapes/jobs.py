@@ -286,6 +286,8 @@ class JobWhole(Job):
     shm_mib = serializers.IntegerField()
     stop_grace_s = serializers.IntegerField()
     max_attempts = serializers.IntegerField()
+    retry_failures = serializers.BooleanField(help_text="true: a command that fails is tried again too.")
+    launcher = serializers.CharField(help_text="How its tasks are told of each other.")
     command = serializers.ListField(child=serializers.CharField(allow_blank=True))
     environ = serializers.DictField(
         child=serializers.CharField(allow_blank=True),
@@ -457,6 +459,8 @@ def job_whole(
         "shm_mib": row.shm_mib,
         "stop_grace_s": row.stop_grace_s,
         "max_attempts": row.max_attempts,
+        "retry_failures": row.retry_failures,
+        "launcher": row.launcher,
         "command": row.command,
         "environ": row.environ if with_environ else None,
         "version": row.version,

@@ -7,6 +7,7 @@ from django.urls import path
 from portal.web.admin import (
     audit,
     environments,
+    node_network,
     nodes,
     people,
     policy,
@@ -38,6 +39,8 @@ urlpatterns = [
     path("nodes/<slug:public_id>/test/", nodes.test_node, name="test-node"),
     path("nodes/<slug:public_id>/gpus/<str:uuid>/give-back/", nodes.give_back_gpu, name="give-back-gpu"),
     path("nodes/<slug:public_id>/labels/", nodes.set_labels, name="set-labels"),
+    path("nodes/<slug:public_id>/interface/", node_network.set_interface, name="set-interface"),
+    path("pools/<slug:public_id>/network/", node_network.set_pool_network, name="set-pool-network"),
     path("calendar/", reservations.calendar, name="calendar"),
     path("calendar/save/", reservations.save_reservation, name="save-reservation"),
     path("calendar/<slug:public_id>/cancel/", reservations.cancel_reservation, name="cancel-reservation"),

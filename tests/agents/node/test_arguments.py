@@ -61,8 +61,8 @@ def order(spec: dict[str, Any] = SPEC, real_gpus: tuple[str, ...] = ()) -> Order
         home_path="/homes/ada" if parsed.home else None,
         mount_sources={"/home/ada": "/homes/ada", "/data": "/data/sets"},
         real_gpus=list(real_gpus),
-        network="fw-lab-jobabc2345",
-        subnet="10.197.0.0/26",
+        network="host" if parsed.node_network else "fw-lab-jobabc2345",
+        subnet=None if parsed.node_network else "10.197.0.0/26",
         network_is_made=False,
         own_uid=None,
         hold_fd=None,
@@ -101,6 +101,16 @@ TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "workspace": (SPEC, ("GPU-1",)),
     "two-gpus": (SPEC | {"gpus": [{"uuid": f"GPU-{n}", "milli": 1000} for n in (1, 2)]}, ("GPU-1", "GPU-2")),
     "pretend-gpu": (SPEC, ()),
+    "rank-on-the-nodes-network": (
+        {key: SPEC[key] for key in SPEC if key not in ("env", "mounts", "ports")}
+        | {"node_network": True, "devices": ["/dev/infiniband/uverbs0"], "meet_port": 32001},
+        ("GPU-1",),
+    ),
+    "rank-beside-others": (
+        {key: SPEC[key] for key in SPEC if key not in ("gpus", "mounts", "ports")}
+        | {"env": {"MASTER_ADDR": "{first_rank}", "RANK": "1"}, "meets_here": True},
+        (),
+    ),
     "smallest": (
         {
             key: SPEC[key]

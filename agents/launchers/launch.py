@@ -1,0 +1,54 @@
+"""What launchers are given and what they give, and the variables that all of them set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of a gang meet: the address of rank 0's node as the others reach it, and a port there."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Gang:
+    """A job's shape: how many ``tasks``, each with ``gpus`` GPUs. ``meeting`` None: they cannot reach each other."""
+
+    tasks: int
+    gpus: int
+    meeting: Meeting | None = None
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One task of a gang, and the network interface by which it reaches the others; None is not known."""
+
+    number: int
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to run, the variables that hold whatever the person gave, and ``defaults`` where the person gave none."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
+
+
+Launcher = Callable[[Gang, Rank, Sequence[str]], Launch]
+
+
+def rendezvous(meeting: Meeting | None) -> dict[str, str]:
+    """Where to meet; nothing where the ranks cannot."""
+    return {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)} if meeting else {}
+
+
+def by_interface(rank: Rank) -> dict[str, str]:
+    """By which interface libraries reach the others; nothing where it is not known."""
+    libraries = ("GLOO", "NCCL")
+    return {f"{each}_SOCKET_IFNAME": rank.interface for each in libraries} if rank.interface else {}

@@ -1,0 +1,47 @@
+"""Buttons: whether a pool lends gangs the network of its nodes, and by which interface a node is reached there."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from portal.access import Policy, policy, signed_in
+from portal.errors import NotThere
+from portal.models import Node, NodePool
+from portal.services.node_network import do_set_interface, do_set_node_network
+from portal.web.acts import act_and_return
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
+    """The switch of a pool, and the devices of a fabric, one a line."""
+    pool = NodePool.objects.filter(public_id=public_id).first()
+    if pool is None:
+        raise NotThere("There is no such pool.")
+    allowed = "allow_node_network" in request.POST
+    devices = request.POST.get("fabric_devices", "").split()
+
+    def change() -> str:
+        do_set_node_network(signed_in(request.user), pool, allowed=allowed, devices=devices)
+        may = "may use" if allowed else "may not use"
+        return f"Gangs {may} the network of the nodes in {pool.name}. What runs stays as it is."
+
+    return act_and_return(request, change, f"{reverse('policy')}?pool={pool.name}")
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def set_interface(request: HttpRequest, public_id: str) -> HttpResponse:
+    """The interface by which ranks on other nodes reach this one."""
+    node = Node.objects.filter(public_id=public_id).first()
+    if node is None:
+        raise NotThere("There is no such node.")
+    name = request.POST.get("interface", "").strip()
+
+    def change() -> str:
+        do_set_interface(signed_in(request.user), node, name)
+        return f"Gangs that start from now on reach {node.name} by {name or 'the interface its agent finds'}."
+
+    return act_and_return(request, change, reverse("node", args=[public_id]))

@@ -1,0 +1,133 @@
+"""The first of two steps, for real: a task is created and waits, holds what it needs, and a stop undoes it."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from agents.link import Link, Refused
+from tests.agents.node.conftest import GPUS, LoneNode, log_of, wait_for
+from tests.engine_room import wait_for as eventually
+
+SAYS = ("sh", "-c", "echo begun")
+
+
+def prepare(link: Link, spec: dict[str, Any], verb: str = "prepare") -> dict[str, Any]:
+    return link.ask(verb, timeout_s=30, epoch=1, spec=spec)
+
+
+def state_of(link: Link, job: str) -> str | None:
+    rows = link.ask("list", timeout_s=20)["containers"]
+    return next((row["state"] for row in rows if row["job"] == job), None)
+
+
+def codes_of(link: Link, job: str) -> list[int | None]:
+    rows = link.ask("list", timeout_s=20)["containers"]
+    return [row["exit_code"] for row in rows if row["job"] == job]
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def test_it_waits_for_its_start_and_holds_its_gpu_and_port(node: LoneNode) -> None:
+    link, port = node.open(), free_port()
+    assert "prepare" in link.hello.takes and link.hello.gang_ports == (32_000, 32_700)
+    spec = node.spec("jone", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}], meet_port=port)
+    assert prepare(link, spec)["state"] == "created"
+    assert prepare(link, spec)["already"] is True
+    other = node.open()  # also for another agent process, after its control session has healed
+    assert state_of(other, "jone") == "created"
+    with pytest.raises(Refused, match="thousandths"):
+        prepare(other, node.spec("jtwo", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1}]))
+    with pytest.raises(Refused, match="meet") as taken:
+        prepare(other, node.spec("jtwo", *SAYS, meet_port=port))
+    assert taken.value.code == "meet_port_in_use"
+    assert prepare(other, spec, "start")["state"] == "running"
+    wait_for(other, "exited", job="jone", exit_code=0)
+    assert log_of(other, "jone") == "begun\n"
+
+
+def test_a_stop_undoes_it_and_it_never_begins(node: LoneNode) -> None:
+    link = node.open()
+    spec = node.spec("jone", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}])
+    prepare(link, spec)
+    stopped = link.ask("stop", timeout_s=20, epoch=1, job="jone", attempt=1, grace_s=1)
+    assert stopped["gone"] and [each["exit_code"] for each in stopped["tasks"]] == [None]
+    for verb in ("prepare", "start"):
+        with pytest.raises(Refused) as refused:
+            prepare(link, spec, verb)
+        assert refused.value.code == "tombstoned"
+    assert prepare(link, node.spec("jtwo", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}]))
+
+
+def test_a_port_on_which_somebody_listens_is_refused_at_both_steps_and_nothing_is_kept(
+    node: LoneNode,
+) -> None:
+    link = node.open()
+    with socket.create_server(("", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        with pytest.raises(Refused, match=str(port)):
+            prepare(link, node.spec("jone", *SAYS, meet_port=port))
+        assert state_of(link, "jone") is None
+    spec = node.spec("jone", *SAYS, meet_port=port, gpus=[{"uuid": GPUS[0], "milli": 1000}])
+    assert prepare(link, spec)["state"] == "created"
+    with socket.create_server(("", port)), pytest.raises(Refused, match=str(port)):
+        prepare(link, spec, "start")
+    assert state_of(link, "jone") is None
+    assert prepare(link, spec, "start")["state"] == "running"
+
+
+def test_devices_that_the_node_does_not_lend_are_refused(node: LoneNode) -> None:
+    link = node.open()
+    with pytest.raises(Refused, match="not among"):
+        prepare(link, node.spec("jone", *SAYS, devices=["/dev/sda"]))
+    with pytest.raises(Refused, match="has no"):
+        prepare(link, node.spec("jone", *SAYS, devices=["/dev/infiniband/uverbs77"]))
+    with pytest.raises(Refused, match="form"):
+        prepare(link, node.spec("jone", *SAYS, devices=["/dev/infiniband/../sda"]))
+
+
+RANK = """
+import os, socket
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    door = socket.create_server(("", place[1]))
+    print("heard", door.accept()[0].recv(9).decode(), flush=True)
+else:
+    for turn in range(200):
+        try:
+            socket.create_connection(place, 1).sendall(b"one")
+            break
+        except OSError:
+            __import__("time").sleep(0.05)
+"""
+
+
+@pytest.mark.rig
+@pytest.mark.parametrize("where", ["in the network of their job", "on the network of the node"])
+def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
+    node, port = podman_node, free_port()
+    link = node.open()
+    on_node = where == "on the network of the node"
+    address = (
+        next((each.address for each in link.hello.interfaces if each.chosen), "")
+        if on_node
+        else "{first_rank}"
+    )
+    specs = []
+    for rank in (0, 1):
+        env = {"RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        told: dict[str, Any] = {"node_network": True} if on_node else {"meets_here": True}
+        told |= {"meet_port": port} if on_node and rank == 0 else {}
+        more = {"runtime": "podman", "image": node.image, "env": env, "task": rank, **told}  # type: ignore[attr-defined]
+        specs.append(node.spec("jgang", "python3", "-c", RANK, **more))
+    for spec in specs:
+        assert prepare(link, spec)["state"] == "created"
+    for spec in specs:
+        prepare(link, spec, "start")
+    eventually("both have ended", lambda: codes_of(link, "jgang") == [0, 0])
+    assert "heard one" in log_of(link, "jgang")

@@ -1,0 +1,102 @@
+"""What each launcher makes of a job's shape, word by word, and what holds for all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.launchers import LAUNCHERS, NEED_THE_OTHERS, Gang, Launch, Meeting, Rank
+
+HERE = Meeting("10.1.2.3", 32001)
+TRAIN = ("python", "train.py", "--epochs", "3")
+BOTH = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib0"}
+
+GOLDEN: dict[str, tuple[str, Gang, Rank, Launch]] = {
+    "a single task is told nothing": ("none", Gang(1, 4), Rank(0), Launch(TRAIN)),
+    "the third of four": (
+        "none",
+        Gang(4, 1, HERE),
+        Rank(2, "ib0"),
+        Launch(
+            TRAIN,
+            {
+                "RANK": "2",
+                "WORLD_SIZE": "4",
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "NODE_RANK": "2",
+                "MASTER_ADDR": "10.1.2.3",
+                "MASTER_PORT": "32001",
+            },
+            BOTH,
+        ),
+    ),
+    "without a network it knows its number": (
+        "none",
+        Gang(2, 1),
+        Rank(1),
+        Launch(
+            TRAIN,
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1"},
+        ),
+    ),
+    "torchrun on one node": (
+        "torchrun",
+        Gang(1, 8),
+        Rank(0),
+        Launch(("torchrun", "--no-python", "--standalone", "--nproc-per-node=8", *TRAIN)),
+    ),
+    "torchrun on the second of two": (
+        "torchrun",
+        Gang(2, 8, HERE),
+        Rank(1, "ib0"),
+        Launch(
+            ("torchrun", "--no-python", "--nproc-per-node=8", "--nnodes=2", "--node-rank=1", *TRAIN),
+            {
+                "MASTER_ADDR": "10.1.2.3",
+                "MASTER_PORT": "32001",
+                "PET_MASTER_ADDR": "10.1.2.3",
+                "PET_MASTER_PORT": "32001",
+                "NODE_RANK": "1",
+            },
+            BOTH,
+        ),
+    ),
+    "torchrun without a GPU": (
+        "torchrun",
+        Gang(1, 0),
+        Rank(0),
+        Launch(("torchrun", "--no-python", "--standalone", "--nproc-per-node=1", *TRAIN)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_golden(case: str) -> None:
+    name, gang, rank, launch = GOLDEN[case]
+    assert LAUNCHERS[name](gang, rank, TRAIN) == launch
+
+
+@pytest.mark.parametrize("name", sorted(NEED_THE_OTHERS))
+def test_those_that_need_the_others_say_so_where_they_cannot_be_reached(name: str) -> None:
+    with pytest.raises(ValueError, match="meet"):
+        LAUNCHERS[name](Gang(2, 1), Rank(0), TRAIN)
+
+
+@given(
+    name=st.sampled_from(sorted(LAUNCHERS)),
+    tasks=st.integers(1, 64),
+    gpus=st.integers(0, 8),
+    command=st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=5),
+    data=st.data(),
+)
+def test_ranks_differ_and_the_command_stays_whole(name, tasks, gpus, command, data) -> None:
+    gang = Gang(tasks, gpus, HERE)
+    ranks = [Rank(number, data.draw(st.sampled_from([None, "eth0"]))) for number in range(tasks)]
+    launches = [LAUNCHERS[name](gang, rank, command) for rank in ranks]
+    assert all(each.command[-len(command) :] == tuple(command) for each in launches)
+    told = {(each.command, tuple(sorted(each.environment.items()))) for each in launches}
+    assert len(told) == tasks
+    if tasks > 1:
+        assert {each.environment["MASTER_PORT"] for each in launches} == {"32001"}

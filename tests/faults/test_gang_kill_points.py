@@ -1,0 +1,101 @@
+"""kill -9 at named points while a gang begins on two nodes: all of it runs, or nothing is left of it."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from portal.models import Job, Node, NodePool, Rendezvous, UsageLedger
+from portal.services import lifecycle
+from portal.words.reasons import EndReason
+from tests.dying import dies_at
+from tests.engine_room import Engine, engine_room, held_milli
+from tests.two_nodes import TwoNodes
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BEGIN = [
+    "commit.in_transaction",
+    "commit.done",
+    "prepare.before_mark",
+    "prepare.marked",
+    "prepare.before_send",
+    "prepare.answered",
+    "start.before_send",
+    "start.answered",
+    "start.recorded",
+]
+SHORT = {"start.answered", "prepare.recorded"}
+"""The moments that are tried in each run; all of them in the long one."""
+SAYS = 'echo "$FAIRWAY_ATTEMPT $RANK" >> "{folder}/begun"; exec sleep 600'
+WITHIN_S = 25.0
+
+
+def each_of(points: list[str]) -> list[Any]:
+    return [pytest.param(point, marks=() if point in SHORT else pytest.mark.long) for point in points]
+
+
+@pytest.fixture(scope="module")
+def shared_room():
+    with engine_room() as room:
+        yield room
+
+
+@pytest.fixture
+def stand(shared_room, settings, request):
+    settings.DATA_DIR = shared_room.folder
+    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+    number = zlib.crc32(request.node.name.encode())
+    stand = TwoNodes(shared_room, f"k{number % 10**8}", SAYS)
+    NodePool.objects.filter(pk=stand.pool.pk).update(allow_node_network=True)
+    (stand.folder / "begun").touch()
+    (stand.folder / "begun").chmod(0o666)
+    first = 19_100 + 10 * (number % 80)
+    for node in stand.nodes:
+        Node.objects.filter(pk=node.pk).update(settings=node.settings | {"gang_ports": [first, first + 9]})
+    return stand
+
+
+def begun(stand: TwoNodes) -> list[str]:
+    return sorted((stand.folder / "begun").read_text().splitlines())
+
+
+def leases_run_out() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE portal_lease SET expires_at = clock_timestamp() - interval '1 s'")
+
+
+def nothing_is_left(stand: TwoNodes, job: Job) -> None:
+    stand.reach(job, lambda: Job.objects.get(pk=job.pk).state == "CANCELLED")
+    assert held_milli() == 0 and stand.alive() == []
+    assert not UsageLedger.objects.filter(ended_at__isnull=True).exists()
+    assert not Rendezvous.objects.filter(live=True).exists()
+
+
+@pytest.mark.parametrize("point", each_of(BEGIN))
+def test_killed_while_a_gang_begins(stand: TwoNodes, point: str) -> None:
+    job = stand.submit(tasks=2)
+
+    def all_run() -> bool:
+        return set(stand.run(job)) == {0, 1} and begun(stand) == ["1 0", "1 1"]
+
+    assert dies_at(point, lambda: Engine().run_until(all_run, WITHIN_S)), "never came by"
+    leases_run_out()
+    stand.reach(job, all_run)
+    assert begun(stand) == ["1 0", "1 1"] and job.attempts.count() == 1
+    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    nothing_is_left(stand, job)
+
+
+@pytest.mark.parametrize("point", each_of(["prepare.answered", "prepare.recorded"]))
+def test_killed_between_the_steps_and_cancelled_before_anybody_is_back(stand: TwoNodes, point: str) -> None:
+    job = stand.submit(tasks=2)
+    assert dies_at(point, lambda: Engine().run_until(lambda: False, WITHIN_S)), "never came by"
+    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    leases_run_out()
+    nothing_is_left(stand, job)
+    assert begun(stand) == []

@@ -1,0 +1,85 @@
+"""Two enrolled nodes with real SSH and podman, and jobs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from portal.models import ClusterSettings, Job, Node
+from portal.words.states import RuntimeKind
+from tests import record
+from tests.engine_room import Engine
+from tests.rig.cluster import RigCluster
+from tests.rig.images import RigImage
+from tests.rig.node import RigNode
+
+
+def rig_scene(
+    make_rig: Any,
+    cluster: RigCluster,
+    image: RigImage,
+    stores: Sequence[Sequence[Path]],
+    settings: Any,
+    folder: Path,
+    gpus: int = 4,
+) -> dict[str, Any]:
+    """Two nodes that answer, each with an image store and pretend GPUs, and an environment of the image."""
+    settings.DATA_DIR = folder
+    settings.LOG_DIR = folder / "logs"
+    settings.KEY_FILES = {
+        "control": str(cluster.keys["control"]),
+        "watch": "",
+        "tunnel": "",
+        "signing": "",
+    }
+    machines: list[RigNode] = make_rig(2, image_stores=stores, gpus=gpus).nodes
+    record.cluster()
+    ClusterSettings.objects.update(cluster_id=cluster.id)
+    pool = record.pool()
+    nodes = []
+    for machine in machines:
+        cluster.enrol(machine)
+        target = cluster.target(machine)
+        nodes.append(
+            Node.objects.create(
+                name=machine.name,
+                pool=pool,
+                host=target.host,
+                port=target.port,
+                account=target.account,
+                host_key=target.host_key,
+                runtime=RuntimeKind.PODMAN.value,
+            )
+        )
+    owner = record.person("ada")
+    scene = {
+        "machines": machines,
+        "nodes": nodes,
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(tool=False, image=image.name, archive=str(image.archive)),
+        "engine": Engine(),
+    }
+    reach(scene, lambda: Node.objects.filter(state="ready", reachable=True).count() == 2)
+    return scene
+
+
+def reach(scene, look, job: Job | None = None, within_s: float = 60.0) -> None:
+    assert scene["engine"].run_until(look, within_s), story(job) if job else "not reached"
+
+
+def submit(scene, *command: str, **fields) -> Job:
+    fields = {"memory_mib": 64, "stop_grace_s": 1, **fields}
+    return record.job(scene["owner"], scene["project"], scene["environment"], command=list(command), **fields)
+
+
+def in_state(job: Job, state: str):
+    return lambda: job.refresh_from_db() or job.state == state
+
+
+def story(job: Job) -> str:
+    tasks = [f"{t.node} {t.state} {t.problem}" for a in job.attempts.all() for t in a.task_rows.all()]
+    return "\n".join(
+        [f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all()] + tasks
+    )

@@ -1,0 +1,167 @@
+"""Gangs on two nodes with real agents and processes: all start or none does, they meet, and they end as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import zlib
+from pathlib import Path
+
+import pytest
+
+from agents.engines.ssh import NodeEngine
+from portal.models import Allocation, Job, Node, NodePool, Rendezvous
+from portal.services.logs import log_path
+from portal.words.states import JobState
+from tests.engine_room import engine_room, held_milli, wait_for
+from tests.two_nodes import TwoNodes
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MEETS = """exec python3 -c '
+import json, os, socket, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+         "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "FAIRWAY_ATTEMPT")
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if rank == 0:
+    door = socket.create_server(("", place[1]))
+    there = [door.accept()[0] for _ in range(size - 1)]
+    heard = sorted(int(each.recv(9)) for each in there)
+else:
+    for turn in range(600):
+        try:
+            there = [socket.create_connection(place, 5)]
+            break
+        except OSError:
+            time.sleep(0.05)
+    there[0].sendall(str(rank).encode())
+    heard = []
+told = {name: os.environ.get(name) for name in names} | {"heard": heard, "pid": os.getpid()}
+path = "{folder}/met-%s-%s" % (os.environ["FAIRWAY_ATTEMPT"], rank)
+open(path + ".new", "w").write(json.dumps(told))
+os.rename(path + ".new", path)
+print("rank", rank, "of", size, flush=True)
+while not os.path.exists("{folder}/end"):
+    time.sleep(0.05)
+'"""
+BEGINS = 'touch "{folder}/begun-$FAIRWAY_ATTEMPT-$RANK"; exec sleep 600'
+
+
+@pytest.fixture(scope="module")
+def shared_room():
+    with engine_room() as room:
+        yield room
+
+
+@pytest.fixture
+def room(shared_room, settings):
+    settings.DATA_DIR = shared_room.folder
+    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+    return shared_room
+
+
+@pytest.fixture
+def stand(room, request, monkeypatch):
+    monkeypatch.setattr("scheduler.read_waiting.pause_s", lambda failures: 0.0)
+    stand = TwoNodes(room, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
+    NodePool.objects.filter(pk=stand.pool.pk).update(allow_node_network=True)
+    meet_at(stand)
+    return stand
+
+
+def meet_at(stand: TwoNodes, ports: int = 20) -> int:
+    """Gives both nodes ports of their own to meet at, for they are one machine with others; the first of them."""
+    first = 10_000 + 20 * (zlib.crc32(stand.names[0].encode()) % 450) + os.getpid() % 20
+    for node in stand.nodes:
+        Node.objects.filter(pk=node.pk).update(
+            settings=node.settings | {"gang_ports": [first, first + ports - 1]}
+        )
+    return first
+
+
+def met(stand: TwoNodes, attempt: int) -> dict[int, dict[str, object]]:
+    """What each rank of an attempt wrote down once it had met the others."""
+    paths = stand.folder.glob(f"met-{attempt}-?")
+    return {int(path.name[-1]): json.loads(path.read_text()) for path in paths}
+
+
+def begun(stand: TwoNodes) -> list[str]:
+    return sorted(path.name for path in stand.folder.glob("begun-*"))
+
+
+def log_of(job: Job, attempt: int, rank: int) -> str:
+    return Path(log_path(job.public_id, attempt, rank, "raw")).read_text()
+
+
+def test_ranks_meet_on_two_nodes_and_one_that_is_killed_restarts_them_all(stand) -> None:
+    job = stand.submit(tasks=2, retry_failures=True)
+    stand.reach(job, lambda: len(met(stand, 1)) == 2)
+    first, interface = met(stand, 1), Rendezvous.objects.get().interfaces
+    row = Rendezvous.objects.get(attempt__job=job)
+    assert row.node_network and set(interface) == {node.public_id for node in stand.nodes}
+    for rank, told in first.items():
+        assert (told["RANK"], told["WORLD_SIZE"], told["NODE_RANK"]) == (str(rank), "2", str(rank))
+        assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", "1")
+        assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == (row.address, str(row.port))
+        assert told["GLOO_SOCKET_IFNAME"] == told["NCCL_SOCKET_IFNAME"] == next(iter(interface.values()))
+    assert first[0]["heard"] == [1] and row.address != "127.0.0.1"
+    stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
+
+    os.kill(int(str(first[1]["pid"])), signal.SIGKILL)
+    stand.reach(job, lambda: len(met(stand, 2)) == 2)
+    old = job.attempts.get(number=1)
+    assert (old.state, old.stop_reason) == ("FAILED", "exit_code")
+    assert set(old.task_rows.values_list("gone", flat=True)) == {True}
+    assert set(Allocation.objects.filter(task__attempt=old).values_list("proof", flat=True)) == {"gone"}
+    again = Rendezvous.objects.get(attempt__number=2)
+    assert again.live and not Rendezvous.objects.get(attempt__number=1).live and again.port != row.port
+    (stand.folder / "end").touch()
+    stand.reach(job, stand.ended(job))
+    assert job.attempts.count() == 2 and held_milli() == 0 and stand.alive() == []
+    assert not Rendezvous.objects.filter(live=True).exists()
+    rows = job.attempts.get(number=2).task_rows
+    stand.engine.run_until(lambda: not rows.filter(log_complete=False).exists(), 20)
+    assert [log_of(job, 2, rank) for rank in (0, 1)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
+
+
+def test_where_one_node_refuses_none_begins_and_all_is_undone(stand) -> None:
+    stand.command = BEGINS.replace("{folder}", str(stand.folder))
+    port = meet_at(stand, ports=1)
+    with socket.create_server(("", port)):
+        job = stand.submit(tasks=2, max_attempts=1)
+        stand.reach(job, stand.ended(job, JobState.FAILED))
+    attempt = job.attempts.get()
+    assert (attempt.stop_reason, attempt.prepared_at) == ("start_refused", None)
+    assert f"port {port}" in attempt.sentence
+    assert begun(stand) == [] and stand.alive() == [] and held_milli() == 0
+    proofs = set(Allocation.objects.filter(task__attempt=attempt).values_list("proof", flat=True))
+    assert proofs <= {"gone", "never_started"} and "" not in proofs
+    # the port is free now, and so is everything else
+    again = stand.submit(tasks=2)
+    stand.reach(again, lambda: set(stand.run(again)) == {0, 1})
+    wait_for("both began", lambda: begun(stand) == ["begun-1-0", "begun-1-1"])
+
+
+def test_an_agent_of_before_takes_both_steps_as_one(stand, monkeypatch) -> None:
+    monkeypatch.setattr(NodeEngine, "prepares", property(lambda engine: False))
+    job = stand.submit(tasks=2)
+    stand.reach(job, lambda: len(met(stand, 1)) == 2)
+
+
+def test_on_one_node_ranks_meet_there_and_without_leave_they_have_no_address(stand) -> None:
+    half = stand.submit(tasks=2, gpus_per_task=1, milli_per_gpu=500)
+    stand.reach(half, lambda: len(met(stand, 1)) == 2)
+    assert {told["MASTER_ADDR"] for told in met(stand, 1).values()} == {"127.0.0.1"}
+    assert not Rendezvous.objects.get(attempt__job=half).node_network
+    (stand.folder / "end").touch()
+    stand.reach(half, stand.ended(half))
+    NodePool.objects.filter(pk=stand.pool.pk).update(allow_node_network=False)
+    script = 'echo "$RANK of $WORLD_SIZE at ${MASTER_ADDR:-nowhere}"'
+    job = stand.submit(command=script, tasks=2)
+    stand.reach(job, stand.ended(job))
+    rows = job.attempts.get().task_rows
+    stand.engine.run_until(lambda: not rows.filter(log_complete=False).exists(), 20)
+    assert {log_of(job, 1, rank) for rank in (0, 1)} == {"0 of 2 at nowhere\n", "1 of 2 at nowhere\n"}

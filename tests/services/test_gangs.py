@@ -1,0 +1,210 @@
+"""Gangs in the record: where ranks meet, two steps, an end that frees what no node was told of, and tries."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from portal.errors import Conflict, Impossible, Invalid, NotAllowed
+from portal.models import Allocation, Attempt, AuditEntry, Job, Node, NodePool, Rendezvous, Task
+from portal.services import lifecycle
+from portal.services.lifecycle import Seat
+from portal.services.node_network import do_set_interface, do_set_node_network
+from portal.words.reasons import EndReason
+from portal.words.states import JobState
+from scheduler import sweep
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def hello(number: int, ports: tuple[int, int] = (32_000, 32_002)) -> dict[str, object]:
+    plain = {"name": "eth0", "address": f"192.0.2.{number}", "chosen": True}
+    fabric = {"name": "ib0", "address": f"10.0.0.{number}", "chosen": False}
+    return {"interfaces": [fabric, plain], "gang_ports": list(ports)}
+
+
+@pytest.fixture
+def scene():
+    scene = record.scene() | {"other": None}
+    scene["nodes"] = [scene["node"], record.node(scene["pool"])]
+    NodePool.objects.update(allow_node_network=True)
+    scene["pool"].refresh_from_db()
+    for number, node in enumerate(scene["nodes"], 1):
+        Node.objects.filter(pk=node.pk).update(hello=hello(number))
+        node.refresh_from_db()
+    return scene
+
+
+def submit(scene, **fields) -> Job:
+    return record.job(scene["owner"], scene["project"], scene["environment"], **{"tasks": 2, **fields})
+
+
+def place(scene, job: Job, *nodes: Node) -> Attempt:
+    """Rank after rank on these nodes, each on the first GPU there that is free."""
+    with transaction.atomic():
+        row = Job.objects.select_for_update().get(pk=job.pk)
+        taken: set[int] = set()
+        seats = []
+        for node in nodes or scene["nodes"]:
+            gpu = node.gpus.filter(used_milli=0).exclude(pk__in=taken).order_by("index").first()
+            taken.add(gpu.pk)
+            seats.append(Seat(node, [(gpu.pk, 1000)]))
+        return lifecycle.begin_attempt(row, NodePool.objects.get(pk=scene["pool"].pk), seats, epoch=1)
+
+
+def tasks(attempt: Attempt) -> list[Task]:
+    return list(attempt.task_rows.select_related("attempt").order_by("rank"))
+
+
+def test_ranks_meet_at_the_chosen_interface_and_a_port_of_their_own(scene) -> None:
+    first = place(scene, submit(scene)).rendezvous
+    assert (first.address, first.port, first.node_network) == ("192.0.2.1", 32_000, True)
+    assert first.interfaces == {node.public_id: "eth0" for node in scene["nodes"]}
+    Node.objects.filter(pk=scene["node"].pk).update(interface="ib0")
+    scene["node"].refresh_from_db()
+    second = place(scene, submit(scene)).rendezvous
+    assert (second.address, second.port) == ("10.0.0.1", 32_001)
+    assert second.interfaces[scene["node"].public_id] == "ib0"
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Rendezvous.objects.filter(pk=second.pk).update(port=32_000)
+    other = place(scene, submit(scene), *reversed(scene["nodes"])).rendezvous
+    assert (other.node, other.port) == (scene["nodes"][1], 32_000)  # another node has ports of its own
+
+
+def test_a_port_is_free_again_with_the_end_and_not_the_next_to_be_tried(scene) -> None:
+    job = submit(scene)
+    attempt = place(scene, job)
+    lifecycle.want_stop(attempt.pk, EndReason.START_REFUSED)
+    again = place(scene, job)
+    assert (again.number, again.rendezvous.port) == (2, 32_001)
+    assert place(scene, submit(scene)).rendezvous.port == 32_002
+    assert place(scene, submit(scene)).rendezvous.port == 32_000
+    scene["nodes"].append(record.node(scene["pool"]))
+    with pytest.raises(Conflict, match="in use"):
+        place(scene, submit(scene), scene["nodes"][0], scene["nodes"][2])
+
+
+def test_on_one_node_the_node_knows_the_address_and_without_leave_there_is_none(scene) -> None:
+    here = place(scene, submit(scene), scene["node"], scene["node"]).rendezvous
+    assert (here.address, here.node_network) == ("", False)
+    NodePool.objects.update(allow_node_network=False)
+    assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene))).exists()
+    assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene, tasks=1), scene["node"])).exists()
+
+
+def test_nobody_begins_before_everybody_is_prepared(scene) -> None:
+    attempt = place(scene, submit(scene))
+    first, second = tasks(attempt)
+    assert attempt.together and lifecycle.task_sent(first)
+    lifecycle.task_prepared(first.pk)
+    assert not lifecycle.task_sent(first)
+    assert lifecycle.task_sent(second)
+    lifecycle.task_prepared(second.pk)
+    attempt.refresh_from_db()
+    assert attempt.prepared_at is not None
+    assert all(lifecycle.task_sent(task) for task in tasks(attempt))
+
+
+def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is_proved(scene) -> None:
+    job = submit(scene)
+    attempt = place(scene, job)
+    first, second = tasks(attempt)
+    assert lifecycle.task_sent(first)
+    lifecycle.task_prepared(first.pk)
+    lifecycle.want_stop(attempt.pk, EndReason.START_REFUSED, sentence="The node refused.")
+    proofs = Allocation.objects.filter(task__attempt=attempt).order_by("task__rank")
+    assert list(proofs.values_list("proof", flat=True)) == ["", "never_started"]
+    assert not lifecycle.task_sent(second)
+    lifecycle.task_prepared(second.pk)  # an answer that came late changes nothing
+    job.refresh_from_db()
+    assert job.state == JobState.RUNNING
+    lifecycle.task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_VANISHED)
+    job.refresh_from_db()
+    attempt.refresh_from_db()
+    assert (job.state, attempt.state, attempt.stop_reason) == (JobState.PENDING, "FAILED", "start_refused")
+    assert not Rendezvous.objects.filter(live=True).exists()
+
+
+def test_an_attempt_of_before_keeps_its_gpus_until_its_nodes_speak(scene) -> None:
+    attempt = place(scene, submit(scene))
+    Attempt.objects.filter(pk=attempt.pk).update(together=False)
+    assert lifecycle.task_sent(tasks(attempt)[0])
+    lifecycle.want_stop(attempt.pk, EndReason.START_REFUSED)
+    assert not Allocation.objects.exclude(proof="").exists()
+
+
+def test_a_gang_does_not_wait_for_a_node_that_fell_silent(scene) -> None:
+    job = submit(scene)
+    attempt = place(scene, job)
+    first, _ = tasks(attempt)
+    assert lifecycle.task_sent(first)
+    lifecycle.task_prepared(first.pk)
+    ago = timezone.now() - dt.timedelta(seconds=sweep.GANG_WAITS_S - 5)
+    silent = Node.objects.filter(pk=scene["nodes"][1].pk)
+    silent.update(reachable=False, unreachable_since=ago)
+    sweep.end_gangs_on_silent_nodes()
+    attempt.refresh_from_db()
+    assert attempt.stop_wanted_at is None
+    silent.update(unreachable_since=ago - dt.timedelta(seconds=10))
+    sweep.end_gangs_on_silent_nodes()
+    lifecycle.task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_VANISHED)
+    job.refresh_from_db()
+    assert (job.state, job.reason) == (JobState.PENDING, "start_refused")
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(scene, wants: bool) -> None:
+    job = submit(scene, retry_failures=wants, max_attempts=2)
+    for states in [("PENDING", "FAILED"), ("FAILED", None)]:
+        attempt = place(scene, job)
+        for task in tasks(attempt):
+            lifecycle.task_sent(task)
+            lifecycle.task_running(task.pk, container=f"c{task.pk}", ports={})
+        first, second = tasks(attempt)
+        lifecycle.task_ended(second.pk, exit_code=137, reason=EndReason.EXIT_CODE)
+        attempt.refresh_from_db()
+        assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "exit_code")
+        lifecycle.task_ended(first.pk, exit_code=143, reason=EndReason.EXIT_CODE)
+        job.refresh_from_db()
+        assert (job.state, job.exit_code) == (states[0] if wants else "FAILED", 137)
+        if not wants:
+            return
+
+
+def test_what_is_asked_for_is_checked(scene) -> None:
+    with pytest.raises(Invalid) as unknown:
+        submit(scene, launcher="mpirun")
+    assert "none, torchrun" in unknown.value.fields["launcher"]
+    with pytest.raises(Invalid) as elastic:
+        submit(scene, launcher="torchrun", min_tasks=1)
+    assert "grows" in elastic.value.fields["launcher"]
+    assert submit(scene, launcher="torchrun").launcher == "torchrun"
+    NodePool.objects.update(allow_node_network=False)
+    with pytest.raises(Impossible) as never:
+        submit(scene, launcher="torchrun", gpus_per_task=2)
+    assert "one task with 4 GPUs" in never.value.sentence
+    assert never.value.facts["nearest"] == {"tasks": 1, "gpus_per_task": 4, "launcher": "torchrun"}
+    assert submit(scene, launcher="torchrun", tasks=1, gpus_per_task=4).tasks == 1
+    assert submit(scene).launcher == "none"
+
+
+def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
+    admin = record.person(admin=True)
+    with pytest.raises(NotAllowed):
+        do_set_node_network(scene["owner"], scene["pool"], allowed=False, devices=[])
+    with pytest.raises(Invalid, match="is no device"):
+        do_set_node_network(admin, scene["pool"], allowed=True, devices=["/dev/../sda"])
+    devices = ["/dev/infiniband/uverbs0"]
+    do_set_node_network(admin, scene["pool"], allowed=True, devices=devices, reason="a fabric")
+    assert place(scene, submit(scene)).rendezvous.devices == devices
+    with pytest.raises(Invalid, match=r"ib0, eth0"):
+        do_set_interface(admin, scene["node"], "eth7")
+    do_set_interface(admin, scene["node"], "ib0")
+    scene["node"].refresh_from_db()
+    assert place(scene, submit(scene)).rendezvous.address == "10.0.0.1"
+    acts = list(AuditEntry.objects.order_by("id").values_list("act", "reason"))
+    assert acts == [("pool.network", "a fabric"), ("node.interface", "")]

@@ -1,0 +1,56 @@
+"""Two nodes with real agents and processes on this machine, for jobs whose tasks stand on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from portal.models import Job
+from portal.words.states import JobState
+from tests import record
+from tests.engine_room import Engine, EngineRoom, containers_alive
+
+
+class TwoNodes:
+    """Two nodes of one GPU each in a pool, a project with a member and a manager, and a folder for words."""
+
+    def __init__(self, room: EngineRoom, name: str, command: str) -> None:
+        """``command`` is the script that jobs run unless told otherwise, with ``{folder}`` for that folder."""
+        self.room, self.engine = room, Engine()
+        self.folder = room.folder / f"word-{name}"
+        self.folder.mkdir(mode=0o777)
+        self.folder.chmod(0o777)
+        self.command = command.replace("{folder}", str(self.folder))
+        self.owner, self.manager = record.person("ada"), record.person("cem")
+        self.project = record.project(member=self.owner, manager=self.manager)
+        self.environment = record.environment(runtime="process", tool=False)
+        self.pool = record.pool()
+        self.names = [f"{name}{number}" for number in (1, 2)]
+        self.nodes = [room.known(room.node(pool=self.pool, gpus=1, name=each), gpus=1) for each in self.names]
+
+    def submit(self, who: str = "owner", command: str | None = None, **fields: Any) -> Job:
+        words = ["sh", "-c", command or self.command]
+        fields = {"memory_mib": 64, "stop_grace_s": 1, **fields}
+        return record.job(getattr(self, who), self.project, self.environment, command=words, **fields)
+
+    def reach(self, job: Job, look: Callable[[], bool], within_s: float = 30.0) -> None:
+        story = "\n".join(f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all())
+        assert self.engine.run_until(look, within_s), story
+
+    def run(self, job: Job) -> dict[int, str]:
+        """The tasks that run by the record, with their nodes."""
+        job.refresh_from_db()
+        rows = job.attempts.order_by("number").last()
+        tasks = rows.task_rows.filter(gone=False, state="RUNNING").select_related("node") if rows else ()
+        return {task.rank: task.node.name for task in tasks}
+
+    def alive(self) -> list[str]:
+        """The containers that live on both nodes."""
+        return sorted(name for each in self.names for name in containers_alive(self.room.folder / each))
+
+    def ended(self, job: Job, state: JobState = JobState.COMPLETED) -> Callable[[], bool]:
+        def look() -> bool:
+            job.refresh_from_db()
+            return job.state == state
+
+        return look
