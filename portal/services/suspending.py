@@ -13,7 +13,7 @@ from portal.models import Attempt, Job, JobEvent, Standing
 from portal.services.lifecycle import want_stop
 from portal.services.steps import move_job, tell_job
 from portal.wake import wake
-from portal.words.ends import GIVEN_BACK, RETRIED
+from portal.words.ends import GIVEN_BACK, OWN_FAILURES, RETRIED
 from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, Desired, JobState
 
@@ -40,7 +40,7 @@ def suspend(job_id: int, *, actor: str, sentence: str = "", only_attempt: int | 
             return job
         if job.state in JOB_ENDS or job.desired == Desired.CANCELLED:
             raise Conflict("It has ended, or is about to.", code="job_ended")
-        if attempt is not None and attempt.stop_reason and not _goes_on_after(EndReason(attempt.stop_reason)):
+        if attempt is not None and attempt.stop_reason and not _goes_on_after(job, attempt.stop_reason):
             raise Conflict("It is about to end.", code="job_ended")
         if job.stub:
             raise Conflict("Only its container is known: it could not be resumed.", code="job_unknown")
@@ -53,8 +53,8 @@ def suspend(job_id: int, *, actor: str, sentence: str = "", only_attempt: int | 
             move_job(job, JobState.SUSPENDED, reason=EndReason.SUSPENDED, sentence=sentence, actor=actor)
         else:
             want_stop(attempt.pk, EndReason.SUSPENDED, actor=actor, sentence=sentence)
+            job.refresh_from_db()
             tell_job(job)
-        job.refresh_from_db()
         return job
 
 
@@ -80,6 +80,7 @@ def resume(job_id: int, *, actor: str) -> Job:
         return job
 
 
-def _goes_on_after(reason: EndReason) -> bool:
-    """True when a job would wait again after its attempt was asked to stop for this."""
-    return reason in GIVEN_BACK or reason in RETRIED or reason is EndReason.SUSPENDED
+def _goes_on_after(job: Job, reason: str) -> bool:
+    """True when the job would wait again after its attempt was asked to stop for this."""
+    again = GIVEN_BACK | RETRIED | {EndReason.SUSPENDED} | (OWN_FAILURES if job.retry_failures else set())
+    return reason in again
