@@ -110,7 +110,7 @@ def _silence(public_id: str, ended: threading.Event) -> None:
 
     stopped: set[int] = set()
     while not ended.wait(0.05):
-        fresh = set(agents_of(public_id)) - stopped
+        fresh = set(agents_of(f"agent/{public_id}.json")) - stopped
         send_all(sorted(fresh), signal.SIGSTOP)
         stopped |= fresh
     for pid in stopped:

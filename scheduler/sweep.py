@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question, Task
 from portal.selectors.time_limits import limited
-from portal.services import lifecycle, nodes, restored, time_limits, trust
+from portal.services import lifecycle, nodes, reservations, restored, time_limits, trust
 from portal.services.dependencies import cancel_dependents
 from portal.services.idempotency import forget_old_keys
 from portal.wake import send_hints
@@ -45,6 +45,7 @@ def sweep() -> None:
     end_gangs_on_silent_nodes()
     mark_silent_nodes()
     trust.look_again()
+    reservations.clear_begun()
     restored.end_looking()
     cancel_dependents()
     score_started()

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 
 from portal.access import Policy, policy, require_admin
 from portal.api import cursors
-from portal.api.bodies import Closed, Nothing, Text, Whole
+from portal.api.bodies import Closed, Nothing, Text, Whole, YesNo
 from portal.api.cursors import NEWEST
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import reservations as shapes
@@ -60,6 +60,10 @@ class ReservationBody(Closed):
     begin = serializers.DateTimeField()
     end = serializers.DateTimeField(help_text="Not included.")
     reason = Text(required=False, max_length=500, allow_blank=True)
+    clears = YesNo(
+        required=False,
+        help_text="Who still stands there when it begins is asked to leave; for maintenance only.",
+    )
 
 
 class ReservationDoor(Route):
@@ -93,7 +97,8 @@ class ReservationDoor(Route):
             projects = list(row.projects.all())
         name = given["name"] if "name" in given or row is None else row.name
         reason = given.get("reason", "" if row is None else row.reason)
-        return ReservationWords(name, pool, nodes, projects, begin, end, reason)
+        clears = given.get("clears", row is not None and row.clears)
+        return ReservationWords(name, pool, nodes, projects, begin, end, reason, clears)
 
     def _pool(self, given: dict[str, Any], row: Reservation | None) -> NodePool:
         if "pool" not in given and row is not None:
@@ -133,7 +138,8 @@ class ReservationsRoute(ReservationDoor):
         status=201,
         idempotent=True,
         refusals=[404, 409],
-        detail="Jobs of others start there only if their time limit ends before it begins. Who stands there stays. "
+        detail="Jobs of others start there only if their time limit ends before it begins. Who stands there stays, "
+        "unless it `clears`. "
         "Refused with `reserved_already` when another reservation keeps one of the nodes at that time.",
     )
     def post(self, request: Request) -> HttpResponse:

@@ -250,6 +250,10 @@ class Reservation(models.Model):
     )
     during = DateTimeRangeField(help_text="From its begin up to, not including, its end.")
     reason = models.CharField(max_length=500, blank=True)
+    clears = models.BooleanField(
+        default=False, db_default=False, help_text="Who still stands there when it begins is asked to leave."
+    )
+    cleared_at = models.DateTimeField(null=True, blank=True)
     version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"

@@ -47,8 +47,10 @@ class NodeBox:
             return "unreachable"
         if any(square.look == "failed" for square in self.squares):
             return "failed"
-        if self.node.state != NodeState.READY.value or self.node.trust == Phase.ASIDE.value:
-            return "drained"
+        if self.node.state != NodeState.READY.value:
+            return "stopped"
+        if self.node.trust != Phase.TRUSTED.value:
+            return "warning"
         return "simulated" if self.node.simulated else "done"
 
     @property

@@ -65,7 +65,7 @@ def job_for(person: Person, public_id: str) -> Job:
 
 
 def attempts_of(job: Job) -> list[Attempt]:
-    """All attempts, newest first, with pool, progress, energy, meeting, tasks, nodes, GPUs: always three queries."""
+    """All attempts, newest first, with pool, progress, energy, meeting, tasks and GPUs; always three queries."""
     allocations = Allocation.objects.select_related("gpu").order_by("gpu__index")
     tasks = Task.objects.select_related("node").prefetch_related(
         Prefetch("allocations", queryset=allocations)

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from django.db.models import Prefetch, QuerySet
+from django.db.models import Exists, OuterRef, Prefetch, QuerySet
 from django.utils import timezone
 
 from portal.access import Person, signed_in, visible_nodes, visible_projects
 from portal.errors import NotThere
 from portal.lineage import lineage
-from portal.models import Job, Project, Reservation, ReservedNode, Task
+from portal.models import Job, Node, Project, Reservation, ReservedNode, Task
 from portal.words.states import ATTEMPT_LIVE
 
 
@@ -89,6 +89,15 @@ def in_phase(rows: QuerySet[Reservation], phase: Phase) -> QuerySet[Reservation]
     if phase is Phase.CURRENT:
         return live.filter(during__contains=now)
     return live.filter(during__startswith__gt=now)
+
+
+def windows_of(node: Node) -> list[Reservation]:
+    """What a node is reserved for now or later, with ``named``: whether it is for anybody; one query."""
+    rows = Reservation.objects.filter(
+        reserved__node=node, cancelled_at__isnull=True, during__endswith__gt=timezone.now()
+    )
+    anybody = Exists(Reservation.projects.through.objects.filter(reservation=OuterRef("pk")))
+    return list(rows.annotate(named=anybody).order_by("during", "pk"))
 
 
 def phase_of(row: Reservation) -> Phase:

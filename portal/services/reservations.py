@@ -1,6 +1,7 @@
 """The calendar: administrators keep nodes for projects, or for maintenance, for a span of time.
 
-Nobody is thrown out by a reservation; it only decides what may start (``scheduler.core.reserved``).
+A reservation decides what may start (``scheduler.core.reserved``). Nobody is thrown out by one, unless it is for
+maintenance and says so (``clears``): then who still stands there when it begins is asked to leave.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from django.utils import timezone
 from portal.access import require_admin
 from portal.errors import Conflict, Invalid, Stale
 from portal.events import announce
-from portal.models import Node, NodePool, Project, Reservation, ReservedNode, User
+from portal.models import Node, NodePool, Project, Reservation, ReservedNode, Task, User
+from portal.services import elastic
 from portal.services.audit import record_act
 from portal.wake import wake
-from portal.words.states import NodeState
+from portal.words.reasons import EndReason
+from portal.words.states import ATTEMPT_LIVE, NodeState
 
 LONGEST = dt.timedelta(days=400)
 FARTHEST = dt.timedelta(days=2 * 366)
@@ -38,6 +41,7 @@ class ReservationWords:
     begin: dt.datetime
     end: dt.datetime
     reason: str = ""
+    clears: bool = False
 
 
 def do_save_reservation(
@@ -62,7 +66,7 @@ def do_save_reservation(
             _locked(row, version, now) if row is not None else (Reservation(created_by=actor), None)
         )
         saved.name, saved.pool, saved.reason = words.name.strip(), words.pool, words.reason.strip()[:500]
-        saved.during = during
+        saved.during, saved.clears = during, words.clears
         if row is not None:
             saved.version += 1
         saved.save()
@@ -108,6 +112,32 @@ def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
         record_act(actor, "reservation.restore", saved, after=_shown(saved))
         _tell(saved)
     return saved
+
+
+def clear_begun() -> int:
+    """Asks who still stands on nodes whose maintenance has begun to leave, once; gives how many windows that were."""
+    begun = Reservation.objects.filter(
+        clears=True, cleared_at__isnull=True, cancelled_at__isnull=True, during__contains=timezone.now()
+    )
+    rows = list(begun.order_by("pk").values_list("pk", flat=True))
+    for pk in rows:
+        with transaction.atomic():
+            row = Reservation.objects.select_for_update(no_key=True).get(pk=pk)
+            if row.cleared_at is not None or row.cancelled_at is not None or not row.clears:
+                continue
+            row.cleared_at = timezone.now()
+            row.save(update_fields=["cleared_at"])
+            tasks = Task.objects.filter(
+                node__in=row.reserved.values("node"), gone=False, attempt__state__in=ATTEMPT_LIVE
+            )
+            ids = list(tasks.values_list("pk", flat=True))
+            sentence = (
+                f"Its node is in maintenance until {row.end.astimezone(dt.UTC):%d %b %H:%M} UTC ({row.name})."
+            )
+            elastic.end_tasks(ids, EndReason.PREEMPTED, sentence=sentence, actor="fairway")
+            record_act(None, "reservation.clear", row, after={"tasks": len(ids)}, reason=row.reason)
+            _tell(row)
+    return len(rows)
 
 
 def choose_nodes(
@@ -166,6 +196,8 @@ def _wrong(words: ReservationWords, begin: dt.datetime, now: dt.datetime) -> dic
         wrong["nodes"] = "Name at least one node."
     elif any(node.pool_id != words.pool.pk for node in words.nodes):
         wrong["nodes"] = f"All nodes must be of the pool {words.pool.name}."
+    if words.clears and words.projects:
+        wrong["clears"] = "Only a reservation for nobody, for maintenance, asks who stands there to leave."
     if words.end <= begin:
         wrong["end"] = "The end must come after the begin."
     elif words.end <= now:
@@ -228,6 +260,7 @@ def _shown(row: Reservation) -> dict[str, Any]:
         "projects": list(row.projects.order_by("name").values_list("name", flat=True)),
         "begin": row.begin.astimezone(dt.UTC).isoformat(),
         "end": row.end.astimezone(dt.UTC).isoformat(),
+        "clears": row.clears,
     }
 
 

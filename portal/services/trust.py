@@ -147,9 +147,10 @@ def _look_again(node: Node) -> None:
         case Phase.ASIDE:
             _write(node, trust.due(stood, now_s), "It is tried again, with one job.")
         case Phase.TRIAL if node.on_trial is not None:
-            if _did_well(node.on_trial):
+            tasks = list(Task.objects.filter(node=node, attempt=node.on_trial))
+            if any(map(_did_well, tasks)):
                 _write(node, trust.trusted(stood, now_s), "The job with which it was tried did well.")
-            elif _over(node.on_trial):  # it said nothing of the node: the next one will
+            elif all(map(_over, tasks)):  # it said nothing of the node: the next one will
                 node.on_trial = None
                 node.save(update_fields=["on_trial"])
                 wake("trust")
@@ -189,14 +190,9 @@ def _judge(node: Node) -> None:
 def _served_s(node: Node, now: dt.datetime) -> float | None:
     """When a job last did well on a node: completed, or ran for long enough."""
     rows = Task.objects.filter(node=node, running_at__isnull=False).order_by("-pk")[:_LOOKED_AT]
-    well: list[float] = []
-    for task in rows:
-        begun, ended = task.running_at or now, task.ended_at or now
-        if ended - begun > _SOON:
-            well.append((begun + _SOON).timestamp())
-        if task.state == AttemptState.COMPLETED:
-            well.append(ended.timestamp())
-    return max(well, default=None)
+    well = [(task.ended_at or now) for task in rows if task.state == AttemptState.COMPLETED]
+    well += [task.running_at + _SOON for task in rows if task.running_at and _lasted(task) > _SOON]
+    return max((moment.timestamp() for moment in well), default=None)
 
 
 def _well_elsewhere(node: Node, owners: Iterable[int], now: dt.datetime) -> set[str]:
@@ -217,17 +213,18 @@ def _has_room(node: Node) -> bool:
     return bool(count["aside"] + 1 <= max(1, count["every"] // 3))
 
 
-def _did_well(attempt: Attempt) -> bool:
-    if attempt.state == AttemptState.COMPLETED.value:
-        return True
-    return attempt.running_at is not None and (
-        (attempt.ended_at or timezone.now()) - attempt.running_at > _SOON
-    )
+def _did_well(task: Task) -> bool:
+    return task.state == AttemptState.COMPLETED or _lasted(task) > _SOON
 
 
-def _over(attempt: Attempt) -> bool:
-    """It ended, and whoever wrote that has had the time to say that it failed."""
-    return attempt.ended_at is not None and timezone.now() - attempt.ended_at > _TOLD_WITHIN
+def _lasted(task: Task) -> dt.timedelta:
+    now = timezone.now()
+    return (task.ended_at or now) - (task.running_at or now)
+
+
+def _over(task: Task) -> bool:
+    """It is gone, and whoever wrote that has had the time to say that it failed."""
+    return task.gone and (task.ended_at is None or timezone.now() - task.ended_at > _TOLD_WITHIN)
 
 
 def _still_leaving(node: Node) -> Any:

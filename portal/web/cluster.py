@@ -17,6 +17,7 @@ from portal.models import ClusterSettings, Node
 from portal.selectors.cluster_map import clock_sentence, cluster_map, tasks_on
 from portal.selectors.interfaces import interface_of
 from portal.selectors.links import pairs_of
+from portal.selectors.reservations import windows_of
 from portal.words.states import GpuHealth
 
 SHOWN_TROUBLES = 8
@@ -74,6 +75,7 @@ def node_page(
         "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
         "may_change": user.is_admin,
         "clock_off": clock_sentence(row),
+        "windows": windows_of(row),
         "troubles": row.troubles.select_related("job")[:SHOWN_TROUBLES] if user.is_admin else [],
         "labels": sorted(row.labels.items()),
         "interfaces": row.hello.get("interfaces", []),

@@ -12,17 +12,22 @@ from django.utils import timezone
 
 from portal.errors import Conflict, Invalid, NotAllowed, Stale
 from portal.models import AuditEntry, Outbox, Reservation, ReservedNode
+from portal.selectors.reservations import windows_of
+from portal.services import lifecycle
 from portal.services.reservations import (
     ReservationWords,
     choose_nodes,
+    clear_begun,
     do_cancel_reservation,
     do_restore_reservation,
     do_save_reservation,
     named_nodes,
     named_projects,
 )
+from portal.words.reasons import EndReason
+from scheduler.cycle import run_cycle
 from tests import record
-from tests.services.test_lifecycle import place
+from tests.services.test_lifecycle import place, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -170,3 +175,35 @@ def test_a_count_takes_nodes_with_least_on_them(scene) -> None:
     assert left == scene["node"]
     with pytest.raises(Invalid, match="1 are not reserved"):
         choose_nodes(scene["pool"], 2, now, now + HOUR)
+
+
+def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_off(scene) -> None:
+    stays = do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[scene["other"]], projects=[]))
+    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    attempt = place(scene, job)
+    run(attempt)
+    clears = {"nodes": [scene["node"]], "projects": [], "clears": True, "name": "new fans"}
+    row = do_save_reservation(scene["admin"], words(scene, 1, 5, **clears))
+    assert clear_begun() == 0, "it has not begun"
+    assert [window.named for window in windows_of(scene["node"])] == [False]
+    row = do_save_reservation(scene["admin"], words(scene, 0, 1, **clears), row)
+    assert clear_begun() == 1
+    attempt.refresh_from_db()
+    assert (attempt.stop_reason, attempt.state) == ("preempted", "COMPLETING")
+    assert attempt.sentence.startswith("Its node is in maintenance until ")
+    assert clear_begun() == 0, "once"
+    stays.refresh_from_db()
+    assert stays.cleared_at is None
+    assert AuditEntry.objects.get(act="reservation.clear").after == {"tasks": 1}
+    (task,) = attempt.task_rows.values_list("pk", flat=True)
+    lifecycle.task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
+    job.refresh_from_db()
+    assert job.state == "PENDING"
+    assert run_cycle("test", "me").started == 0
+    assert job.standing.code == "held_for_reservation"
+
+
+def test_only_maintenance_clears(scene) -> None:
+    with pytest.raises(Invalid) as caught:
+        do_save_reservation(scene["admin"], words(scene, clears=True))
+    assert set(caught.value.fields) == {"clears"}

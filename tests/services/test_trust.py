@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal.errors import NotAllowed
-from portal.models import AuditEntry, Membership, Node, NodeTrouble, Task
+from portal.models import Attempt, AuditEntry, Membership, Node, NodeTrouble, Task
 from portal.services import lifecycle, trust
 from portal.words.reasons import EndReason
 from portal.words.trust import Phase, Trouble
@@ -107,15 +107,33 @@ def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(sc
     node.refresh_from_db()
     assert node.on_trial == attempt and not node.takes_work
     lifecycle.want_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
-    attempt.refresh_from_db()
     trust.look_again()
     assert not Node.objects.get(pk=node.pk).takes_work, "who ended it may be about to say why"
-    attempt.ended_at -= dt.timedelta(seconds=10)
-    attempt.save()
+    attempt.task_rows.update(ended_at=timezone.now() - dt.timedelta(seconds=10))
     trust.look_again()
     assert now(node) == ("trial", "link_lost") and node.takes_work
     trust.record_trouble(node.pk, Trouble.NO_ANSWER)
     assert now(node) == ("aside", "no_answer")
+
+
+def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(scene) -> None:
+    """Its attempt has run for long elsewhere: that says nothing of this node."""
+    node, minute = scene["node"], dt.timedelta(seconds=70)
+    other = record.node(scene["pool"])
+    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    attempt = place(scene | {"node": other}, job)
+    run(attempt)
+    Attempt.objects.filter(pk=attempt.pk).update(running_at=timezone.now() - minute)
+    joined = Task.objects.create(
+        attempt=attempt, rank=7, node=node, state="RUNNING", running_at=timezone.now()
+    )
+    trial = {"trust": "trial", "trust_cause": "link_lost", "on_trial": attempt, "trust_since": timezone.now()}
+    Node.objects.filter(pk=node.pk).update(**trial)
+    trust.look_again()
+    assert now(node) == ("trial", "link_lost") and not node.takes_work
+    Task.objects.filter(pk=joined.pk).update(running_at=timezone.now() - minute)
+    trust.look_again()
+    assert now(node) == ("trusted", "")
 
 
 def test_an_administrator_trusts_it_again_and_nobody_else_may(scene) -> None:

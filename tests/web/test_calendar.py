@@ -101,3 +101,17 @@ def test_a_clash_names_the_other(client_of, scene, form) -> None:
     assert answer.status_code == 409
     assert "h200-1 is reserved at that time already (vision course)." in answer.content.decode()
     assert Job.objects.filter(state="RUNNING").count() > 0  # nobody was thrown out
+
+
+def test_maintenance_may_ask_who_is_there_to_leave_and_the_node_says_so(client_of, scene, form) -> None:
+    admin = client_of("admin")
+    refused = admin.post("/calendar/save/", form | {"clears": "on"})
+    assert refused.status_code == 400
+    page = refused.content.decode()
+    assert "Only a reservation for nobody" in page and 'name="clears" checked' in page
+    assert admin.post("/calendar/save/", form | {"clears": "on", "projects": ""}).status_code == 302
+    row = Reservation.objects.get()
+    assert row.clears
+    node = row.reserved.first().node
+    shown = client_of("member").get(f"/nodes/{node.public_id}/").content.decode()
+    assert ", maintenance" in shown and "what still runs when it begins is asked to leave" in shown

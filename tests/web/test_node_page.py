@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pytest
 from django.urls import reverse
 
 from portal import last_samples
@@ -80,3 +82,23 @@ def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(
     path = reverse("set-node-state", args=[node.public_id])
     assert client_of("admin").post(path, {"act": "trust", "reason": "a new cable"}).status_code == 302
     assert "Put aside since" not in page_of(client_of("member"), node)
+
+
+@pytest.mark.parametrize(
+    ("changes", "symbol", "word"),
+    [
+        ({}, "done", "Healthy"),
+        ({"state": "cordoned"}, "stopped", "Cordoned"),
+        ({"trust": "aside"}, "warning", "Put aside"),
+        ({"trust": "trial"}, "warning", "On trial"),
+        ({"trust": "aside", "state": "drained"}, "stopped", "Drained"),
+        ({"reachable": False, "trust": "aside"}, "unreachable", "Unreachable"),
+    ],
+)
+def test_each_state_has_a_symbol_that_is_drawn(scene, client_of, changes, symbol, word) -> None:
+    node = scene.nodes["ada-1"]
+    Node.objects.filter(pk=node.pk).update(**changes)
+    page = page_of(client_of("member"), node)
+    head = page[page.index("<h1>") : page.index("</h1>")]
+    assert f"#s-{symbol}" in head and word in head
+    assert f'id="s-{symbol}"' in Path("static/src/icons.svg").read_text()

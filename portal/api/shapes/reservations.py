@@ -31,6 +31,7 @@ class Reservation(Named):
     begin = serializers.DateTimeField()
     end = serializers.DateTimeField(help_text="Not included.")
     reason = serializers.CharField(allow_blank=True)
+    clears = serializers.BooleanField(help_text="Who still stands there when it begins is asked to leave.")
     cancelled_at = serializers.DateTimeField(allow_null=True)
     etag = serializers.CharField(help_text="For If-Match.")
     in_the_way = InTheWay(many=True, help_text="Who stands there and may stay beyond its begin.")
@@ -56,6 +57,7 @@ def reservation(shown: Shown) -> dict[str, Any]:
         "begin": when(row.begin),
         "end": when(row.end),
         "reason": row.reason,
+        "clears": row.clears,
         "cancelled_at": when(row.cancelled_at),
         "etag": etag_of(row),
         "in_the_way": [

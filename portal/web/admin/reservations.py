@@ -29,7 +29,7 @@ from portal.services.reservations import (
 from portal.web.acts import act_and_return
 from portal.web.words import whole_number, zone
 
-FIELDS = ("name", "pool", "nodes", "projects", "begin", "end", "reason")
+FIELDS = ("name", "pool", "nodes", "projects", "begin", "end", "reason", "clears")
 LOCAL = "%Y-%m-%dT%H:%M"
 OLD_SHOWN = 20
 GROUPS = {
@@ -70,7 +70,10 @@ def save_reservation(request: HttpRequest) -> HttpResponse:
         return _render(request, row, values, problems=refusal.fields, status=400)
     except (Conflict, Stale) as refusal:
         return _render(request, row, values, refused=refusal.sentence, status=409)
-    messages.success(request, f"{saved.name} is saved. The next cycle keeps to it; what runs there stays.")
+    stays = " until it begins" if saved.clears else ""
+    messages.success(
+        request, f"{saved.name} is saved. The next cycle keeps to it; what runs there stays{stays}."
+    )
     return HttpResponseRedirect(reverse("calendar"))
 
 
@@ -128,7 +131,10 @@ def _words(values: dict[str, str], here: dt.tzinfo, row: Reservation | None) -> 
             wrong |= refusal.fields
     if wrong or pool is None:
         raise Invalid(fields=wrong)
-    return ReservationWords(values["name"], pool, nodes, projects, times[0], times[1], values["reason"])
+    clears = bool(values["clears"])
+    return ReservationWords(
+        values["name"], pool, nodes, projects, times[0], times[1], values["reason"], clears
+    )
 
 
 def _nodes(text: str, pool: NodePool, times: list[dt.datetime], row: Reservation | None) -> list[Node]:
@@ -155,6 +161,7 @@ def _values(row: Reservation, here: dt.tzinfo) -> dict[str, str]:
         "begin": f"{row.begin.astimezone(here):{LOCAL}}",
         "end": f"{row.end.astimezone(here):{LOCAL}}",
         "reason": row.reason,
+        "clears": "on" if row.clears else "",
     }
 
 

@@ -23,7 +23,7 @@ from portal.services.jobs import do_cancel_job
 from portal.services.trust import do_trust_node
 from portal.words.states import JOB_ENDS
 from tests import record
-from tests.engine_room import EngineRoom, containers_alive
+from tests.engine_room import EngineRoom, containers_alive, wait_for
 from tests.faults.campaign.checker import (
     Ledgers,
     lines,
@@ -35,13 +35,17 @@ from tests.faults.campaign.checker import (
 from tests.faults.campaign.stand import (
     GPUS,
     NODES,
+    OVER_SSH,
     STATE_MIB,
     Server,
     Worker,
     agents_of,
+    over_ssh,
     send_all,
+    settings_of,
     small_disks,
 )
+from tests.rig.proxy import Weather
 
 LASTS_S = 6.0
 QUIET_WITHIN_S = 180.0
@@ -72,13 +76,19 @@ class Field:
         self.disks = self.ending.enter_context(
             small_disks([self.room.folder / name / "state" for name in NODES])
         )
+        west = next(node for node in self.nodes if node.name == OVER_SSH)
+        self.wire = self.ending.enter_context(over_ssh(west, self.room))
         # one journal for all: a job does not know where it will run, and GPUs have names of their own
         self.journal = self.room.folder / "journal"
         make_journal(self.journal, [f"SIM-{name}-{index}" for name in NODES for index in range(GPUS)])
         self.workers = [Worker(self.room) for _ in range(self.count)]
         for worker in self.workers:
             worker.keep()
+        wait_for("all nodes answer", self._all_answer, 60)
         return self
+
+    def _all_answer(self) -> bool:
+        return Node.objects.filter(reachable=True, last_seen_at__isnull=False).count() == len(NODES)
 
     def __exit__(self, *error: object) -> None:
         self.ending.close()
@@ -127,7 +137,10 @@ class Field:
         names = []
         for _ in range(draw.randint(1, 4)):
             name = draw.choice(sorted(FAULTS))
-            begin_s, lasts_s = draw.uniform(0.1, LASTS_S), draw.choice([0.1, 1.0, 4.0])
+            begin_s, lasts_s = (
+                draw.uniform(0.1, LASTS_S),
+                draw.choice([0.1, 1.0, 4.0, 4.0 if "wire" not in name else 18.0]),
+            )
             node, worker = draw.choice(self.nodes), draw.choice(self.workers)
             names.append(f"{name}@{begin_s:.2f}+{lasts_s:g}:{node.name}")
             begin, end = FAULTS[name](self, node, worker)
@@ -186,8 +199,9 @@ class Field:
         for worker in self.workers:
             worker.send(signal.SIGCONT)
         self._keep_workers()
+        _weather(self)
         for node in self.nodes:
-            send_all(agents_of(node.public_id), signal.SIGCONT)
+            send_all(agents_of(settings_of(node)), signal.SIGCONT)
             (self.room.folder / node.name / "state" / "filler").unlink(missing_ok=True)
         connection.close()
 
@@ -238,14 +252,14 @@ def _stop_worker(field: Field, node: Node, worker: Worker) -> Pair:
 
 
 def _kill_agents(field: Field, node: Node, worker: Worker) -> Pair:
-    return lambda: send_all(agents_of(node.public_id), signal.SIGKILL), _nothing
+    return lambda: send_all(agents_of(settings_of(node)), signal.SIGKILL), _nothing
 
 
 def _freeze_agents(field: Field, node: Node, worker: Worker) -> Pair:
     frozen: list[int] = []
 
     def begin() -> None:
-        frozen.extend(agents_of(node.public_id))
+        frozen.extend(agents_of(settings_of(node)))
         send_all(frozen, signal.SIGSTOP)
 
     return begin, lambda: send_all(frozen, signal.SIGCONT)
@@ -255,7 +269,7 @@ def _reboot(field: Field, node: Node, worker: Worker) -> Pair:
     def begin() -> None:
         field.boots += 1
         field.room.reboot(node.name, f"boot-{os.getpid()}-{field.boots}")
-        send_all(agents_of(node.public_id), signal.SIGKILL)
+        send_all(agents_of(settings_of(node)), signal.SIGKILL)
 
     return begin, _nothing
 
@@ -299,6 +313,25 @@ def _messages_again(field: Field, node: Node, worker: Worker) -> Pair:
     return begin, begin
 
 
+def _freeze_wire(field: Field, node: Node, worker: Worker) -> Pair:
+    """Neither side hears of it, and both believe in the connection."""
+    return lambda: _weather(field, frozen=True), lambda: _weather(field)
+
+
+def _cut_wire(field: Field, node: Node, worker: Worker) -> Pair:
+    return lambda: _weather(field, cut_after_bytes=0), lambda: _weather(field)
+
+
+def _slow_wire(field: Field, node: Node, worker: Worker) -> Pair:
+    return lambda: _weather(field, delay_s=0.4, bytes_per_s=8_000), lambda: _weather(field)
+
+
+def _weather(field: Field, **changes: Any) -> None:
+    """Weather from now on, also for connections that stand."""
+    for name, value in vars(Weather(**changes)).items():
+        setattr(field.wire.weather, name, value)
+
+
 def _nothing() -> None:
     """The fault has no end of its own."""
 
@@ -314,4 +347,7 @@ FAULTS: dict[str, Callable[[Field, Node, Worker], Pair]] = {
     "kill broker": _kill_broker,
     "stop database at once": _stop_database,
     "messages again": _messages_again,
+    "freeze wire": _freeze_wire,
+    "cut wire": _cut_wire,
+    "slow wire": _slow_wire,
 }

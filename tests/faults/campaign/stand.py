@@ -1,25 +1,61 @@
-"""What an episode breaks: servers of its own, two workers and three nodes of this machine, all to be killed."""
+"""What an episode breaks: servers of its own, workers, two local nodes and one over SSH behind a bad wire."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from agents.keys import PURPOSES, make_keys, public_line
 from portal.standalone.account import service_account
 from portal.standalone.folder import DataFolder
 from portal.standalone.launching import launched
 from portal.standalone.postgres import prepare_postgres
 from portal.standalone.valkey import prepare_valkey
+from tests.rig.loopback import loopback_sshd
+from tests.rig.proxy import WeatherProxy
+
+if TYPE_CHECKING:  # models can be imported once the servers stand
+    from portal.models import Node
+    from tests.engine_room import EngineRoom
 
 GPUS = 2
 NODES = ("north", "south", "west")
+OVER_SSH = "west"
+"""The agents of the others are children of the worker, over pipes."""
 STATE_MIB = 24
+
+
+@contextlib.contextmanager
+def over_ssh(node: Node, room: EngineRoom) -> Iterator[WeatherProxy]:
+    """Lets a node of this machine be reached by a real sshd, through a wire that can be bad."""
+    from portal.models import Node as Row
+
+    folder = room.folder
+    pairs = make_keys(folder / "keys", node.settings["cluster"])
+    room.environment["FAIRWAY_CONTROL_KEY"] = str(pairs["control"])
+    publics = {purpose: public_line(pairs[purpose]) for purpose in PURPOSES}
+    here = folder / node.public_id
+    here.mkdir()
+    with loopback_sshd(here, (folder / "agent" / "agent.pyz").read_bytes(), publics) as sshd:
+        (here / "node.json").write_text(json.dumps(node.settings))
+        with WeatherProxy(sshd.host, sshd.port) as wire:
+            Row.objects.filter(pk=node.pk).update(
+                link="ssh", host=wire.host, port=wire.port, account=sshd.account, host_key=sshd.host_key
+            )
+            yield wire
+
+
+def settings_of(node: Node) -> str:
+    """The end of the name of a node's settings file, as its agents are told it."""
+    return f"{node.public_id}/node.json" if node.name == OVER_SSH else f"agent/{node.public_id}.json"
 
 
 class Server:
@@ -74,7 +110,7 @@ def servers(root: Path) -> Iterator[tuple[Server, Server]]:
 class Worker:
     """A worker of all queues that is started again whenever it is gone."""
 
-    def __init__(self, room: object) -> None:
+    def __init__(self, room: EngineRoom) -> None:
         self._room = room
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = False
@@ -82,7 +118,7 @@ class Worker:
     def keep(self) -> None:
         """Starts it where it does not live."""
         if self._process is None or self._process.poll() is not None:
-            self._process = self._room.worker()  # type: ignore[attr-defined]
+            self._process = self._room.worker()
             self.stopped = False
 
     def send(self, how: signal.Signals) -> None:
@@ -94,13 +130,13 @@ class Worker:
             self._process.wait(10)
 
 
-def agents_of(public_id: str) -> list[int]:
-    """Process ids of the agents that serve a node, whoever began them."""
+def agents_of(settings: str) -> list[int]:
+    """Process ids of the agents with a settings file of this name, and of what began them on a node over SSH."""
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = Path(path).read_bytes().split(b"\0")
-            if any(word.endswith(f"/agent/{public_id}.json".encode()) for word in words):
+            if any(word.endswith(f"/{settings}".encode()) for word in words):
                 found.append(int(path.split("/")[2]))
     return found
 

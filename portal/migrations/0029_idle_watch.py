@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0026_idle_extensions'),
+        ('portal', '0028_idle_extensions'),
     ]
 
     operations = [
