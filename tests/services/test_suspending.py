@@ -76,6 +76,22 @@ def test_suspending_and_another_end_cross_cleanly(scene, lab) -> None:
         do_suspend_job(scene["owner"], now(job))
 
 
+@pytest.mark.parametrize(("retry", "state"), [(True, JobState.SUSPENDED), (False, JobState.FAILED)])
+def test_who_would_be_tried_again_after_a_failure_of_its_own_is_suspended_instead(
+    scene, retry, state
+) -> None:
+    job = record.job(scene["owner"], scene["project"], scene["environment"], tasks=2, retry_failures=retry)
+    first, second = run(place(scene, job))
+    lifecycle.task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)  # the other follows
+    if retry:
+        do_suspend_job(scene["owner"], job)
+    else:
+        with pytest.raises(Conflict):
+            do_suspend_job(scene["owner"], job)
+    let_go(second)
+    assert now(job).state == state
+
+
 def test_what_is_about_to_end_for_good_is_not_suspended(scene, lab) -> None:
     job, task = lab
     lifecycle.want_stop(job.attempts.get().pk, EndReason.TIME_LIMIT)
