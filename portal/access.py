@@ -19,6 +19,8 @@ from portal.models import (
     ApiToken,
     AuditEntry,
     Environment,
+    Excuse,
+    Extension,
     Gpu,
     Job,
     Membership,
@@ -155,6 +157,8 @@ def can(person: Person, verb: Verb, thing: Any) -> bool:
             return _can_project(person, verb, thing)
         case Quota():
             return person.is_admin if verb is Verb.CHANGE else can(person, Verb.SEE, thing.project)
+        case Extension():
+            return _can_extension(person, verb, thing)
         case UnknownContainer():
             return person.is_admin
         case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment() | Template():
@@ -217,6 +221,23 @@ def _can_project(user: User, verb: Verb, project: Project) -> bool:
     return False
 
 
+def _can_extension(user: User, verb: Verb, asked: Extension) -> bool:
+    """Whoever sees the job sees what was asked for it; where it delays only the project's own, managers decide."""
+    if verb is Verb.SEE:
+        return _can_job(user, Verb.SEE, asked.job)
+    if verb is Verb.CHANGE:
+        return user.is_admin or (not asked.beyond and has_role(user, asked.job.project, Role.MANAGER))
+    return False
+
+
+def decidable(user: User, rows: Iterable[Extension]) -> set[int]:
+    """Row numbers of those requests for more time on which the person may decide: two queries at most."""
+    if user.is_admin:
+        return {row.pk for row in rows}
+    roles = roles_of(user)
+    return {row.pk for row in rows if not row.beyond and roles.get(row.job.project_id) is Role.MANAGER}
+
+
 def require(person: Person, verb: Verb, thing: Any) -> None:
     """Raises NotThere when the row may not even be seen, NotAllowed when it may be seen but not this."""
     if can(person, verb, thing):
@@ -240,6 +261,20 @@ def visible_jobs(person: Person) -> QuerySet[Job]:
     """The jobs a person may see: those of visible projects."""
     user = signed_in(person)
     return Job.objects.all() if user.is_admin else Job.objects.filter(project_id__in=project_ids(user))
+
+
+def visible_extensions(person: Person) -> QuerySet[Extension]:
+    """The requests for more time that a person may see: those of visible projects' jobs."""
+    user = signed_in(person)
+    rows = Extension.objects.all()
+    return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
+
+
+def visible_excuses(person: Person) -> QuerySet[Excuse]:
+    """The reasons to keep idle workspaces that a person may see: those of visible projects' jobs."""
+    user = signed_in(person)
+    rows = Excuse.objects.all()
+    return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
 
 
 def visible_quotas(person: Person) -> QuerySet[Quota]:

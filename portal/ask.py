@@ -67,3 +67,13 @@ def ask_would_start(request: dict[str, Any], wait_s: float = 1.0) -> dict[str, A
     and ``pool``; what is missing has the model's default.
     """
     return ask("would_start", request, wait_s)
+
+
+def ask_delays(job: str, end_s: float, later_s: float, wait_s: float = 4.0) -> dict[str, Any] | None:
+    """Whom it would delay if a running job (public id) might run until ``later_s`` (Unix time), or None.
+
+    ``{delays: [{job, by_s}], reservations: [name], whole}``, the longest delay first; ``by_s`` null: nobody knows how
+    long. ``whole`` False: more wait than were looked at.
+    """
+    answer = ask("delays", {"job": job, "end_s": end_s, "later_s": later_s}, wait_s)
+    return None if answer is None or "error" in answer else answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import replace
@@ -19,6 +20,7 @@ from scheduler.awaited import still_awaited
 from scheduler.company import side_of_columns, without
 from scheduler.core.cluster import (
     WHOLE_MILLI,
+    JobId,
     NodeId,
     PendingRow,
     PoolId,
@@ -28,6 +30,7 @@ from scheduler.core.cluster import (
 )
 from scheduler.core.company import closed_to
 from scheduler.core.decide import would_start
+from scheduler.core.delaying import delays
 from scheduler.core.plan import Answer, Eviction, Verdict
 from scheduler.expectations import Expectations
 from scheduler.read_running import min_tasks_of, near_of
@@ -71,10 +74,12 @@ def say_alive(stopping: threading.Event) -> None:
 
 
 def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    if kind != "would_start":
+    if kind not in ("would_start", "delays"):
         return {"error": f"unknown question {kind}"}
     try:
         photo = _recent_photo()
+        if kind == "delays":
+            return _delays(body, photo)
         request = _expectations.expect(request_row(body, photo), body.get("template"), photo.policy)
         return as_json(would_start(photo.snapshot, photo.policy, request), photo)
     except (ValueError, KeyError) as wrong:
@@ -137,6 +142,21 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
     )
     side = side_of_columns(kind, row.tasks, row.min_tasks)
     return row if side is None else without(row, closed_to(side, row.project, photo.guests))
+
+
+def _delays(body: dict[str, Any], photo: Photo) -> dict[str, Any]:
+    """Whom a later end of a running job would delay."""
+    found = delays(
+        photo.snapshot,
+        photo.policy,
+        JobId(body["job"]),
+        float(body["end_s"]),
+        float(body["later_s"]),
+        _expectations.durations,
+        _expectations.template_of,
+    )
+    late = [{"job": one.job, "by_s": one.by_s if one.by_s < math.inf else None} for one in found.jobs]
+    return {"delays": late, "reservations": list(found.reservations), "whole": found.whole}
 
 
 def as_json(answer: Answer, photo: Photo) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from portal.models import (
     Topology,
 )
 from portal.selectors.past_use import past_use
+from portal.words.knobs import decides
 from portal.words.states import GpuHealth, NodeState
 from portal.words.trust import Phase
 from scheduler.album import Built, Known, blocks_of, marks_of
@@ -57,7 +58,8 @@ def read_pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
         except PolicyError as wrong:
             raise PolicyError(wrong.field, f"in pool {name}: {wrong.message}") from wrong
         placement = own.get("placement")
-        found.append(PoolRow(PoolId(id_), name, placement, tuple(sorted(own.items())), lends))
+        turned = sorted((knob, value) for knob, value in own.items() if decides(knob))
+        found.append(PoolRow(PoolId(id_), name, placement, tuple(turned), lends))
     return tuple(found)
 
 

@@ -6,15 +6,16 @@ import datetime as dt
 import logging
 
 from django.db import transaction
-from django.db.models import DurationField, ExpressionWrapper, F
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question, Task
-from portal.services import lifecycle, nodes, reservations, restored, trust
+from portal.selectors.time_limits import limited
+from portal.services import lifecycle, nodes, reservations, restored, time_limits, trust
 from portal.services.dependencies import cancel_dependents
 from portal.services.idempotency import forget_old_keys
 from portal.wake import send_hints
+from portal.words.amounts import span
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import AttemptState, JobKind, NodeState
 from scheduler.failed import drop_old_failures
@@ -37,6 +38,8 @@ TRIMMED_AT_ONCE = 20_000
 def sweep() -> None:
     """One pass. Each part stands alone and can be repeated."""
     end_overdue()
+    time_limits.warn_before_ends()
+    time_limits.drop_lapsed()
     end_never_ready()
     end_unsent_on_silent_nodes()
     end_gangs_on_silent_nodes()
@@ -50,15 +53,9 @@ def sweep() -> None:
 
 def end_overdue() -> None:
     """Stops attempts that have run for their time limit."""
-    limit = ExpressionWrapper(F("job__time_limit_s") * dt.timedelta(seconds=1), output_field=DurationField())
-    rows = Attempt.objects.filter(
-        state=AttemptState.RUNNING.value,
-        stop_wanted_at__isnull=True,
-        job__time_limit_s__isnull=False,
-        running_at__lt=Now() - limit,
-    )
+    rows = limited().filter(ends_at__lt=Now())
     for attempt, seconds in rows.values_list("pk", "job__time_limit_s"):
-        sentence = end_sentence(EndReason.TIME_LIMIT, limit=in_words(seconds or 0))
+        sentence = end_sentence(EndReason.TIME_LIMIT, limit=span(seconds or 0))
         lifecycle.want_stop(attempt, EndReason.TIME_LIMIT, sentence=sentence)
 
 
@@ -146,11 +143,3 @@ def trim() -> None:
     drop_old_failures()
     trust.forget_old_troubles()
     forget_old_keys()
-
-
-def in_words(seconds: int) -> str:
-    """A duration for people: 90 s, 15 min, 2 h, 3 d."""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s" if seconds < 600 else f"{seconds / 60:.0f} min"

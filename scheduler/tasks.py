@@ -21,6 +21,7 @@ from scheduler import leases, sweep
 from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
 from scheduler.foresee import Foresight, foresee
+from scheduler.idleness import look_for_idle
 from scheduler.node_checks import run_check, run_enrolment
 from scheduler.remembered import Remembered
 from scheduler.roster import ROSTER
@@ -145,6 +146,12 @@ def enrol_node(check: str) -> None:
 def sweep_record() -> None:
     """Finds deadlines that have passed and nodes that fell silent."""
     sweep.sweep()
+
+
+@_door("scheduler.idle")
+def idle() -> None:
+    """Looks for workspaces that nobody uses."""
+    look_for_idle()
 
 
 @_door("scheduler.outbox")

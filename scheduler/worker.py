@@ -27,6 +27,7 @@ SWEEP_EVERY_S = 5.0
 OUTBOX_EVERY_S = 2.0
 TRIM_EVERY_S = 600.0
 FORESEE_EVERY_S = 20.0
+IDLE_EVERY_S = 20.0
 DEMO_EVERY_S = 20.0
 
 app.conf.beat_schedule = {
@@ -37,6 +38,7 @@ app.conf.beat_schedule = {
         ("outbox", "scheduler.outbox", OUTBOX_EVERY_S, "nodes"),
         ("trim", "scheduler.trim", TRIM_EVERY_S, "nodes"),
         ("foresee", "scheduler.foresee", FORESEE_EVERY_S, "replay"),
+        ("idle", "scheduler.idle", IDLE_EVERY_S, "nodes"),
         ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
     )
 }

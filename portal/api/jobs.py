@@ -17,6 +17,7 @@ from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import jobs as shapes
 from portal.models import Job, User
 from portal.selectors.forecasts import moves_of
+from portal.selectors.idle import idleness_of
 from portal.selectors.jobs import (
     JobFilter,
     attempts_of,
@@ -30,7 +31,15 @@ from portal.selectors.jobs import (
 )
 from portal.selectors.progress import layouts_compared
 from portal.selectors.receipts import receipts_for
-from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again, do_submit_job
+from portal.selectors.time_limits import extensions_of
+from portal.services.jobs import (
+    do_cancel_job,
+    do_hold_job,
+    do_resume_job,
+    do_start_again,
+    do_submit_job,
+    do_suspend_job,
+)
 from portal.services.tokens import Scope
 from portal.words.states import JobKind, JobState
 
@@ -98,6 +107,8 @@ def whole(person: User, row: Job) -> dict[str, Any]:
         moves=moves,
         receipts=receipts_for(person, row) if standing else [],
         with_environ=can(person, Verb.CONTROL, row),
+        extensions=extensions_of(row),
+        idle=idleness_of(row, attempts[0] if attempts else None),
     )
 
 
@@ -203,6 +214,38 @@ class JobReleaseRoute(ActRoute):
     def post(self, request: Request, job: str) -> HttpResponse:
         """It may start at the next cycle."""
         do_hold_job(self.person, job_for(self.person, job), False)
+        return self.acted(job)
+
+
+@policy(Policy.SIGNED_IN)
+class JobSuspendRoute(ActRoute):
+    """Giving the GPUs back."""
+
+    @operation(
+        "jobs_suspend",
+        "Suspend a job",
+        detail="It is asked to stop, has its grace to save, and waits SUSPENDED until it is resumed. Repeatable.",
+        **_ACT,
+    )
+    def post(self, request: Request, job: str) -> HttpResponse:
+        """The job; it may take a moment until its nodes let go."""
+        do_suspend_job(self.person, job_for(self.person, job))
+        return self.acted(job)
+
+
+@policy(Policy.SIGNED_IN)
+class JobResumeRoute(ActRoute):
+    """Asking for GPUs again."""
+
+    @operation(
+        "jobs_resume",
+        "Resume a suspended job",
+        detail="The same job waits again with the age that it has, and starts as a new attempt.",
+        **_ACT,
+    )
+    def post(self, request: Request, job: str) -> HttpResponse:
+        """The job, waiting."""
+        do_resume_job(self.person, job_for(self.person, job))
         return self.acted(job)
 
 

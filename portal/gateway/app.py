@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from portal.gateway.activity import Lookout
 from portal.gateway.door import WorkspaceDoor
 from portal.gateway.framing import METHODS, WEBDAV, fault
 from portal.gateway.guard import Guard
@@ -25,10 +26,12 @@ class Gateway:
         rights: Rights,
         guard: Guard,
         upstreams: Upstreams,
+        lookout: Lookout,
     ) -> None:
         self._apps_domain = apps_domain
         self._web, self._workspaces = web, workspaces
         self._rights, self._guard, self._upstreams = rights, guard, upstreams
+        self._lookout = lookout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -53,8 +56,10 @@ class Gateway:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                self._lookout.start()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
+                await self._lookout.stop()
                 self._guard.close()
                 await self._upstreams.close()
                 self._rights.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from django.conf import settings
 
+from portal.gateway.activity import EVERY_S, Lookout
 from portal.gateway.app import Gateway
 from portal.gateway.door import Places, WorkspaceDoor
 from portal.gateway.guard import Guard
@@ -15,9 +16,9 @@ from portal.gateway.upstream import Upstreams
 from portal.gateway.web import WebDoor
 
 
-def build_gateway(web_socket: str | None = None) -> Gateway:
+def build_gateway(web_socket: str | None = None, look_every_s: float = EVERY_S) -> Gateway:
     """The gateway of this process, by its settings and environment: FAIRWAY_WEB_SOCKET, FAIRWAY_TUNNEL_KEY,
-    FAIRWAY_TRUSTED_PROXIES, FAIRWAY_WORKSPACE_UPLOAD_MIB.
+    FAIRWAY_TRUSTED_PROXIES, FAIRWAY_WORKSPACE_UPLOAD_MIB. So often it looks whether workspaces are used.
     """
     socket = web_socket or os.environ.get("FAIRWAY_WEB_SOCKET") or str(settings.DATA_DIR / "run" / "web.sock")
     trusted = os.environ.get("FAIRWAY_TRUSTED_PROXIES", "")
@@ -25,6 +26,7 @@ def build_gateway(web_socket: str | None = None) -> Gateway:
     rights = Rights()
     guard = Guard(rights)
     upstreams = Upstreams(socket, Path(key) if key else None, settings.DATA_DIR / "run" / "tunnels")
+    lookout = Lookout(rights, guard, upstreams, look_every_s)
     upload_mib = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0)
     places = Places(
         settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE, upload_mib * 1024**2 or None
@@ -36,8 +38,9 @@ def build_gateway(web_socket: str | None = None) -> Gateway:
             secure=settings.SECURE,
             trusted_peers=frozenset(peer.strip() for peer in trusted.split(",") if peer.strip()),
         ),
-        workspaces=WorkspaceDoor(places, rights, guard, upstreams),
+        workspaces=WorkspaceDoor(places, rights, guard, upstreams, lookout),
         rights=rights,
         guard=guard,
         upstreams=upstreams,
+        lookout=lookout,
     )

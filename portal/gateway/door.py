@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 
 from portal.access import Policy, policy
 from portal.gateway import headers as rules
+from portal.gateway.activity import Lookout
 from portal.gateway.client import NoAnswer
 from portal.gateway.forward import Journey, forward
 from portal.gateway.guard import Guard, Hold
@@ -75,8 +76,11 @@ def foreign(scope: Scope, headers: Headers, origin: str) -> bool:
 class WorkspaceDoor:
     """Answers every request to a name ``ws-...`` below the apps domain."""
 
-    def __init__(self, places: Places, rights: Rights, guard: Guard, upstreams: Upstreams) -> None:
+    def __init__(
+        self, places: Places, rights: Rights, guard: Guard, upstreams: Upstreams, lookout: Lookout
+    ) -> None:
         self._places, self._rights, self._guard, self._upstreams = places, rights, guard, upstreams
+        self._lookout = lookout
         self._say = partial(say, secure=places.secure)
 
     async def __call__(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,6 +112,7 @@ class WorkspaceDoor:
                 send, scope, 403, "foreign_origin", "Refused", "The request came from a page of another site."
             )
             return
+        self._lookout.passed(decision.target, scope)
         journey = self._journey(scope, job, cookie, decision.target)
         try:
             if websocket:
@@ -225,7 +230,7 @@ class WorkspaceDoor:
                 410,
                 "workspace_stopped",
                 "This workspace has stopped",
-                "Its files are kept. Start it again from the portal.",
+                "Its files are kept. Start or resume it from the portal.",
                 link=self._portal_link(f"/jobs/{job}/"),
             )
         elif why is Answer.NOT_READY:

@@ -51,6 +51,11 @@ class Guard:
                 if not callbacks:
                     self._drop(hold)
 
+    @property
+    def in_use(self) -> set[int]:
+        """The attempts (row numbers) to which a socket or a long request is open."""
+        return {hold.target.row for hold in self._held}
+
     def close(self) -> None:
         """Stops watching."""
         if self._task is not None:

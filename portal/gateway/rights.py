@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
@@ -62,13 +62,18 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a workspace's server listens, and the word it knows the gateway by."""
+    """Where a workspace's server listens, what it is, and the word it knows the gateway by.
+
+    ``row`` is the row number of the attempt.
+    """
 
     job: str
     attempt: int
     node: NodeAddress
     port: int
     authorization: str = field(repr=False)
+    tool: str = ""
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,32 +119,54 @@ def _state(attempt: Attempt) -> Decision:
     if attempt.state != AttemptState.RUNNING.value or attempt.ready_at is None:
         return Decision(Answer.NOT_READY)
     task = Task.objects.select_related("node").filter(attempt=attempt, rank=0).first()
-    port = task.ports.get(str(job.environment.tool_port)) if task else None
-    if task is None or task.state != AttemptState.RUNNING.value or not isinstance(port, int):
-        return Decision(Answer.NOT_READY)
+    target = _target(attempt, task) if task else None
+    return Decision(Answer.NOT_READY) if target is None else Decision(Answer.OPEN, target)
+
+
+def _target(attempt: Attempt, task: Task) -> Target | None:
+    """Where the server of a running attempt is; None while its task does not run, or its secret does not open."""
+    job = attempt.job
+    port = task.ports.get(str(job.environment.tool_port))
+    if task.state != AttemptState.RUNNING.value or not isinstance(port, int):
+        return None
     try:
         secret = attempt_secret(attempt)
     except CannotOpen as problem:
         log.error("the secret of %s/%s does not open: %s", job.public_id, attempt.number, problem)
-        return Decision(Answer.NOT_READY)
+        return None
     node = task.node
-    return Decision(
-        Answer.OPEN,
-        Target(
-            job=job.public_id,
-            attempt=attempt.number,
-            node=NodeAddress(
-                public_id=node.public_id,
-                link=node.link,
-                host=node.host,
-                port=node.port,
-                account=node.account,
-                host_key=node.host_key,
-            ),
-            port=port,
-            authorization=TOKEN_FORM.get(job.environment.tool, "Bearer {secret}").format(secret=secret),
+    return Target(
+        job=job.public_id,
+        attempt=attempt.number,
+        node=NodeAddress(
+            public_id=node.public_id,
+            link=node.link,
+            host=node.host,
+            port=node.port,
+            account=node.account,
+            host_key=node.host_key,
         ),
+        port=port,
+        authorization=TOKEN_FORM.get(job.environment.tool, "Bearer {secret}").format(secret=secret),
+        tool=job.environment.tool,
+        row=attempt.pk,
     )
+
+
+def open_targets() -> list[Target]:
+    """The servers of all running workspaces that hold GPUs, on nodes that answer: two queries."""
+    attempts = Attempt.objects.filter(
+        job__kind=JobKind.WORKSPACE.value,
+        job__desired=Desired.RUN.value,
+        job__gpus_per_task__gt=0,
+        state=AttemptState.RUNNING.value,
+        ready_at__isnull=False,
+        stop_wanted_at__isnull=True,
+    ).exclude(leader_epoch=0)
+    by_row = {attempt.pk: attempt for attempt in attempts.select_related("job__environment")}
+    tasks = Task.objects.select_related("node").filter(attempt__in=by_row, rank=0, node__reachable=True)
+    found = (_target(by_row[task.attempt_id], task) for task in tasks.order_by("pk"))
+    return [target for target in found if target is not None]
 
 
 def note_use(cookie: str) -> None:
@@ -179,7 +206,7 @@ class Rights:
     async def redeem(self, ticket: str, job: str) -> str | None:
         """The cookie for a good ticket, else None. Raises Unknown when the record does not answer."""
         try:
-            return await asyncio.wait_for(self._in_thread(do_redeem_ticket, ticket, job), ANSWER_WITHIN_S)
+            return await asyncio.wait_for(self.in_thread(do_redeem_ticket, ticket, job), ANSWER_WITHIN_S)
         except (DatabaseError, TimeoutError, OSError) as problem:
             raise Unknown(str(problem)) from problem
 
@@ -197,13 +224,13 @@ class Rights:
 
     async def _ask(self, key: tuple[str, str]) -> Decision:
         asked_at = monotonic()
-        decision = await self._in_thread(decide, *key)
+        decision = await self.in_thread(decide, *key)
         if (
             decision.answer is Answer.OPEN
             and asked_at - self._in_use_at.get(key, -KEPT_EVERY_S) >= KEPT_EVERY_S
         ):
             self._in_use_at[key] = asked_at
-            await self._in_thread(note_use, key[1])
+            await self.in_thread(note_use, key[1])
         self._kept[key] = (asked_at, decision)
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT_ANSWERS:
@@ -211,7 +238,9 @@ class Rights:
             self._in_use_at.pop(gone, None)
         return decision
 
-    async def _in_thread(self, question: Callable[..., _T], *args: str) -> _T:
+    async def in_thread(self, question: Callable[..., _T], *args: Any) -> _T:
+        """What ``question`` gives, asked in a thread that has a connection to the record."""
+
         def asked() -> _T:
             close_old_connections()
             return question(*args)

@@ -14,8 +14,10 @@ from portal.models.engine import (
     Totals,
 )
 from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
+from portal.models.extensions import Extension
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
+from portal.models.idle import Activity, Excuse
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.people import User
 from portal.models.progress import Progress
@@ -26,6 +28,7 @@ from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
 __all__ = [
+    "Activity",
     "Allocation",
     "ApiToken",
     "Attempt",
@@ -36,6 +39,8 @@ __all__ = [
     "Dependency",
     "Environment",
     "EnvironmentOnNode",
+    "Excuse",
+    "Extension",
     "FailedCycle",
     "Forecast",
     "Gpu",

@@ -65,14 +65,14 @@ def job_for(person: Person, public_id: str) -> Job:
 
 
 def attempts_of(job: Job) -> list[Attempt]:
-    """All attempts, newest first, with pool, progress, energy, meeting, tasks, nodes, GPUs: always three queries."""
+    """All attempts, newest first, with pool, progress, energy, meeting, tasks and GPUs; always three queries."""
     allocations = Allocation.objects.select_related("gpu").order_by("gpu__index")
     tasks = Task.objects.select_related("node").prefetch_related(
         Prefetch("allocations", queryset=allocations)
     )
     return list(
         Attempt.objects.filter(job=job)
-        .select_related("pool", "progress", "energy", "rendezvous__node", "stop_for__project")
+        .select_related("pool", "progress", "activity", "energy", "rendezvous__node", "stop_for__project")
         .prefetch_related(Prefetch("task_rows", queryset=tasks.order_by("rank")))
         .order_by("-number")
     )
@@ -114,7 +114,10 @@ def events_of(job: Job) -> QuerySet[JobEvent]:
 
 
 def workspaces_for(person: Person, wanted: JobFilter | None = None) -> QuerySet[Job]:
-    """As ``jobs_for``, workspaces only, each with ``ready_since``: when its server answered, or None."""
+    """As ``jobs_for``, workspaces only, each with ``ready_since`` and ``suspends_at``.
+
+    When its server answered, and when it is suspended unless somebody uses or keeps it; or None.
+    """
     ready = Attempt.objects.filter(
         job=OuterRef("pk"),
         state=AttemptState.RUNNING.value,
@@ -123,7 +126,10 @@ def workspaces_for(person: Person, wanted: JobFilter | None = None) -> QuerySet[
         job__desired=Desired.RUN.value,
     )
     rows = jobs_for(person, wanted).filter(kind=JobKind.WORKSPACE.value)
-    return rows.annotate(ready_since=Subquery(ready.values("ready_at")[:1]))
+    return rows.annotate(
+        ready_since=Subquery(ready.values("ready_at")[:1]),
+        suspends_at=Subquery(ready.values("activity__stops_at")[:1]),
+    )
 
 
 def seen_of(person: Person, public_ids: Iterable[str]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from portal.models import ClusterSettings, NodePool
@@ -76,3 +77,13 @@ def policy_sheet(pool: NodePool | None) -> PolicySheet:
         for name in knob_names(per_pool=True)
     )
     return PolicySheet(row, row.policy_version, knobs)
+
+
+def knobs_of(pools: Iterable[NodePool]) -> dict[int, dict[str, KnobValue]]:
+    """What holds in each of these pools, by its row number and the name of the knob: one query."""
+    cluster = ClusterSettings.objects.filter(id=1).first() or ClusterSettings()
+    names = knob_names(per_pool=True)
+    return {
+        pool.pk: {name: pool.policy.get(name, cluster.policy.get(name, default_of(name))) for name in names}
+        for pool in pools
+    }

@@ -38,6 +38,8 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
     after = _job_after(job, attempt, reason, state)
     if after is JobState.PENDING and not sentence.endswith("waits again."):
         sentence = f"{sentence} It waits again."
+    if after is JobState.SUSPENDED and reason is not EndReason.SUSPENDED:
+        sentence = end_sentence(EndReason.SUSPENDED)  # asked for while it left for another reason
     move_job(job, after, reason=reason, sentence=sentence, attempt=attempt, actor=attempt.stop_actor)
     wake("ended")
 
@@ -45,8 +47,10 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
 def _job_after(job: Job, attempt: Attempt, reason: EndReason, state: AttemptState) -> JobState:
     if job.desired == Desired.CANCELLED:
         return JobState.CANCELLED
-    if job.desired == Desired.SUSPENDED or state is AttemptState.SUSPENDED:
+    if job.desired == Desired.SUSPENDED:
         return JobState.SUSPENDED
+    if state is AttemptState.SUSPENDED:
+        return JobState.PENDING  # resumed while it let go
     retried = reason in RETRIED or (job.retry_failures and reason in OWN_FAILURES)
     if job.stub and (reason in GIVEN_BACK or retried):
         return JobState.FAILED  # nobody knows what to start again

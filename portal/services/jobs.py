@@ -14,7 +14,7 @@ from portal.access import Verb, can, require
 from portal.ask import ask_would_start
 from portal.errors import Conflict, Impossible, Invalid, NotAllowed
 from portal.models import Dependency, Environment, Job, Node, NodePool, Project, Template, User
-from portal.services import bounds, lifecycle
+from portal.services import bounds, lifecycle, suspending
 from portal.services.audit import record_act
 from portal.services.dependencies import lock_dependencies, wrong_dependencies
 from portal.services.gangs import fault_of_launcher, no_network
@@ -210,6 +210,29 @@ def do_hold_job(user: User, job: Job, held: bool) -> Job:
     """Holds a waiting job back, or lets it go."""
     require(user, Verb.CONTROL, job)
     return lifecycle.set_held(job.pk, held, actor=user.username)
+
+
+def do_suspend_job(user: User, job: Job) -> Job:
+    """Suspends a job: its GPUs go back, its files stay, and it waits until it is resumed. Repeatable."""
+    require(user, Verb.CONTROL, job)
+    with transaction.atomic():
+        before = job.desired
+        job = suspending.suspend(job.pk, actor=user.username)
+        if job.owner_id != user.pk and before != job.desired:
+            record_act(user, "job.suspend", job, before={"desired": before}, after={"desired": job.desired})
+    return job
+
+
+def do_resume_job(user: User, job: Job) -> Job:
+    """Puts a suspended job back into the queue; what its owner may not submit any more stays where it is."""
+    require(user, Verb.CONTROL, job)
+    if not can(job.owner, Verb.SUBMIT, job.project):
+        raise Conflict("Its owner may not run jobs in this project any more.", code="owner_may_not_run")
+    with transaction.atomic():
+        job = suspending.resume(job.pk, actor=user.username)
+        if job.owner_id != user.pk:
+            record_act(user, "job.resume", job, after={"desired": job.desired})
+    return job
 
 
 def do_start_again(user: User, job: Job) -> Job:

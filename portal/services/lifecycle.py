@@ -3,7 +3,8 @@
 Every function runs in the caller's transaction or opens one, locks rows in the order job, attempt, tasks,
 GPUs (by id), leaves an event with a reason, and announces the change. It is made of ``steps`` (one step on the
 graph), ``holdings`` (GPUs change hands) and ``endings`` (what becomes of the job), which are open to nobody else
-but ``adoption``, its twin for attempts that a restored record forgot, and ``elastic``, where tasks join and leave.
+but ``adoption``, its twin for attempts that a restored record forgot, ``elastic``, where tasks join and leave, and
+``suspending``.
 """
 
 from __future__ import annotations
@@ -239,10 +240,17 @@ def task_prepared(task_id: int) -> None:
             return
         task.prepared_at, task.problem = timezone.now(), ""
         task.save(update_fields=["prepared_at", "problem"])
-        if all(row.prepared_at is not None for row in tasks):
-            attempt.prepared_at = task.prepared_at
-            attempt.save(update_fields=["prepared_at"])
-            hint_nodes({row.node.public_id: ("start", attempt.job.public_id) for row in tasks})
+        _let_begin(attempt, tasks)
+
+
+def _let_begin(attempt: Attempt, tasks: Sequence[Task]) -> None:
+    """Lets a gang begin once each of its tasks is prepared, or runs already (as a restored record may find it)."""
+    if not attempt.together or attempt.prepared_at is not None:
+        return
+    if all(row.prepared_at is not None or row.state != AttemptState.CONFIGURING for row in tasks):
+        attempt.prepared_at = timezone.now()
+        attempt.save(update_fields=["prepared_at"])
+        hint_nodes({row.node.public_id: ("start", attempt.job.public_id) for row in tasks})
 
 
 def task_running(
@@ -260,6 +268,7 @@ def task_running(
             return
         task.container, task.ports, task.running_at, task.problem = container, ports, now, ""
         move_task(task, AttemptState.RUNNING)
+        _let_begin(attempt, tasks)
         run = sum(row.state == AttemptState.RUNNING for row in tasks)
         if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.least_tasks:
             attempt.running_at = now

@@ -19,6 +19,8 @@ from portal.words.states import RuntimeKind
 PORTS = 32_000, 32_700
 """First and last port for nodes whose agent tells no range of its own."""
 LOOPBACK = "127.0.0.1"
+WORD = "meet_port"
+"""An agent that takes it in a spec knows of gangs."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,12 @@ def part(attempt: Attempt) -> None:
 
 
 def _rendezvous(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous | None:
-    """None for a gang that runs without: its nodes lend no network, or do not say how they are reached."""
+    """None for a gang that runs without: its nodes lend no network, or their agents know of none."""
     first = gang.nodes[0]
+    if not gang.pool.allow_node_network and gang.job.launcher in NEED_THE_OTHERS:
+        raise Conflict(f"{gang.pool.name} lends gangs no network between nodes.", code="no_node_network")
+    if any(WORD not in node.hello.get("takes", ()) for node in gang.nodes):
+        return None
     if len({node.pk for node in gang.nodes}) == 1:
         plain = first.runtime == RuntimeKind.PROCESS.value
         return Rendezvous(
@@ -63,12 +69,10 @@ def _rendezvous(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous 
             interfaces={first.public_id: "lo" if plain else "eth0"},
         )
     if not gang.pool.allow_node_network:
-        if gang.job.launcher in NEED_THE_OTHERS:
-            raise Conflict(f"{gang.pool.name} lends gangs no network between nodes.", code="no_node_network")
         return None
     found = {node.public_id: interface_of(node) for node in gang.nodes}
     here = found[first.public_id]
-    if here is None:
+    if here is None or None in found.values():
         return None
     return Rendezvous(
         attempt=attempt,

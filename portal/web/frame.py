@@ -87,6 +87,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
             "p",
             here=("project", "add-project", "set-member", "invite-into"),
         ),
+        Place("Requests", "requests", "inbox", "x", here=("decide-extension", "cut-excuse")),
         Place("Policy", "policy", "gear", "k", here=("save-policy",)),
         Place("People", "people", "people", "u", here=("invite", "change-person"), admin=True),
         Place("Audit", "audit", "report", "a", admin=True),

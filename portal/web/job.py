@@ -16,6 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 from portal.access import Policy, Verb, can, policy, signed_in
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, User
 from portal.selectors.cluster import Square, square_of
+from portal.selectors.idle import idleness_of
 from portal.selectors.jobs import (
     attempts_of,
     chain_of,
@@ -28,9 +29,10 @@ from portal.selectors.jobs import (
 from portal.selectors.progress import layouts_compared, progress_of
 from portal.selectors.receipts import receipts_for
 from portal.services import workspaces
-from portal.services.jobs import do_cancel_job, do_hold_job, do_start_again
+from portal.services.jobs import do_cancel_job, do_hold_job, do_resume_job, do_start_again, do_suspend_job
 from portal.web.failure import failure_of
 from portal.web.job_row import STATE_LOOKS, JobRow, numbers_of, rows_of, standing_of
+from portal.web.job_time import time_limit_of
 from portal.web.receipt import sums_of
 from portal.web.when import when_of
 from portal.web.words import duration
@@ -102,6 +104,7 @@ def overview(user: User, found: Job) -> dict[str, Any]:
     chain = chain_of(found)
     seen = seen_around(user, attempts[:1], room_made, chain)
     events = list(events_of(found).order_by("-id")[:NEWEST_EVENTS])
+    idle = idleness_of(found, last)
     waits_for = standing if found.state == JobState.PENDING and not found.held else None
     return context | {
         "phases": phases_of(row, last),
@@ -115,6 +118,9 @@ def overview(user: User, found: Job) -> dict[str, Any]:
         "before": [ChainedJob.of(one, seen) for one in chain.before],
         "after": [ChainedJob.of(one, seen) for one in chain.after],
         "failure": failure_of(found, last),
+        "limit": time_limit_of(user, row, last),
+        "idle": idle,
+        "may_cut": bool(idle and idle.excuse) and can(user, Verb.MANAGE, found.project),
         "told": progress_of(last) if last else None,
         "layouts": layouts_compared(found),
         "places": places_of(last),
@@ -322,6 +328,32 @@ def hold(request: HttpRequest, public_id: str) -> HttpResponse:
     user = signed_in(request.user)
     held = request.POST.get("held") == "1"
     do_hold_job(user, job_for(user, public_id), held)
+    return redirect("job", public_id=public_id)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Gives its GPUs back and keeps the rest."""
+    user = signed_in(request.user)
+    found = do_suspend_job(user, job_for(user, public_id))
+    gone = found.state == JobState.SUSPENDED
+    messages.success(
+        request,
+        f"{found.name} is suspended."
+        if gone
+        else f"{found.name} is being suspended; its GPUs are free once its node says so.",
+    )
+    return redirect("job", public_id=public_id)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def resume(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Puts it back into the queue."""
+    user = signed_in(request.user)
+    found = do_resume_job(user, job_for(user, public_id))
+    messages.success(request, f"{found.name} waits for its GPUs again.")
     return redirect("job", public_id=public_id)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 from django.utils import timezone
 
 from portal.access import Verb, allowed
-from portal.models import Attempt, Gpu, Job, Standing, Task, User
+from portal.models import Activity, Attempt, Gpu, Job, Standing, Task, User
+from portal.selectors.idle import activity_of
+from portal.selectors.time_limits import ends_at
 from portal.web.words import NB, duration, gpu_amount, memory, plural, short_gpu
 from portal.words.reasons import VerdictCode
 from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, AttemptState, Desired, JobKind, JobState
@@ -64,6 +66,28 @@ class JobRow:
         return not self.ended and (asked or leaving)
 
     @property
+    def suspended(self) -> bool:
+        """True when somebody wants it suspended: it holds no GPU, or is letting go."""
+        return not self.ended and self.job.desired == Desired.SUSPENDED
+
+    @property
+    def may_resume(self) -> bool:
+        """True when its reader may put it back into the queue."""
+        return self.may_control and self.suspended
+
+    @property
+    def may_suspend(self) -> bool:
+        """True when its reader may have it give its GPUs back and keep the rest."""
+        runs = self.job.state == JobState.RUNNING and not self.stopping
+        return self.may_control and runs and not self.suspended and not self.job.stub
+
+    @property
+    def idle(self) -> Activity | None:
+        """Its countdown, while its people are told that nobody uses it."""
+        found = activity_of(self.attempt) if self.attempt and not self.stopping else None
+        return found if found and found.countdown_at else None
+
+    @property
     def away(self) -> bool:
         """True when a node it runs on does not answer."""
         return any(not task.node.reachable for task in self.tasks if not task.gone)
@@ -96,7 +120,7 @@ class JobRow:
         if self.ended:
             return END_LOOKS[JobState(job.state)]
         if self.stopping:
-            return "starting", "Stopping"
+            return "starting", "Suspending" if self.suspended else "Stopping"
         if job.state == JobState.SUSPENDED:
             return "stopped", "Suspended"
         if job.state == JobState.PENDING:
@@ -111,7 +135,7 @@ class JobRow:
             return "starting", "Starting"
         if self.is_workspace and self.attempt.ready_at is None:
             return "starting", "Starting"
-        return "running", "Running"
+        return ("idle", "Idle, held") if self.idle else ("running", "Running")
 
     @property
     def symbol(self) -> str:
@@ -225,9 +249,7 @@ class JobRow:
     @property
     def deadline(self) -> dt.datetime | None:
         """When its time limit ends it."""
-        if self.attempt is None or not self.attempt.running_at or not self.job.time_limit_s or self.ended:
-            return None
-        return self.attempt.running_at + dt.timedelta(seconds=self.job.time_limit_s)
+        return None if self.ended else ends_at(self.job, self.attempt)
 
     @property
     def spent_percent(self) -> int:
@@ -254,7 +276,7 @@ def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
         attempt.job_id: attempt
         for attempt in Attempt.objects.filter(
             job_id__in=live, state__in=[state.value for state in ATTEMPT_LIVE]
-        )
+        ).select_related("activity")
     }
     tasks: dict[int, list[Task]] = {}
     for task in Task.objects.filter(attempt__in=attempts.values()).select_related("node").order_by("rank"):

@@ -19,6 +19,7 @@ from portal.models import Environment, Node, Template, User
 from portal.selectors import cluster
 from portal.selectors.cluster import ModelStrip
 from portal.selectors.jobs import job_for
+from portal.selectors.policy import policy_sheet
 from portal.selectors.shares import Share, shares_in
 from portal.services.gangs import network_words
 from portal.services.jobs import JobRequest, do_submit_job
@@ -27,6 +28,7 @@ from portal.web.launch_start import initial_of, initial_of_fields, initial_of_te
 from portal.web.quota_bars import Bar
 from portal.web.signin import take_errors
 from portal.web.start_check import StartCheck, check_start, nearest_ways
+from portal.words.knobs import decides
 from portal.words.states import JobKind, NodeState, RuntimeKind
 
 LADDER = (1, 2, 4, 8, 16, 32)
@@ -128,6 +130,7 @@ def _context(user: User, form: LaunchForm) -> dict[str, Any]:
         "form": form,
         "environments": environments_shown(),
         "templates": Template.objects.filter(enabled=True).order_by("title")[:12],
+        "idle": {knob.name: knob.value for knob in policy_sheet(None).knobs if not decides(knob.name)},
         "projects_missing": not submit_projects(user).exists(),
     }
 

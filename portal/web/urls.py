@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, cluster, home, job, jobs, launch, metrics, queue, search, signin
+from portal.web import (
+    account,
+    cluster,
+    home,
+    job,
+    job_idle,
+    job_time,
+    jobs,
+    launch,
+    metrics,
+    queue,
+    requests,
+    search,
+    signin,
+)
 from portal.web import logs as job_logs
 
 urlpatterns = [
@@ -32,8 +46,16 @@ urlpatterns = [
     path("jobs/<slug:public_id>/run/", job.run, name="job-run"),
     path("jobs/<slug:public_id>/cancel/", job.cancel, name="job-cancel"),
     path("jobs/<slug:public_id>/hold/", job.hold, name="job-hold"),
+    path("jobs/<slug:public_id>/suspend/", job.suspend, name="job-suspend"),
+    path("jobs/<slug:public_id>/resume/", job.resume, name="job-resume"),
+    path("jobs/<slug:public_id>/extend/", job_time.extend, name="job-extend"),
+    path("jobs/<slug:public_id>/snooze/", job_idle.snooze, name="job-snooze"),
+    path("jobs/<slug:public_id>/excuse/", job_idle.excuse, name="job-excuse"),
     path("jobs/<slug:public_id>/again/", job.again, name="job-again"),
     path("jobs/<slug:public_id>/open/", job.open_workspace, name="job-open"),
+    path("requests/", requests.requests, name="requests"),
+    path("requests/<slug:public_id>/decide/", requests.decide_extension, name="decide-extension"),
+    path("requests/excuses/<slug:public_id>/cut/", job_idle.cut, name="cut-excuse"),
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),

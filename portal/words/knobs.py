@@ -12,7 +12,8 @@ from dataclasses import dataclass
 class Knob:
     """A number an admin may turn. ``low`` and ``high`` are inclusive.
 
-    ``per_pool`` False: one value for the whole cluster, since a cycle is one for all pools.
+    ``per_pool`` False: one value for the whole cluster, since a cycle is one for all pools. ``decides`` False: no
+    decision of the scheduler reads it; it is about what running jobs are told and when they are asked to end.
     """
 
     name: str
@@ -22,17 +23,19 @@ class Knob:
     default: float
     sentence: str
     per_pool: bool = True
+    decides: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A word an admin may pick."""
+    """A word an admin may pick; ``per_pool`` and ``decides`` as for a ``Knob``."""
 
     name: str
     options: tuple[str, ...]
     default: str
     sentence: str
     per_pool: bool = True
+    decides: bool = True
 
 
 DAY_S = 86_400.0
@@ -171,6 +174,78 @@ KNOBS: dict[str, Knob] = {
             60.0,
             "A gang of which fewer tasks live than it needs ends after this time and queues again.",
         ),
+        Knob(
+            "warn_before_s",
+            "s",
+            0.0,
+            7 * DAY_S,
+            900.0,
+            "People are warned so long before a time limit ends their job, but not before half of it is used.",
+            decides=False,
+        ),
+        Knob(
+            "extend_most_s",
+            "s",
+            0.0,
+            30 * DAY_S,
+            DAY_S,
+            "So much time at most may be added to the limit of a job, all its extensions together; 0 adds none.",
+            decides=False,
+        ),
+        Knob(
+            "idle_after_s",
+            "s",
+            300.0,
+            7 * DAY_S,
+            3_600.0,
+            "A workspace is idle once its GPUs and its tool were both known to be quiet for this long.",
+            decides=False,
+        ),
+        Knob(
+            "idle_gpu_percent",
+            "%",
+            0.0,
+            100.0,
+            3.0,
+            "A GPU that is busy less than this in the mean of a minute counts as quiet; with 0 none ever does.",
+            decides=False,
+        ),
+        Knob(
+            "idle_grace_s",
+            "s",
+            60.0,
+            DAY_S,
+            1_800.0,
+            "So long runs the countdown of an idle workspace before it is suspended.",
+            decides=False,
+        ),
+        Knob(
+            "idle_snooze_s",
+            "s",
+            300.0,
+            DAY_S,
+            3_600.0,
+            "For so long a snooze keeps an idle workspace.",
+            decides=False,
+        ),
+        Knob(
+            "idle_snoozes",
+            "times",
+            0,
+            100,
+            3,
+            "So often an idle workspace may be snoozed until it is used again.",
+            decides=False,
+        ),
+        Knob(
+            "idle_excuse_s",
+            "s",
+            0.0,
+            30 * DAY_S,
+            DAY_S,
+            "For so long a reason in words keeps an idle workspace, unless it is cut short; 0 takes no reasons.",
+            decides=False,
+        ),
     )
 }
 
@@ -198,6 +273,13 @@ CHOICES: dict[str, Choice] = {
             "that ended; without, only on time limits.",
             per_pool=False,
         ),
+        Choice(
+            "idle_action",
+            ("off", "notify", "suspend"),
+            "notify",
+            "What becomes of an idle workspace: nothing, its people are told, or it is suspended after a countdown.",
+            decides=False,
+        ),
     )
 }
 
@@ -209,6 +291,12 @@ def knob_names(*, per_pool: bool = False) -> tuple[str, ...]:
     """Every name, numbers first; ``per_pool`` leaves out those that only the whole cluster has."""
     every: list[Knob | Choice] = [*KNOBS.values(), *CHOICES.values()]
     return tuple(knob.name for knob in every if knob.per_pool or not per_pool)
+
+
+def decides(name: str) -> bool:
+    """False for a knob of ours that no decision of the scheduler reads; True for all others, also unknown ones."""
+    knob = KNOBS.get(name) or CHOICES.get(name)
+    return knob is None or knob.decides
 
 
 def default_of(name: str) -> KnobValue:

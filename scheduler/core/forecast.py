@@ -67,7 +67,8 @@ def waits_in(row: PendingRow, verdict: Verdict | None) -> PoolId | None:
 class Outlook:
     """What is known of one pool's future after a plan: who runs how much longer, who waits, whose share is what.
 
-    ``had_s`` tells of jobs that ran before how long; ``template_of`` from which template a job was made.
+    ``had_s`` tells of jobs that ran before how long; ``template_of`` from which template a job was made; ``ends_s``
+    when running jobs end of which that is taken as known, by the clock of the snapshot.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class Outlook:
         policy: Policy,
         had_s: Mapping[JobId, float] = MappingProxyType({}),
         template_of: Mapping[JobId, str | None] = MappingProxyType({}),
+        ends_s: Mapping[JobId, float] = MappingProxyType({}),
     ) -> None:
         after = after_commit(snapshot, plan)
         self._now_s = after.now_s
         self._durations = durations
         self._had_s = had_s
         self._template_of = template_of
+        self._ends_s = ends_s
         self._tree = Tree(after.projects)
         self._ledger = PoolLedger(self._tree.quotas(after.quotas, pool), self._tree.path)
         nodes = [node for node in after.nodes if node.pool == pool]
@@ -118,6 +121,11 @@ class Outlook:
             {each.project: each.fair_share_milli for each in plan.receipts if each.pool == pool},
             self._ledger if self._ledger.bounds(all(row.preemptible for row in rows)) else None,
         )
+
+    @property
+    def turns(self) -> Sequence[JobId]:
+        """The waiting jobs that have a turn here, in order."""
+        return tuple(self._turn)
 
     def medians_s(self, jobs: Iterable[JobId]) -> dict[JobId, float]:
         """In how many seconds these waiting jobs of this pool start, each at the median of the plays.
@@ -156,6 +164,8 @@ class Outlook:
         places = self._survey.places(row.tasks)
         if row.stopping:
             return Holds(stake, places, [LEAVING_S] * PLAYS)
+        if (end_s := self._ends_s.get(row.job)) is not None:
+            return Holds(stake, places, [max(0.0, end_s - self._now_s)] * PLAYS)
         ran_s = max(0.0, self._now_s - row.started_s)
         kind = Kind(row.project, row.user, self._template_of.get(row.job), milli)
         had_s = self._had_s.get(row.job, 0.0) + ran_s

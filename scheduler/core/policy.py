@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from portal.words.knobs import CHOICES, KNOBS
+from portal.words.knobs import CHOICES, KNOBS, decides
 
 ACTIONS = ("allocate", "consolidate", "reclaim", "preempt", "stale_gangs")
 """What a decision does, least disruptive first."""
@@ -70,14 +70,18 @@ class Policy:
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> Policy:
-        """The defaults with these knobs turned. Raises PolicyError naming one that is unknown or out of range."""
+        """The defaults with these knobs turned; those that no decision reads are left out.
+
+        Raises PolicyError naming one that is unknown or out of range.
+        """
         known = {field.name for field in fields(cls)}
-        for name in knobs:
+        turned: dict[str, Any] = {}
+        for name, value in knobs.items():
+            if not decides(name):
+                continue
             if name not in known:
                 raise PolicyError(name, "is no knob of this version")
-        turned: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in knobs.items()
-        }
+            turned[name] = tuple(value) if isinstance(value, list) else value
         return cls(**turned)
 
     def in_pool(self, knobs: Iterable[tuple[str, float | str]]) -> Policy:

@@ -13,6 +13,7 @@ export function startLaunch(root) {
   const shape = () => {
     const kind = form.elements.kind.value;
     form.dataset.kind = kind;
+    for (const part of form.querySelectorAll("[data-only-for]")) part.hidden = part.dataset.onlyFor !== kind;
     for (const part of form.querySelectorAll("[data-not-for]")) part.hidden = part.dataset.notFor === kind;
     const one = form.querySelector("[data-one-gpu]");
     if (one) one.hidden = Number(form.elements.gpus_per_task.value) !== 1;

@@ -1,6 +1,11 @@
 // Keeps relative times true while a page stays open; the exact time is in the title.
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 
+// Countdowns count against the server's clock: a browser may be minutes off. Less than this is the way, not the clock.
+const NOTICED_MS = 5000;
+const OFF_MS = Number(document.body?.dataset.made || Date.now()) - Date.now();
+const SKEW_MS = Math.abs(OFF_MS) > NOTICED_MS ? OFF_MS : 0;
+
 export function clock(at, seconds = false) { // in the zone of the person, not of the browser
   const when = new Date(at);
   if (Number.isNaN(when.getTime())) return "";
@@ -20,7 +25,7 @@ export function spoken(seconds) {
 }
 
 function refresh() {
-  const now = Date.now() / 1000;
+  const now = (Date.now() + SKEW_MS) / 1000;
   for (const time of document.querySelectorAll("time[data-ago], time[data-left], time[data-since]")) {
     const at = Date.parse(time.dateTime) / 1000;
     if (Number.isNaN(at)) continue;

@@ -10,7 +10,19 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
-from portal.models import FailedCycle, Job, Node, NodeCheck, Quota, Template, Topology, UnknownContainer, User
+from portal.models import (
+    Excuse,
+    Extension,
+    FailedCycle,
+    Job,
+    Node,
+    NodeCheck,
+    Quota,
+    Template,
+    Topology,
+    UnknownContainer,
+    User,
+)
 from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
 from portal.services.logs import write_log_bytes
@@ -97,6 +109,17 @@ def make() -> World:
         "template": template,
         "quota": quota,
         "token": token,
+        "excuse": Excuse.objects.create(
+            job=jobs["workspace"], by=owner, text="a demo at noon", until=timezone.now() + day
+        ),
+        "extension": Extension.objects.create(
+            job=jobs["running"],
+            attempt=jobs["running"].attempts.get(),
+            asked_by=owner,
+            more_s=3600,
+            state="waiting",
+            known=False,
+        ),
         "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
         "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
         "container": UnknownContainer.objects.create(

@@ -198,7 +198,7 @@ class Stand:
         self.tool.port = self._runner.addresses[0][1]
         await self.serve(echo_web, uds=self.web_socket)
         server = await self.serve(
-            build_gateway(self.web_socket),
+            build_gateway(self.web_socket, look_every_s=3600.0),  # tests look when they want to
             host="127.0.0.1",
             port=0,
             http=EdgeProtocol,

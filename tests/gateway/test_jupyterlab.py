@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import os
 import socket
@@ -16,6 +17,11 @@ import aiohttp
 import httpx
 import pytest
 
+from portal.gateway.activity import Lookout
+from portal.gateway.guard import Guard
+from portal.gateway.rights import Rights
+from portal.gateway.upstream import Upstreams
+from portal.models import Activity, Job
 from portal.services.environments import ensure_process_jupyterlab
 from portal.services.workspaces import attempt_secret, do_open_workspace
 from tests.gateway.stand import attempt_of, running_workspace
@@ -107,6 +113,59 @@ def test_a_cell_runs_over_the_kernel_socket(stand, lab):
     printed, took_s = asyncio.run(asyncio.wait_for(work(), 60))
     assert printed == "42\n"
     assert sorted(took_s)[10] < 0.03  # nothing waits for TCP's late acknowledgements, which come after 40 ms
+    _is_known_to_be_used(stand, job, own, kernel)
+
+
+def _is_known_to_be_used(stand, job: Job, own: dict[str, str], kernel: str) -> None:
+    """What the gateway writes down: kernels by JupyterLab's own word, whose open page reads lists all the time."""
+    seconds = dt.timedelta(seconds=1)
+    first = _looked(job)
+    assert first.tool_used_at is not None and first.tool_seen_at - first.tool_used_at < 30 * seconds
+    with stand.browser(job) as browser:
+        assert browser.get("/api/kernels", headers=own).status_code == 200
+        assert browser.get("/api/terminals", headers=own).status_code == 200
+    time.sleep(1.2)
+    again = _looked(job)
+    assert (
+        abs(again.tool_used_at - first.tool_used_at) < seconds
+    )  # reading is no use, and nothing else happened
+    assert again.tool_since == first.tool_since and again.tool_seen_at > first.tool_seen_at
+
+    async def sleeps() -> Activity:
+        address = f"http://127.0.0.1:{stand.port}/api/kernels/{kernel}/channels"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(address, headers=own | {"Host": stand.host(job)}) as channel,
+        ):
+            cell = {"code": "import time; time.sleep(30)", "silent": False, "store_history": True}
+            await _told(channel, "execute_request", cell, "execute_input")
+            await asyncio.sleep(1.5)
+            return await asyncio.to_thread(_looked, job)
+
+    busy = asyncio.run(asyncio.wait_for(sleeps(), 60))
+    assert busy.tool_seen_at - busy.tool_used_at < seconds / 2  # it computes, and says nothing meanwhile
+    with stand.browser(job) as browser:
+        assert browser.post(f"/api/kernels/{kernel}/interrupt", headers=own).is_success
+    Activity.objects.update(tool_seen_at=busy.tool_seen_at - 200 * seconds)
+    assert (
+        _looked(job).tool_since > busy.tool_seen_at
+    )  # nobody looked for a while: what was known counts no more
+
+
+def _looked(job: Job) -> Activity:
+    """The record after one look of a gateway."""
+
+    async def look() -> None:
+        rights = Rights()
+        upstreams = Upstreams("", None, Path("/nonexistent"))
+        try:
+            await Lookout(rights, Guard(rights), upstreams).look()
+        finally:
+            await upstreams.close()
+            rights.close()
+
+    asyncio.run(look())
+    return Activity.objects.get(attempt=attempt_of(job))
 
 
 async def _told(

@@ -11,6 +11,7 @@ from agents import link
 from agents.engines.ssh import NodeEngine
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node
 from portal.services import lifecycle
+from portal.services.jobs import do_resume_job, do_suspend_job
 from portal.words.reasons import EndReason
 from portal.words.states import GpuHealth, JobState, NodeState
 from scheduler import sweep
@@ -115,6 +116,20 @@ def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(room, scene)
     assert (first.state, first.reason) == ("NODE_FAIL", EndReason.NODE_REBOOTED)
     assert first.task_rows.get().allocations.get().proof == "rebooted"
     assert len(containers_alive(room.folder / scene["name"])) == 1
+
+
+def test_a_suspended_job_has_its_grace_frees_its_gpu_and_runs_again(room, scene) -> None:
+    script = "trap 'sleep 0.5; exit 0' TERM; while :; do sleep 0.1; done"
+    job = submit(scene, "sh", "-c", script, stop_grace_s=20)
+    reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
+    do_suspend_job(scene["owner"], job)
+    assert held_milli() == 1000
+    reach(scene, is_now(job, JobState.SUSPENDED, attempt="SUSPENDED"), job)
+    assert job.attempts.get().task_rows.get().exit_code == 0  # it was asked, and ended by itself
+    assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
+    do_resume_job(scene["owner"], job)
+    reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
+    assert job.attempts_made == 2 and len(containers_alive(room.folder / scene["name"])) == 1
 
 
 def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(room, scene, monkeypatch) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def hello(number: int, ports: tuple[int, int] = (32_000, 32_002)) -> dict[str, object]:
     plain = {"name": "eth0", "address": f"192.0.2.{number}", "chosen": True}
     fabric = {"name": "ib0", "address": f"10.0.0.{number}", "chosen": False}
-    return {"interfaces": [fabric, plain], "gang_ports": list(ports)}
+    return {"interfaces": [fabric, plain], "gang_ports": list(ports), "takes": ["meet_port"]}
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def test_a_port_is_free_again_with_the_end_and_not_the_next_to_be_tried(scene) -
     assert (again.number, again.rendezvous.port) == (2, 32_001)
     assert place(scene, submit(scene)).rendezvous.port == 32_002
     assert place(scene, submit(scene)).rendezvous.port == 32_000
-    scene["nodes"].append(record.node(scene["pool"]))
+    third = record.node(scene["pool"], hello=hello(3))
     with pytest.raises(Conflict, match="in use"):
-        place(scene, submit(scene), scene["nodes"][0], scene["nodes"][2])
+        place(scene, submit(scene), scene["node"], third)
 
 
 def test_on_one_node_the_node_knows_the_address_and_without_leave_there_is_none(scene) -> None:
@@ -94,6 +94,23 @@ def test_on_one_node_the_node_knows_the_address_and_without_leave_there_is_none(
     NodePool.objects.update(allow_node_network=False)
     assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene))).exists()
     assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene, tasks=1), scene["node"])).exists()
+
+
+def test_gangs_on_nodes_of_before_run_without_a_meeting(scene) -> None:
+    Node.objects.filter(pk=scene["nodes"][1].pk).update(hello={"takes": ["owner"]})
+    scene["nodes"][1].refresh_from_db()
+    for nodes in (scene["nodes"], [scene["nodes"][1]] * 2):
+        assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene), *nodes)).exists()
+
+
+def test_a_task_that_a_restored_record_finds_running_does_not_keep_the_others(scene) -> None:
+    attempt = place(scene, submit(scene))
+    first, second = tasks(attempt)
+    lifecycle.task_running(first.pk, container="c0", ports={})
+    assert lifecycle.task_sent(second)
+    lifecycle.task_prepared(second.pk)
+    attempt.refresh_from_db()
+    assert attempt.prepared_at is not None and lifecycle.task_sent(tasks(attempt)[1])
 
 
 def test_nobody_begins_before_everybody_is_prepared(scene) -> None:

@@ -237,13 +237,19 @@ def test_two_teams_share_two_nodes(
     # -- walls ----------------------------------------------------------------------------------------
     nobody_else_reaches_the_notebook(vera, nils, portal, notebook, lab_rig)
 
-    # -- stop and start again with the same home ------------------------------------------------------
+    # -- suspend and resume: the same workspace with the same home ------------------------------------
     assert run_cell(lab, "open('kept.txt', 'w').write('kept'); print('written')") == "written"
     vera.take_token()
-    assert vera.api.post(f"/workspaces/{notebook}/stop/").is_success
-    eventually(lambda: vera.api.get(f"/jobs/{notebook}/").json()["state"] == "CANCELLED", what="it stops")
-    second = vera.api.post(f"/workspaces/{notebook}/start-again/").json()["id"]
-    page = vera.go(f"/jobs/{second}/")
+    looked_at = eventually(
+        lambda: vera.api.get(f"/jobs/{notebook}/").json()["idle"]["used_at"], 90, "its use"
+    )
+    assert looked_at > answer.json()["submitted_at"]
+    page = vera.go(f"/jobs/{notebook}/")
+    page.get_by_role("button", name="Suspend").click()
+    vera.reaches(notebook, "SUSPENDED")
+    expect(page.get_by_text("It holds no GPU; its files are kept.")).to_be_visible(timeout=20_000)
+    page.get_by_role("button", name="Resume").click()
+    vera.reaches(notebook, "RUNNING")
     opener = page.get_by_role("button", name="Open").or_(page.get_by_role("link", name="Open"))
     expect(opener.first).to_be_enabled(timeout=60_000)
     with vera.context.expect_page() as opened:

@@ -20,10 +20,11 @@ from tests import record
 
 COUNTS = Path(__file__).parent.parent / "query_counts.json"
 
-OPEN_TO_ALL = {"home": [], "jobs": [], "launch": [], "account": [], "search": []}
+OPEN_TO_ALL = {"home": [], "jobs": [], "requests": [], "launch": [], "account": [], "search": []}
 OF_A_JOB = ["job", "job-run", "job-metrics", "job-series", "job-logs", "job-log-lines"]
-ACTS = ["job-cancel", "job-hold", "job-again", "job-open"]
-PAGES = ["home", "jobs", "launch", "account"]
+ACTS = ["job-cancel", "job-hold", "job-again", "job-open", "job-suspend", "job-resume"]
+ACTS += ["job-extend", "job-snooze", "job-excuse"]
+PAGES = ["home", "jobs", "launch", "account", "requests"]
 
 
 @pytest.mark.parametrize("page", [*OPEN_TO_ALL, "jobs-cancel", "launch-check", "account-token"])

@@ -7,17 +7,21 @@ from typing import Any
 
 from rest_framework import serializers
 
+from portal.api.shapes.idle import IdleOut, idleness
 from portal.api.shapes.progress import KnownLayout, Progress, known_layout, progress
 from portal.api.shapes.words import Named, PersonName, named, person_name, when
 from portal.models import Attempt as AttemptRow
+from portal.models import Extension as ExtensionRow
 from portal.models import Job as JobRow
 from portal.models import JobEvent, Standing
 from portal.models import Task as TaskRow
 from portal.selectors.forecasts import Move, why_none
+from portal.selectors.idle import Idleness
 from portal.selectors.jobs import Chain, joules_of
 from portal.selectors.progress import KnownLayout as KnownLayoutRow
 from portal.selectors.progress import progress_of
 from portal.selectors.receipts import Receipt
+from portal.selectors.time_limits import ends_at
 from portal.words.states import AttemptState, Desired, JobKind, JobState
 
 STATES = [state.value for state in JobState]
@@ -216,6 +220,40 @@ class Event(serializers.Serializer[Any]):
     facts = serializers.DictField()
 
 
+class ExtensionOut(serializers.Serializer[Any]):
+    """More time that was asked for a running job."""
+
+    id = serializers.CharField()
+    job = Named()
+    attempt = serializers.IntegerField()
+    state = serializers.ChoiceField(["waiting", "granted", "refused", "lapsed"])
+    more_s = serializers.IntegerField()
+    reason = serializers.CharField(allow_blank=True)
+    asked_by = PersonName()
+    asked_at = serializers.DateTimeField()
+    known = serializers.BooleanField(help_text="false: the scheduler did not say in time whom it delays.")
+    delayed_count = serializers.IntegerField(help_text="Waiting jobs that would start later.")
+    reservations = serializers.ListField(
+        child=serializers.CharField(), help_text="Reservations for others in the time that is added."
+    )
+    decided_by = PersonName(allow_null=True, help_text="null: nobody, or the scheduler at once.")
+    decided_at = serializers.DateTimeField(allow_null=True)
+    answer = serializers.CharField(allow_blank=True)
+
+
+class DelayOut(serializers.Serializer[Any]):
+    """A waiting job that would start later."""
+
+    job = serializers.CharField(allow_null=True, help_text="null: a job that you may not see.")
+    by_s = serializers.FloatField(allow_null=True, help_text="null: nobody knows by how much.")
+
+
+class ExtensionWhole(ExtensionOut):
+    """The same with the jobs that it delays."""
+
+    delays = DelayOut(many=True, help_text="The longest first, at most 20.")
+
+
 class Near(serializers.Serializer[Any]):
     """How close together the tasks of a job stand, by levels of a topology."""
 
@@ -269,6 +307,11 @@ class JobWhole(Job):
     after = ChainedJob(many=True, help_text="The jobs after which it starts.")
     after_any = serializers.BooleanField(help_text="It starts after them however they end.")
     next = ChainedJob(many=True, help_text="The jobs that start after it, newest first, at most 20.")
+    ends_at = serializers.DateTimeField(
+        allow_null=True, help_text="When its time limit ends it; null: no limit, or it does not run."
+    )
+    idle = IdleOut(allow_null=True, help_text="null: no workspace that runs on GPUs.")
+    extensions = ExtensionOut(many=True, help_text="More time that was asked for, newest first, at most 20.")
     timeline = Event(many=True, help_text="The newest 100 events, oldest first; all of them under events/.")
 
 
@@ -277,6 +320,9 @@ class Workspace(Job):
 
     ready = serializers.BooleanField(help_text="Its server answers: it can be opened.")
     ready_at = serializers.DateTimeField(allow_null=True)
+    suspends_at = serializers.DateTimeField(
+        allow_null=True, help_text="It is idle, and suspended then unless somebody uses or keeps it."
+    )
     tool = serializers.CharField(allow_blank=True)
     address = serializers.CharField(help_text="Its own origin, for browsers that were handed over.")
 
@@ -389,6 +435,8 @@ def job_whole(
     moves: list[Move],
     receipts: list[Receipt],
     with_environ: bool,
+    extensions: list[ExtensionRow],
+    idle: Idleness | None,
 ) -> dict[str, Any]:
     """One job with everything that is known of it; other jobs are named only when in ``seen``."""
     missing = why_none(row, standing_of(row))
@@ -431,8 +479,37 @@ def job_whole(
         "after": [chained_job(one, seen) for one in chain.before],
         "after_any": row.after_any,
         "next": [chained_job(one, seen) for one in chain.after],
+        "ends_at": when(ends_at(row, attempts[0] if attempts else None)),
+        "idle": idleness(idle),
+        "extensions": [extension(one) for one in extensions],
         "timeline": [event(one) for one in events],
     }
+
+
+def extension(one: ExtensionRow) -> dict[str, Any]:
+    """More time that was asked for."""
+    return {
+        "id": one.public_id,
+        "job": named(one.job),
+        "attempt": one.attempt.number,
+        "state": one.state,
+        "more_s": one.more_s,
+        "reason": one.reason,
+        "asked_by": person_name(one.asked_by),
+        "asked_at": when(one.asked_at),
+        "known": one.known,
+        "delayed_count": one.delayed_count,
+        "reservations": one.reservations,
+        "decided_by": person_name(one.decided_by) if one.decided_by else None,
+        "decided_at": when(one.decided_at),
+        "answer": one.answer,
+    }
+
+
+def extension_whole(one: ExtensionRow, seen: Collection[str]) -> dict[str, Any]:
+    """The same with the jobs that it delays, named only when in ``seen``."""
+    delays = [{**each, "job": each["job"] if each["job"] in seen else None} for each in one.delays]
+    return {**extension(one), "delays": delays}
 
 
 def interval(standing: Standing | None) -> dict[str, Any] | None:
@@ -563,6 +640,7 @@ def workspace(row: JobRow, address: str) -> dict[str, Any]:
         **job(row),
         "ready": ready_at is not None,
         "ready_at": when(ready_at),
+        "suspends_at": when(getattr(row, "suspends_at", None)),
         "tool": row.environment.tool,
         "address": address,
     }

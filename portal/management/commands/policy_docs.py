@@ -19,6 +19,7 @@ cluster and for each pool. A pool's value stands above the cluster's; a knob tha
 cluster's value, and one that the cluster leaves blank holds the default. A change is audited with old and new
 values, wakes the scheduler, and counts from that cycle on. A value outside its range is refused with the knob
 named; two administrators cannot overwrite each other, since each change names the version it is based on.
+What time limits and idleness do is in docs/time.md.
 
 | knob | from, to | default | pools | what it does |
 |---|---|---|---|---|

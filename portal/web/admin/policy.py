@@ -18,7 +18,7 @@ from portal.selectors.policy import Turned, policy_sheet
 from portal.services.policy import do_change_policy
 from portal.web.admin.amounts import number_of, seconds_of, shown_seconds
 from portal.web.words import whole_number
-from portal.words.knobs import KnobValue, figure
+from portal.words.knobs import KnobValue, decides, figure
 
 CHANGES_SHOWN = 10
 
@@ -76,6 +76,13 @@ class Page:
     def name(self) -> str:
         """Whose knobs."""
         return f"pool {self.pool.name}" if self.pool else "the cluster"
+
+    @property
+    def parts(self) -> list[tuple[str, list[Line]]]:
+        """The knobs by what they are about, with a heading each."""
+        deciding = [line for line in self.lines if decides(line.knob.name)]
+        rest = [line for line in self.lines if not decides(line.knob.name)]
+        return [("Who starts where and when", deciding), ("Time limits and idle workspaces", rest)]
 
     @property
     def dirty(self) -> int:

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0027_gang'),
+        ('portal', '0029_idle_watch'),
     ]
 
     operations = [

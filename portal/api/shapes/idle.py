@@ -1,0 +1,73 @@
+"""The shapes of idle workspaces: how far a countdown is, and reasons to keep one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from portal.api.shapes.words import Named, PersonName, named, person_name, when
+from portal.models import Excuse as ExcuseRow
+from portal.selectors.idle import Idleness
+
+
+class ExcuseOut(serializers.Serializer[Any]):
+    """Why a workspace is kept although nobody uses it."""
+
+    id = serializers.CharField()
+    job = Named()
+    by = PersonName()
+    text = serializers.CharField()
+    at = serializers.DateTimeField()
+    until = serializers.DateTimeField()
+    cut_at = serializers.DateTimeField(
+        allow_null=True, help_text="When somebody cut it short; null: nobody did."
+    )
+
+
+class IdleOut(serializers.Serializer[Any]):
+    """Whether a running workspace is used, and what follows if not."""
+
+    action = serializers.ChoiceField(["off", "notify", "suspend"], help_text="What the policy does.")
+    idle_after_s = serializers.IntegerField()
+    used_at = serializers.DateTimeField(allow_null=True, help_text="When it was last known to be used.")
+    quiet_since = serializers.DateTimeField(
+        allow_null=True, help_text="Since when nobody used it; null: it is not called idle."
+    )
+    countdown_at = serializers.DateTimeField(allow_null=True, help_text="Since when its people are told.")
+    suspends_at = serializers.DateTimeField(
+        allow_null=True, help_text="When it is suspended unless it is used or kept; null: it is not."
+    )
+    snoozed_until = serializers.DateTimeField(allow_null=True, help_text="It may have passed.")
+    snoozes_left = serializers.IntegerField()
+    excuse = ExcuseOut(allow_null=True, help_text="The reason that keeps it now.")
+
+
+def excuse(row: ExcuseRow) -> dict[str, Any]:
+    """A reason to keep a workspace."""
+    return {
+        "id": row.public_id,
+        "job": named(row.job),
+        "by": person_name(row.by),
+        "text": row.text,
+        "at": when(row.at),
+        "until": when(row.until),
+        "cut_at": when(row.cut_at),
+    }
+
+
+def idleness(found: Idleness | None) -> dict[str, Any] | None:
+    """How idle a workspace is; null for what nobody looks at."""
+    if found is None:
+        return None
+    return {
+        "action": found.action,
+        "idle_after_s": found.after_s,
+        "used_at": when(found.used_at),
+        "quiet_since": when(found.quiet_since),
+        "countdown_at": when(found.countdown_at),
+        "suspends_at": when(found.stops_at),
+        "snoozed_until": when(found.snoozed_until),
+        "snoozes_left": found.snoozes_left,
+        "excuse": excuse(found.excuse) if found.excuse else None,
+    }

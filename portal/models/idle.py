@@ -1,0 +1,85 @@
+"""Whether running workspaces are used, how far the countdown of an idle one is, and why some are kept."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from portal.models.public_id import PublicIdField
+
+
+class Activity(models.Model):
+    """What is known of the use of one attempt of a workspace; all times are the database's.
+
+    It stands in a table of its own: a photograph of the cluster reads an attempt again whenever its row was
+    written, and this is written every minute. The gateway writes what begins with ``tool``, the engine the rest.
+    """
+
+    attempt = models.OneToOneField(
+        "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="activity"
+    )
+    tool_since = models.DateTimeField(null=True, help_text="Since then its tool was looked at without a gap.")
+    tool_seen_at = models.DateTimeField(null=True, help_text="When its tool was last looked at, and known.")
+    tool_used_at = models.DateTimeField(null=True, help_text="When its tool was last known to be used.")
+    gpu_quiet_since = models.DateTimeField(null=True, help_text="Begin of the quiet minutes without a gap.")
+    gpu_quiet_until = models.DateTimeField(
+        null=True, help_text="Their end; null: the last one was not quiet."
+    )
+    gpu_used_at = models.DateTimeField(null=True, help_text="End of the last minute in which a GPU was used.")
+    countdown_at = models.DateTimeField(
+        null=True, help_text="Since when its people are told that it is idle."
+    )
+    quiet_since = models.DateTimeField(null=True, help_text="As told then: nobody used it since.")
+    stops_at = models.DateTimeField(null=True, help_text="When it is suspended; null: it is only told.")
+    snoozed_at = models.DateTimeField(null=True)
+    snoozed_until = models.DateTimeField(null=True)
+    snoozes = models.PositiveIntegerField(default=0, help_text="Since it was last used.")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(stops_at__isnull=True) | Q(countdown_at__isnull=False),
+                name="activity_stops_after_a_countdown",
+            ),
+        ]
+
+    @property
+    def used_at(self) -> dt.datetime | None:
+        """When it was last known to be used."""
+        return max(filter(None, (self.tool_used_at, self.gpu_used_at)), default=None)
+
+    @property
+    def snoozes_used(self) -> int:
+        """How often it was snoozed since it was last used."""
+        if self.snoozed_at is None or (self.used_at is not None and self.used_at > self.snoozed_at):
+            return 0
+        return self.snoozes
+
+
+class Excuse(models.Model):
+    """Why a workspace is to be kept although nobody uses it: a reason in words, until a moment."""
+
+    public_id = PublicIdField()
+    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="excuses")
+    by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
+    text = models.CharField(max_length=500)
+    at = models.DateTimeField(db_default=Now())
+    until = models.DateTimeField()
+    cut_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
+    )
+    cut_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(fields=["job", "until"], name="excuse_once"),
+            models.CheckConstraint(
+                condition=Q(cut_at__isnull=True) | Q(cut_by__isnull=False), name="excuse_cut_by_somebody"
+            ),
+        ]
+        indexes = [models.Index(fields=["until"], name="excuse_live", condition=Q(cut_at__isnull=True))]

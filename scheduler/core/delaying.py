@@ -1,0 +1,95 @@
+"""Whom it would delay if a running job ended later: those who wait, by two plays of the queue, and reserved nodes.
+
+The job is taken to run to its end in both plays, and all else is drawn alike, so what differs is its doing. Jobs
+still to come are not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from scheduler.core.cluster import JobId, RunningRow, Snapshot
+from scheduler.core.decide import decide
+from scheduler.core.forecast import Outlook
+from scheduler.core.policy import Policy
+from scheduler.core.predict import Durations
+from scheduler.core.tree import Tree
+
+NOTICED_S = 60.0
+"""Who starts less than this later is not called delayed."""
+LOOKED_AT = 1_000
+"""Of so many waiting jobs at most it is worked out, those whose turn comes first: somebody waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A waiting job that would start so much later; ``by_s`` infinite: nobody can say when then."""
+
+    job: JobId
+    by_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Whom a later end would delay: waiting jobs, the longest delay first, and reservations by name.
+
+    ``whole`` False: more wait than were looked at, so that there may be others.
+    """
+
+    jobs: tuple[Delay, ...]
+    reservations: tuple[str, ...]
+    whole: bool = True
+
+
+def delays(
+    snapshot: Snapshot,
+    policy: Policy,
+    job: JobId,
+    end_s: float,
+    later_s: float,
+    durations: Durations,
+    template_of: Mapping[JobId, str | None] = MappingProxyType({}),
+) -> Delays:
+    """Whom it would delay if a running job that ends at ``end_s`` at the latest might run until ``later_s``.
+
+    Raises:
+        ValueError: no such job runs, or the later end is not later.
+    """
+    row = next((row for row in snapshot.running if row.job == job), None)
+    if row is None or later_s <= end_s:
+        raise ValueError("the job does not run, or would not end later")
+    plan = decide(snapshot, policy)
+    before, after = (
+        Outlook(snapshot, plan, row.pool, durations, policy, template_of=template_of, ends_s={job: at_s})
+        for at_s in (end_s, later_s)
+    )
+    starts_s = before.medians_s(before.turns[:LOOKED_AT])
+    then_s = after.medians_s(starts_s)
+    late = [
+        Delay(one, by_s)
+        for one, start_s in starts_s.items()
+        if start_s < math.inf and (by_s := then_s.get(one, math.inf) - start_s) >= NOTICED_S
+    ]
+    late.sort(key=lambda each: (-each.by_s, each.job))
+    whole = len(before.turns) <= LOOKED_AT
+    return Delays(tuple(late), _reserved(snapshot, row, end_s, later_s), whole)
+
+
+def _reserved(snapshot: Snapshot, row: RunningRow, end_s: float, later_s: float) -> tuple[str, ...]:
+    """The reservations for others on whose nodes the job would stand in the time that is added."""
+    tree = Tree(snapshot.projects)
+    line = set(tree.path[tree.leaf_of[row.project]])
+    nodes = {task.node for task in row.tasks}
+    return tuple(
+        sorted(
+            each.name
+            for each in snapshot.reservations
+            if not nodes.isdisjoint(each.nodes)
+            and line.isdisjoint(each.projects)
+            and each.from_s < later_s
+            and each.to_s > end_s
+        )
+    )

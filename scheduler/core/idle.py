@@ -1,0 +1,125 @@
+"""Whether a workspace is idle, and what follows: a countdown begins, ends, or has run out. Pure, on told seconds.
+
+Quiet is what was measured and found quiet, minute by minute without a gap, of the GPUs and of the tool. Metrics may
+be lost: where a minute is missing nothing is known, and what is not known is never taken for idleness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+MINUTE_S = 60.0
+LATE_S = 180.0
+"""What was last known longer ago says nothing of now; a minute is written once it is over, a tool asked in each."""
+LEAST_SAMPLES = 40
+"""A minute with fewer samples (one a second) was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """One minute of a workspace's GPUs: the mean use of the busiest; None where one of them was not measured."""
+
+    start_s: float
+    samples: int
+    use_percent: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Measured minutes without use, one after the other, from ``since_s`` to ``until_s``."""
+
+    since_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What is known of the GPUs: the quiet minutes up to the newest, and when one was last used."""
+
+    quiet: Quiet | None = None
+    used_s: float | None = None
+
+    def after(self, minutes: Iterable[Minute], threshold_percent: float) -> GpuUse:
+        """The same once these minutes (ascending) are known too; those that were counted already are passed over."""
+        quiet, used_s = self.quiet, self.used_s
+        for minute in minutes:
+            if quiet is not None and minute.start_s < quiet.until_s:
+                continue
+            end_s = minute.start_s + MINUTE_S
+            if minute.samples < LEAST_SAMPLES or minute.use_percent is None:
+                quiet = None
+            elif minute.use_percent >= threshold_percent:
+                quiet, used_s = None, max(end_s, used_s or 0.0)
+            elif quiet is not None and minute.start_s == quiet.until_s:
+                quiet = Quiet(quiet.since_s, end_s)
+            else:
+                quiet = Quiet(minute.start_s, end_s)
+        return GpuUse(quiet, used_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What is known of the tool: looked at without a gap from ``since_s`` to ``seen_s``, and last used then."""
+
+    since_s: float
+    seen_s: float
+    used_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The policy of its pool; ``action`` is off, notify or suspend."""
+
+    action: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A running workspace: since when its server is ready, what is known of its use, and how far its countdown is.
+
+    ``kept_until_s``: until then a snooze or a reason keeps it. ``stops_s`` None: no end was told to its people.
+    """
+
+    ready_s: float
+    gpu: GpuUse
+    tool: ToolUse | None
+    kept_until_s: float | None = None
+    counts_down: bool = False
+    stops_s: float | None = None
+
+
+class Step(StrEnum):
+    """What is to be done."""
+
+    NOTHING = "nothing"
+    BEGIN = "begin"  # tell its people that it is idle, and when it ends where it does
+    END = "end"  # it is used, kept, or not known to be idle any more
+    SUSPEND = "suspend"
+
+
+def quiet_since_s(watched: Watched, now_s: float) -> float | None:
+    """Since when GPUs and tool are both known to be quiet; None: one is used, or not known now."""
+    quiet, tool = watched.gpu.quiet, watched.tool
+    if quiet is None or now_s - quiet.until_s > LATE_S:
+        return None
+    if tool is None or now_s - tool.seen_s > LATE_S:
+        return None
+    return max(watched.ready_s, quiet.since_s, tool.since_s, tool.used_s or 0.0)
+
+
+def step(watched: Watched, rule: Rule, now_s: float) -> Step:
+    """What follows for a workspace now."""
+    quiet_s = quiet_since_s(watched, now_s)
+    kept = watched.kept_until_s is not None and watched.kept_until_s > now_s
+    if rule.action == "off" or kept or quiet_s is None or now_s - quiet_s < rule.after_s:
+        return Step.END if watched.counts_down else Step.NOTHING
+    if not watched.counts_down or (watched.stops_s is None) != (rule.action == "notify"):
+        return (
+            Step.BEGIN
+        )  # also when the policy was turned meanwhile: an end is told a whole countdown before
+    if watched.stops_s is not None and watched.stops_s <= now_s:
+        return Step.SUSPEND
+    return Step.NOTHING

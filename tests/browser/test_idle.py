@@ -1,0 +1,70 @@
+"""One story in a real Chromium: a workspace idles, counts down, is kept, is suspended, and is resumed."""
+
+from __future__ import annotations
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from portal.models import Activity, Job
+from portal.services import lifecycle
+from portal.services.idle import do_excuse
+from portal.services.policy import do_change_policy
+from portal.words.reasons import EndReason
+from scheduler.idleness import look_for_idle
+from tests.browser.conftest import elsewhere
+from tests.browser.test_accessibility import look_at
+from tests.quiet import gpu_minutes, run_out, tool_looked_at
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
+    job = scene.jobs["label-qa"]
+    attempt = job.attempts.get()
+    knobs = {"idle_action": "suspend", "idle_after_s": 600, "idle_grace_s": 300}
+    do_change_policy(scene.people["r-castellan"], scene.pools["ada"], knobs, version=1)
+    gpu = scene.nodes["ada-1"].gpus.get(index=0)
+    page = open_as("m-okafor")
+    page.goto(f"/jobs/{job.public_id}/")
+    expect(page.locator("[data-live-chip]")).to_have_text("live")
+
+    gpu_minutes(gpu, *[0.0] * 13)
+    tool_looked_at(attempt, used_ago_s=700)
+    elsewhere(look_for_idle)
+    banner = page.get_by_role("alert")
+    expect(banner).to_contain_text("Nobody uses it")  # over the socket, without a reload
+    left = banner.locator("time[data-left]")
+    expect(left).to_contain_text("left")
+    before = left.inner_text()
+    expect(left).not_to_have_text(before, timeout=12_000)  # it counts
+    expect(page.locator("#job-head")).to_contain_text("Idle, held")
+
+    page.goto("/")
+    card = page.locator(".fw-ws", has_text="label-qa")
+    expect(card).to_contain_text("no use for")
+    do_excuse(scene.people["m-okafor"], scene.jobs["attn-probe"], "A debugger waits in it")
+    looked_at = ["/", f"/jobs/{job.public_id}/", "/requests/"]
+    assert look_at(page, looked_at) == look_at(open_as("r-castellan", dark=True), looked_at[1:]) == ""
+    page.goto(f"/jobs/{job.public_id}/")
+    page.get_by_role("button", name="Keep 1").click()
+    expect(page.get_by_text("label-qa is kept for a while")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+    Activity.objects.filter(pk=attempt.pk).update(snoozed_until=timezone.now())
+    elsewhere(look_for_idle)
+    expect(page.get_by_role("alert")).to_contain_text("2 more times")
+    run_out(attempt)
+    elsewhere(look_for_idle)
+    expect(page.locator("#job-head")).to_contain_text("Suspending")
+    task = attempt.task_rows.get()
+    elsewhere(lambda: lifecycle.task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE))
+    expect(page.locator("#job-head")).to_contain_text("Suspended")
+    expect(page.get_by_text("It holds no GPU; its files are kept.")).to_be_visible()
+    gpu.refresh_from_db()
+    assert gpu.used_milli == 0
+
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#job-head")).to_contain_text("Waiting")
+    row = Job.objects.get(pk=job.pk)
+    assert (row.state, row.desired) == ("PENDING", "run")

@@ -1,0 +1,266 @@
+"""Idle workspaces on PostgreSQL: from minutes and looks to a countdown, a snooze, a reason, and to suspended."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from portal.errors import Conflict, Invalid, NotAllowed, NotThere
+from portal.models import Activity, Attempt, AuditEntry, Excuse, Job, JobEvent, UsageMinute
+from portal.services import idle, lifecycle
+from portal.services.idle import do_cut_excuse, do_excuse, do_snooze
+from portal.services.jobs import do_resume_job
+from portal.services.lifecycle import Seat
+from portal.services.policy import do_change_policy
+from portal.words.reasons import EndReason
+from scheduler.idleness import look_for_idle
+from tests import record
+from tests.quiet import MINUTE, gpu_minutes, run_out, tool_looked_at
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene():
+    record.cluster()
+    made = record.scene() | {"admin": record.person(admin=True)}
+    do_change_policy(
+        made["admin"],
+        made["pool"],
+        {"idle_action": "suspend", "idle_after_s": 600, "idle_grace_s": 300, "idle_snoozes": 2},
+        version=1,
+    )
+    return made
+
+
+@pytest.fixture
+def lab(scene) -> Job:
+    return running(scene, 0)
+
+
+def running(scene, index: int) -> Job:
+    """A workspace on one of the GPUs, ready for an hour, of whose use nothing is known."""
+    job = record.job(scene["owner"], scene["project"], scene["environment"], kind="workspace")
+    with transaction.atomic():
+        locked = Job.objects.select_for_update().get(pk=job.pk)
+        gpu = scene["node"].gpus.get(index=index)
+        attempt = lifecycle.begin_attempt(
+            locked, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        )
+    task = attempt.task_rows.get()
+    lifecycle.task_sent(task)
+    lifecycle.task_running(task.pk, container="c", ports={})
+    lifecycle.attempt_ready(attempt.pk)
+    Attempt.objects.filter(pk=attempt.pk).update(ready_at=timezone.now() - 60 * MINUTE)
+    return now(job)
+
+
+def now(job: Job) -> Job:
+    return Job.objects.get(pk=job.pk)
+
+
+def attempt_of(job: Job) -> Attempt:
+    return job.attempts.get(number=now(job).attempts_made)
+
+
+def minutes(scene, *use: float | None, back: int = 0) -> None:
+    gpu_minutes(scene["node"].gpus.get(index=0), *use, back=back)
+
+
+def tool(job: Job, *, used_ago_s: float | None = None) -> None:
+    tool_looked_at(attempt_of(job), used_ago_s=used_ago_s)
+
+
+def seen(job: Job) -> Activity:
+    return Activity.objects.get(pk=attempt_of(job).pk)
+
+
+def told(job: Job) -> list[str]:
+    kinds = ["idle", "idle_ended", "snoozed", "excused", "excuse_cut"]
+    return list(
+        JobEvent.objects.filter(job=job, kind__in=kinds).order_by("id").values_list("kind", flat=True)
+    )
+
+
+def test_a_look_asks_as_much_for_many_workspaces_as_for_one(scene, lab) -> None:
+    minutes(scene, *[0.0] * 3)
+
+    def asked() -> int:
+        look_for_idle()
+        with CaptureQueriesContext(connection) as queries:
+            look_for_idle()
+        return len(queries)
+
+    one = asked()
+    for index in (1, 2):
+        running(scene, index)
+    assert asked() == one
+
+
+def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
+    minutes(scene, *[0.0] * 12)
+    tool(lab)
+    look_for_idle()
+    look_for_idle()
+    row = seen(lab)
+    assert told(lab) == ["idle"]
+    assert abs((row.stops_at - row.countdown_at).total_seconds() - 300) < 1
+    sentence = JobEvent.objects.get(job=lab, kind="idle").sentence
+    assert (
+        sentence.startswith("Nobody has used it for 1") and "suspended in 5 min; its files stay" in sentence
+    )
+    run_out(attempt_of(lab))
+    look_for_idle()
+    assert (now(lab).state, now(lab).desired) == ("RUNNING", "suspended")
+    gpu = scene["node"].gpus.get(index=0)
+    assert gpu.used_milli == 1000  # I6: the countdown frees nothing, the node's proof does
+    look_for_idle()
+    task = attempt_of(lab).task_rows.get()
+    lifecycle.task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE)
+    gpu.refresh_from_db()
+    assert (now(lab).state, gpu.used_milli) == ("SUSPENDED", 0)
+    assert now(lab).sentence.startswith("Suspended after ")
+    do_resume_job(scene["owner"], now(lab))
+    assert now(lab).state == "PENDING"
+
+
+def test_a_busy_kernel_or_gpu_is_not_idle_and_any_use_ends_the_countdown(scene, lab) -> None:
+    minutes(scene, *[0.0] * 12)
+    tool(lab, used_ago_s=0.0)
+    look_for_idle()
+    assert told(lab) == []  # nobody uses the GPU, but a kernel computes
+    Activity.objects.update(tool_used_at=timezone.now() - 20 * MINUTE)
+    look_for_idle()
+    assert told(lab) == ["idle"]
+    tool(lab, used_ago_s=1.0)
+    look_for_idle()
+    assert told(lab) == ["idle", "idle_ended"]
+    assert JobEvent.objects.filter(job=lab).latest("id").sentence == "It is used again."
+    Activity.objects.update(tool_used_at=timezone.now() - 20 * MINUTE)
+    look_for_idle()
+    minutes(scene, 40.0)
+    Activity.objects.update(gpu_quiet_until=timezone.now() - 3 * MINUTE)  # it had not seen that minute yet
+    look_for_idle()
+    assert told(lab) == ["idle", "idle_ended"] * 2 and seen(lab).gpu_used_at is not None
+
+
+@pytest.mark.parametrize(
+    "lost", ["minutes", "a minute", "samples", "the tool", "the gateway was away", "a GPU"]
+)
+def test_what_is_not_measured_is_never_taken_for_idleness(scene, lab, lost) -> None:
+    """I17: metrics may be lost. Each loss alone keeps a countdown from beginning, and ends one that runs."""
+    minutes(scene, *[0.0] * 12)
+    tool(lab)
+    look_for_idle()
+    assert told(lab) == ["idle"]
+    Activity.objects.update(gpu_quiet_since=None, gpu_quiet_until=None)  # as a pass that looks anew
+    match lost:
+        case "minutes":
+            UsageMinute.objects.filter(minute__gt=timezone.now() - 6 * MINUTE).delete()
+        case "a minute":
+            UsageMinute.objects.order_by("-minute")[5].delete()
+        case "samples":
+            UsageMinute.objects.filter(pk=UsageMinute.objects.order_by("-minute")[5].pk).update(samples=9)
+        case "the tool":
+            Activity.objects.update(tool_seen_at=timezone.now() - 4 * MINUTE)
+        case "the gateway was away":
+            Activity.objects.update(tool_since=timezone.now() - 2 * MINUTE)
+        case "a GPU":
+            minutes(scene, None, back=4)
+    run_out(attempt_of(lab))
+    look_for_idle()
+    assert told(lab) == ["idle", "idle_ended"]
+    assert now(lab).desired == "run" and seen(lab).stops_at is None
+
+
+def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
+    minutes(scene, *[0.0] * 12)
+    tool(lab)
+    with pytest.raises(Conflict):
+        do_snooze(scene["owner"], lab)
+    for left in (1, 0):
+        look_for_idle()
+        with pytest.raises(NotThere):
+            do_snooze(record.person(), lab)
+        row = do_snooze(scene["owner"], lab)
+        assert row.stops_at is None and row.snoozes_used == 2 - left
+        stays_kept(lab)
+        Activity.objects.update(snoozed_until=timezone.now())
+    look_for_idle()
+    with pytest.raises(Conflict, match="2 times already"):
+        do_snooze(scene["owner"], lab)
+    Activity.objects.update(
+        tool_used_at=timezone.now() - 11 * MINUTE, snoozed_at=timezone.now() - 12 * MINUTE
+    )
+    assert seen(lab).snoozes_used == 0  # it was used since
+
+
+def stays_kept(job: Job) -> None:
+    look_for_idle()
+    assert now(job).desired == "run" and seen(job).countdown_at is None
+
+
+def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
+    minutes(scene, *[0.0] * 12)
+    tool(lab)
+    look_for_idle()
+    with pytest.raises(Invalid):
+        do_excuse(scene["owner"], lab, "busy")
+    excuse = do_excuse(scene["owner"], lab, "A demo is shown from it at noon")
+    assert (excuse.until - excuse.at).total_seconds() == 86_400
+    look_for_idle()
+    assert told(lab) == ["idle", "excused"]
+    with pytest.raises(Conflict):
+        do_excuse(scene["owner"], lab, "A demo is shown from it at noon")
+    with pytest.raises(NotAllowed):
+        do_cut_excuse(scene["owner"], excuse)
+    do_cut_excuse(scene["admin"], excuse)
+    with pytest.raises(Conflict):
+        do_cut_excuse(scene["admin"], excuse)
+    look_for_idle()
+    assert told(lab) == ["idle", "excused", "excuse_cut", "idle"]
+    with pytest.raises(NotAllowed, match="only administrators"):
+        do_excuse(scene["owner"], lab, "A demo is shown from it at noon")
+    acts = AuditEntry.objects.filter(act__startswith="job.").values_list("act", "actor_name", "reason")
+    assert list(acts.order_by("id")) == [
+        ("job.excuse", scene["owner"].username, "A demo is shown from it at noon"),
+        ("job.excuse_cut", scene["admin"].username, "A demo is shown from it at noon"),
+    ]
+
+
+def test_a_step_hits_nothing_that_moved_since_it_was_decided(scene, lab) -> None:
+    minutes(scene, *[0.0] * 12)
+    tool(lab)
+    look_for_idle()
+    run_out(attempt_of(lab))
+    decided = seen(lab)
+    tool(lab, used_ago_s=0.0)
+    assert not idle.suspend_idle(decided)
+    decided = seen(lab)
+    Excuse.objects.create(
+        job=lab, by=scene["owner"], text="a reason in words", until=timezone.now() + 60 * MINUTE
+    )
+    assert not idle.suspend_idle(decided)
+    Excuse.objects.all().delete()
+    assert idle.suspend_idle(decided) and not idle.suspend_idle(seen(lab))
+    assert now(lab).desired == "suspended"
+
+
+def test_the_policy_counts_at_once_and_by_default_only_tells(scene, lab) -> None:
+    do_change_policy(scene["admin"], scene["pool"], {"idle_action": None}, version=2)
+    minutes(scene, *[0.0] * 12)
+    tool(lab)
+    look_for_idle()
+    assert told(lab) == ["idle"] and seen(lab).stops_at is None
+    assert "suspended" not in JobEvent.objects.get(job=lab, kind="idle").sentence
+    do_change_policy(scene["admin"], scene["pool"], {"idle_action": "suspend"}, version=3)
+    look_for_idle()  # nobody was told an end: a whole countdown begins
+    assert told(lab) == ["idle", "idle"] and seen(lab).stops_at > timezone.now() + 4 * MINUTE
+    do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 1200}, version=4)
+    look_for_idle()
+    assert told(lab)[-1] == "idle_ended"
+    do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 600, "idle_action": "off"}, version=5)
+    look_for_idle()
+    assert told(lab)[-1] == "idle_ended"
