@@ -114,7 +114,11 @@ def nearest_ways(facts: dict[str, Any]) -> list[Way]:
     if not isinstance(nearest, dict):
         return []
     fields = initial_of_fields(nearest)
-    parts = [f"{fields[name]} {words}" for name, words in _UNITS.items() if name in fields]
+    parts = [
+        f"{fields[name]} {words if fields[name] != 1 else _ONE.get(name, words)}"
+        for name, words in _UNITS.items()
+        if name in fields
+    ]
     parts += [str(fields["gpu_model"])] if fields.get("gpu_model") else []
     if "pool" in nearest:
         pool = NodePool.objects.filter(public_id=nearest["pool"]).first()
@@ -133,6 +137,13 @@ _UNITS = {
     "cores": "CPU cores",
     "min_gpu_memory_gib": "GiB of GPU memory",
     "memory_gib": "GiB of memory",
+}
+_ONE = {
+    "tasks": "task",
+    "min_tasks": "task at least",
+    "gpus_per_task": "GPU each",
+    "mig_profile": "slice",
+    "cores": "CPU core",
 }
 
 

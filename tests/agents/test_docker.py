@@ -14,6 +14,7 @@ from agents.enrol import EnrolmentChoices
 from agents.link import Link, Refused
 from portal.selectors.log_files import STAMP
 from tests.agents.node.conftest import wait_for
+from tests.agents.ranks import MEETS
 from tests.rig.cluster import RigCluster
 from tests.rig.docker import docker, start_docker
 from tests.rig.images import RigImage
@@ -96,6 +97,19 @@ sys.exit(7)"""
     link.ask("remove", timeout_s=30, epoch=1, job="jwhole", attempt=1)
     assert docker(node, "ps", "--all", "--quiet") == ""
     assert "fw-rig-jwhole" not in docker(node, "network", "ls", "--format", "{{.Name}}")
+
+
+@pytest.mark.parametrize("on_node", [False, True])
+def test_ranks_of_a_gang_meet(link: Link, start: Any, on_node: bool) -> None:
+    """In the network of their job, or on the network of the node, where its interface is."""
+    job, port = f"jgang{int(on_node)}", 32_100
+    interface = next(each for each in link.hello.interfaces if each.chosen)
+    address = interface.address if on_node else "{first_rank}"
+    for rank in (0, 1):
+        env = {"RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        told: dict[str, Any] = {"node_network": True} if on_node else {"meets_here": True}
+        start(job, "python3", "-c", MEETS, env=env, task=rank, **told)
+    wait_for_line(link, job, "heard one")
 
 
 def test_names_and_labels(node: RigNode, start: Any, link: Link) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from portal.models import Allocation, Job, NodePool, Rendezvous
+from portal.services.jobs import do_cancel_job
 from portal.services.logs import log_path
 from tests.engine_room import held_milli, wait_for
 from tests.rig.images import RigImage, rig_image
@@ -101,3 +102,29 @@ def test_two_ranks_on_one_node_meet_on_the_bridge_of_their_job(scene) -> None:
     assert attempt.rendezvous.address == "" and not attempt.rendezvous.node_network
     reach(scene, lambda: not attempt.task_rows.filter(log_complete=False).exists(), job)
     assert all("of 2 on 0 sum 3.0" in log_of(job, 1, rank) for rank in range(2))
+
+
+def test_a_node_that_falls_silent_before_a_gang_begins_undoes_it_on_the_other(scene) -> None:
+    says = "echo begun; exec sleep 600"
+    scene["machines"][1].cut()
+    job = submit(scene, "sh", "-c", says, tasks=2, gpus_per_task=2)
+    reach(scene, lambda: job.attempts.exists(), job)
+    first = job.attempts.get()
+    here, there = sorted(first.task_rows.select_related("node"), key=lambda task: task.node.name)
+    held = Allocation.objects.filter(ended_at__isnull=True)
+    reach(scene, lambda: not held.filter(task=here).exists(), job, within_s=150)
+    first.refresh_from_db()
+    there.refresh_from_db()
+    assert (first.stop_reason, first.prepared_at, first.running_at) == ("start_refused", None, None)
+    assert scene["machines"][0].podman("ps", "--all", "--quiet") == ""
+    # what a command went out for is held until its node speaks; where none did the record is proof enough
+    assert held.filter(task=there).exists() == (there.sent_at is not None)
+    scene["machines"][1].heal()
+    reach(scene, lambda: job.attempts.filter(number=2, state="RUNNING").exists(), job, within_s=150)
+    assert set(Allocation.objects.filter(task__attempt=first).values_list("proof", flat=True)) <= {
+        "gone",
+        "never_started",
+    }
+    do_cancel_job(scene["owner"], job)
+    reach(scene, in_state(job, "CANCELLED"), job)
+    assert held_milli() == 0

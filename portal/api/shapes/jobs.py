@@ -14,6 +14,7 @@ from portal.models import Attempt as AttemptRow
 from portal.models import Extension as ExtensionRow
 from portal.models import Job as JobRow
 from portal.models import JobEvent, Standing
+from portal.models import Rendezvous as RendezvousRow
 from portal.models import Task as TaskRow
 from portal.selectors.forecasts import Move, why_none
 from portal.selectors.idle import Idleness
@@ -179,6 +180,14 @@ class RoomMade(OtherJob):
     gone_at = serializers.DateTimeField(allow_null=True, help_text="null: it has not let go yet.")
 
 
+class Rendezvous(serializers.Serializer[Any]):
+    """Where the ranks of a gang meet."""
+
+    address = serializers.CharField(allow_blank=True, help_text="Blank: all stand on its node, which knows.")
+    port = serializers.IntegerField()
+    node_network = serializers.BooleanField(help_text="true: on the network of their nodes.")
+
+
 class Attempt(serializers.Serializer[Any]):
     """One try at running a job."""
 
@@ -197,6 +206,9 @@ class Attempt(serializers.Serializer[Any]):
     energy_joules = serializers.FloatField(
         allow_null=True,
         help_text="What its GPUs used so far, of each the part that it held; null: not measured.",
+    )
+    rendezvous = Rendezvous(
+        allow_null=True, help_text="null: its tasks cannot reach each other, or it has one."
     )
     stop_wanted_at = serializers.DateTimeField(allow_null=True)
     left_for = OtherJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
@@ -583,12 +595,20 @@ def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
         "checkpoint_at": when(row.checkpoint_at),
         "progress": progress(progress_of(row)),
         "energy_joules": joules_of(row),
+        "rendezvous": rendezvous(getattr(row, "rendezvous", None)),
         "stop_wanted_at": when(row.stop_wanted_at),
         "left_for": other_job(row.stop_for, seen) if row.stop_for else None,
         "ended_at": when(row.ended_at),
         "exit_code": row.exit_code,
         "tasks": [task(one) for one in row.task_rows.all()],
     }
+
+
+def rendezvous(row: RendezvousRow | None) -> dict[str, Any] | None:
+    """Where ranks meet, if they do."""
+    if row is None:
+        return None
+    return {"address": row.address, "port": row.port, "node_network": row.node_network}
 
 
 def task(row: TaskRow) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 
 from agents.link import Link, Refused
 from tests.agents.node.conftest import GPUS, LoneNode, log_of, wait_for
+from tests.agents.ranks import MEETS
 from tests.engine_room import wait_for as eventually
 
 SAYS = ("sh", "-c", "echo begun")
@@ -91,22 +92,6 @@ def test_devices_that_the_node_does_not_lend_are_refused(node: LoneNode) -> None
         prepare(link, node.spec("jone", *SAYS, devices=["/dev/infiniband/../sda"]))
 
 
-RANK = """
-import os, socket
-place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-if os.environ["RANK"] == "0":
-    door = socket.create_server(("", place[1]))
-    print("heard", door.accept()[0].recv(9).decode(), flush=True)
-else:
-    for turn in range(200):
-        try:
-            socket.create_connection(place, 1).sendall(b"one")
-            break
-        except OSError:
-            __import__("time").sleep(0.05)
-"""
-
-
 @pytest.mark.rig
 @pytest.mark.parametrize("where", ["in the network of their job", "on the network of the node"])
 def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
@@ -124,7 +109,7 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
         told: dict[str, Any] = {"node_network": True} if on_node else {"meets_here": True}
         told |= {"meet_port": port} if on_node and rank == 0 else {}
         more = {"runtime": "podman", "image": node.image, "env": env, "task": rank, **told}  # type: ignore[attr-defined]
-        specs.append(node.spec("jgang", "python3", "-c", RANK, **more))
+        specs.append(node.spec("jgang", "python3", "-c", MEETS, **more))
     for spec in specs:
         assert prepare(link, spec)["state"] == "created"
     for spec in specs:

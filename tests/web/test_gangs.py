@@ -1,0 +1,46 @@
+"""Gangs on pages: the launcher of a request, what network it finds, and the switch that lends it."""
+
+from __future__ import annotations
+
+from django.urls import reverse
+
+from portal.models import Job, NodePool
+from portal.web.launch_form import LaunchForm
+from portal.web.launch_start import initial_of
+
+TWO = {"time_limit_s": "", "tasks": "2", "gpus_per_task": "2", "launcher": "torchrun", "retry_failures": "on"}
+
+
+def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
+    scene, client_of, typed
+) -> None:
+    asked = typed | TWO | {"pool": scene.pools["h200"].public_id}
+    told = client_of("member").post(reverse("launch-check"), asked).content.decode()
+    assert "the pool h200 lends gangs no network between nodes" in told
+    assert 'data-set="gpus_per_task=4;tasks=1;launcher=torchrun"' in told
+    refused = client_of("member").post(reverse("launch"), asked)
+    assert refused.status_code == 422 and not Job.objects.filter(name="my run").exists()
+
+    lent = client_of("admin").post(
+        reverse("set-pool-network", args=[scene.pools["h200"].public_id]),
+        {"allow_node_network": "on", "fabric_devices": "/dev/infiniband/uverbs0\n/dev/infiniband/uverbs1\n"},
+    )
+    assert lent.status_code == 302
+    pool = NodePool.objects.get(name="h200")
+    assert pool.fabric_devices == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]
+    told = client_of("member").post(reverse("launch-check"), asked).content.decode()
+    assert "its tasks use the network of these nodes" in told
+    assert client_of("member").post(reverse("launch"), asked).status_code == 302
+    job = Job.objects.get(name="my run")
+    assert (job.launcher, job.retry_failures, job.tasks) == ("torchrun", True, 2)
+    again = LaunchForm(job.owner, {key: value for key, value in initial_of(job).items() if value is not None})
+    assert again.is_valid(), again.errors
+    assert (again.request().launcher, again.request().retry_failures) == ("torchrun", True)
+
+
+def test_only_administrators_lend_the_network(scene, client_of) -> None:
+    address = reverse("set-pool-network", args=[scene.pools["h200"].public_id])
+    for who in ("member", "stranger"):
+        answer = client_of(who).post(address, {"allow_node_network": "on"})
+        assert answer.status_code in (403, 404)
+    assert not NodePool.objects.filter(allow_node_network=True).exists()
