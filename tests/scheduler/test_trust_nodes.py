@@ -83,6 +83,7 @@ def pid_of(room, job: Job) -> int:
     return int(json.loads(path.read_text())["pid"])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(cannot_freeze() is not None, reason=cannot_freeze() or "")
 def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(room, monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "STUCK_AFTER_S", 1.0)
@@ -122,6 +123,7 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(room, monke
     reach(lambda: held_milli() == 0 and containers_alive(room.folder) == [])
 
 
+@pytest.mark.long
 def test_a_clock_that_is_off_is_told_and_hinders_nothing(room, monkeypatch) -> None:
     owner, engine, real = record.person("ada"), Engine(), time.time
     project, environment = record.project(member=owner), record.environment(runtime="process", tool=False)

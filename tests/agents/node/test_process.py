@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from agents.link import Refused
 from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_of, log_with, wait_for
+from tests.unkillable import cannot_freeze, unkillable
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give tasks an account of their own")
 
@@ -172,6 +174,29 @@ def test_a_stop_before_the_start_wins(node: LoneNode) -> None:
     assert link.ask("stop", timeout_s=10, epoch=1, job="jearly", attempt=1)["gone"] is True
     assert refused(link, "start", epoch=1, spec=node.spec("jearly")).code == "tombstoned"
     start(link, node.spec("jearly", attempt=2))
+
+
+@pytest.mark.skipif(cannot_freeze() is not None, reason=cannot_freeze() or "")
+def test_what_cannot_be_killed_is_told_and_keeps_the_agent_from_nothing(node: LoneNode) -> None:
+    """Ten stops that wait would take all hands of the agent, and its link would break."""
+    link = node.open()
+    start(link, node.spec("jstuck", "sleep", "600", gpus=[{"uuid": GPUS[0], "milli": 1000}]))
+    start(link, node.spec("jother", "sleep", "600", gpus=[{"uuid": GPUS[1], "milli": 1000}]))
+    (path,) = node.folder.glob("state/tasks/*-jstuck-*/pid.json")
+
+    def stop(job: str) -> dict[str, Any]:
+        return link.ask("stop", timeout_s=10, epoch=1, job=job, attempt=1, grace_s=0)
+
+    with unkillable(json.loads(path.read_text())["pid"]):
+        assert stop("jstuck")["stopping"] is True
+        for _ in range(10):
+            answer = stop("jstuck")
+            assert answer["stopping"] is True and answer["stuck_s"] > 0.0
+        assert stop("jother")["gone"] is True
+        more = node.spec("jmore", "true", gpus=[{"uuid": GPUS[0], "milli": 1000}])
+        assert refused(link, "start", epoch=1, spec=more).code == "over_milli"
+    wait_for(link, "exited", job="jstuck")
+    assert stop("jstuck")["gone"] is True
 
 
 def test_patience_ends_even_when_another_agent_must_end_it(node: LoneNode) -> None:

@@ -137,12 +137,11 @@ class Field:
         names = []
         for _ in range(draw.randint(1, 4)):
             name = draw.choice(sorted(FAULTS))
-            begin_s, lasts_s = (
-                draw.uniform(0.1, LASTS_S),
-                draw.choice([0.1, 1.0, 4.0, 4.0 if "wire" not in name else 18.0]),
-            )
+            on_wire = name.endswith("wire")  # which may last longer than anybody waits for a sign of life
+            begin_s = draw.uniform(0.1, LASTS_S)
+            lasts_s = draw.choice([0.1, 1.0, 4.0, 18.0 if on_wire else 4.0])
             node, worker = draw.choice(self.nodes), draw.choice(self.workers)
-            names.append(f"{name}@{begin_s:.2f}+{lasts_s:g}:{node.name}")
+            names.append(f"{name}@{begin_s:.2f}+{lasts_s:g}:{OVER_SSH if on_wire else node.name}")
             begin, end = FAULTS[name](self, node, worker)
             acts += [(begin_s, begin), (begin_s + lasts_s, end)]
         acts += [(float(at_s), self._keep_workers) for at_s in range(1, int(LASTS_S) + 6)]
