@@ -125,7 +125,7 @@ def test_launching_from_the_form(open_as, scene):
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training")
     page.get_by_label("Name").fill("from-the-page")
-    page.get_by_label("Command").fill("python train.py")
+    page.get_by_label("Command", exact=True).fill("python train.py")
     page.get_by_role("button", name="16").is_disabled()
     page.get_by_role("button", name="4 room now").click()
     expect(page.locator("#v-yaml")).to_contain_text("gpus_per_task: 4")

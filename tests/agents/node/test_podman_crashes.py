@@ -15,8 +15,9 @@ from tests.agents.node.sweeps import (
 
 pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.timeout(600)]
 
-every_sixth = pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.long)])
+every_twelfth = pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.long)])
 every_fourteenth = pytest.mark.parametrize("stride", [14, pytest.param(1, marks=pytest.mark.long)])
+every_28th = pytest.mark.parametrize("stride", [28, pytest.param(1, marks=pytest.mark.long)])
 
 
 @every_fourteenth
@@ -24,24 +25,24 @@ def test_a_disk_that_fills_during_a_podman_start(podman_node: LoneNode, stride: 
     assert sweep_full_disk(podman_node, "podman", stride) >= 2
 
 
-@every_fourteenth
+@every_28th
 def test_steps_of_a_podman_start(podman_node: LoneNode, stride: int) -> None:
     assert sweep_start(podman_node, "podman", stride) * stride >= 15
     assert podman_node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
 
 
-@every_fourteenth
+@every_28th
 def test_steps_of_a_start_on_a_network_that_stood_ready(podman_node: LoneNode, stride: int) -> None:
     assert sweep_start(podman_node, "podman", stride, spare=True) * stride >= 12
     assert podman_node.networks() <= set(podman_node.ledger()["spares"])
 
 
-@every_sixth
+@every_twelfth
 def test_steps_of_making_a_network_ahead(podman_node: LoneNode, stride: int) -> None:
     assert sweep_spare(podman_node, stride) * stride >= 12
 
 
-@every_fourteenth
+@every_28th
 def test_steps_of_an_abandoned_podman_start_and_of_a_stop(podman_node: LoneNode, stride: int) -> None:
     sweep_abandoned_start(podman_node, "podman", stride)
     sweep_stop(podman_node, "podman", stride)

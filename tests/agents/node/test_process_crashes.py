@@ -10,10 +10,11 @@ from tests.agents.node.sweeps import sweep_abandoned_start, sweep_full_disk, swe
 pytestmark = [pytest.mark.rig, pytest.mark.early]
 
 every_fifth = pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
+every_ninth = pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.long)])
 every_tenth = pytest.mark.parametrize("stride", [10, pytest.param(1, marks=pytest.mark.long)])
 
 
-@every_fifth
+@every_ninth
 def test_steps_of_a_process_start(node: LoneNode, stride: int) -> None:
     assert sweep_start(node, "process", stride) * stride >= 12
 
@@ -23,7 +24,7 @@ def test_steps_of_an_abandoned_process_start(node: LoneNode, stride: int) -> Non
     sweep_abandoned_start(node, "process", stride)
 
 
-@every_fifth
+@every_ninth
 def test_steps_of_a_process_stop(node: LoneNode, stride: int) -> None:
     assert sweep_stop(node, "process", stride) * stride >= 6
 
