@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import pytest
 import redis
 from django.conf import settings
 from django.db import connection
@@ -235,3 +236,18 @@ def _database_url() -> str:
     parts = urlsplit(os.environ["DATABASE_URL"])
     folder = parts.path.rpartition("/")[0]
     return urlunsplit(parts._replace(path=f"{folder}/{connection.settings_dict['NAME']}"))
+
+
+@pytest.fixture(scope="module")
+def shared_room() -> Iterator[EngineRoom]:
+    """A room for all tests of a file."""
+    with engine_room() as made:
+        yield made
+
+
+@pytest.fixture
+def room(shared_room: EngineRoom, settings: Any) -> EngineRoom:
+    """The same, with its folders as those of the portal."""
+    settings.DATA_DIR = shared_room.folder
+    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+    return shared_room

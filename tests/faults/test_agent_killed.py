@@ -17,7 +17,7 @@ from portal.services import lifecycle
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
 from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,22 +27,14 @@ MOMENTS_MS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def shared_room():
-    with engine_room() as room:
-        yield room
-
-
 @pytest.fixture
-def scene(shared_room: EngineRoom, settings, request):
-    settings.DATA_DIR = shared_room.folder
-    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+def scene(room: EngineRoom, request):
     owner = record.person("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
         "killed": [],
-        "room": shared_room,
-        "node": shared_room.known(shared_room.node(name=name)),
+        "room": room,
+        "node": room.known(room.node(name=name)),
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),

@@ -15,7 +15,7 @@ from portal.services.elastic import Leave, want_leaves
 from portal.words.reasons import EndReason
 from tests import record
 from tests.dying import dies_at
-from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,19 +38,6 @@ SAYS = 'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT $FAIRWAY_TASK" >> ~/starts; exec sle
 
 def each_of(points: list[str]) -> list[Any]:
     return [pytest.param(point, marks=() if point in SHORT else pytest.mark.long) for point in points]
-
-
-@pytest.fixture(scope="module")
-def shared_room():
-    with engine_room() as room:
-        yield room
-
-
-@pytest.fixture
-def room(shared_room, settings):
-    settings.DATA_DIR = shared_room.folder
-    settings.LOG_DIR = Path(shared_room.folder) / "logs"
-    return shared_room
 
 
 @pytest.fixture

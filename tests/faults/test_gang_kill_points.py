@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from portal.models import Job, Node, NodePool, Rendezvous, UsageLedger
 from portal.services import lifecycle
 from portal.words.reasons import EndReason
 from tests.dying import dies_at
-from tests.engine_room import Engine, engine_room, held_milli
+from tests.engine_room import Engine, held_milli
 from tests.two_nodes import TwoNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,18 +38,10 @@ def each_of(points: list[str]) -> list[Any]:
     return [pytest.param(point, marks=() if point in SHORT else pytest.mark.long) for point in points]
 
 
-@pytest.fixture(scope="module")
-def shared_room():
-    with engine_room() as room:
-        yield room
-
-
 @pytest.fixture
-def stand(shared_room, settings, request):
-    settings.DATA_DIR = shared_room.folder
-    settings.LOG_DIR = Path(shared_room.folder) / "logs"
+def stand(room, request):
     number = zlib.crc32(request.node.name.encode())
-    stand = TwoNodes(shared_room, f"k{number % 10**8}", SAYS)
+    stand = TwoNodes(room, f"k{number % 10**8}", SAYS)
     NodePool.objects.filter(pk=stand.pool.pk).update(allow_node_network=True)
     (stand.folder / "begun").touch()
     (stand.folder / "begun").chmod(0o666)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from scheduler.dispatch import Door
 from scheduler.opening import open_engine
 from scheduler.reconcile import reconcile, welcome
 from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
 from tests.faults.counted import submit
 from tests.faults.system_calls import calls_of, cannot_trace, dies_at_call
 
@@ -36,12 +35,6 @@ pytestmark = [
 GPUS = 8
 HEALED_WITHIN_S = 60.0
 HOLDER = "sweep"
-
-
-@pytest.fixture(scope="module")
-def shared_room():
-    with engine_room() as room:
-        yield room
 
 
 def leases_run_out() -> None:
@@ -180,9 +173,8 @@ def sweep(room: EngineRoom, act: str, stride: int, times: int) -> tuple[int, int
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_killed_at_every_second_system_call_three_times(shared_room, settings, capsys, act: str) -> None:
-    settings.DATA_DIR, settings.LOG_DIR = shared_room.folder, Path(shared_room.folder) / "logs"
-    calls, died = sweep(shared_room, act, stride=2, times=3)
+def test_killed_at_every_second_system_call_three_times(room, capsys, act: str) -> None:
+    calls, died = sweep(room, act, stride=2, times=3)
     with capsys.disabled():
         print(f"\n{act}: {calls} system calls, killed {died} times at {-(-calls // 2)} of them")
     assert died >= calls, "more than two of three, for a call may be missing in a later run"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from scheduler.core.decide import decide
 from scheduler.cycle import run_cycle
 from scheduler.snapshot import take_photo
 from tests import record
-from tests.engine_room import Engine, EngineRoom, engine_room
+from tests.engine_room import Engine, EngineRoom
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,22 +23,12 @@ SAVES = 'sleep 0.2; touch "$FAIRWAY_CHECKPOINT_FILE"; sleep 600'
 HOUR = dt.timedelta(hours=1)
 
 
-@pytest.fixture(scope="module")
-def shared_room() -> Iterator[EngineRoom]:
-    with engine_room() as room:
-        yield room
-
-
 @pytest.fixture
-def scene(
-    shared_room: EngineRoom, settings: Any, request: pytest.FixtureRequest, monkeypatch: Any
-) -> dict[str, Any]:
+def scene(room: EngineRoom, request: pytest.FixtureRequest, monkeypatch: Any) -> dict[str, Any]:
     """Two GPUs, promised to the project ``owed``; the project ``lent`` may borrow them."""
-    settings.DATA_DIR = shared_room.folder
-    settings.LOG_DIR = Path(shared_room.folder) / "logs"
     monkeypatch.setattr(answers, "_photo", None)
     name = f"c{abs(hash(request.node.name)) % 10**9}"
-    node = shared_room.known(shared_room.node(name=name, gpus=2), gpus=2)
+    node = room.known(room.node(name=name, gpus=2), gpus=2)
     owner, other = record.person("ada"), record.person("eve")
     owed, lent = record.project("owed", member=owner), record.project("lent", member=other)
     Quota.objects.create(project=owed, pool=node.pool, guaranteed_milli=2000)

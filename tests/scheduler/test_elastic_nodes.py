@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from agents.engines.ssh import NodeEngine
@@ -12,7 +10,7 @@ from portal.services.jobs import do_cancel_job
 from portal.services.nodes import do_set_node_state
 from portal.words.states import NodeState
 from tests import record
-from tests.engine_room import engine_room, held_milli, wait_for
+from tests.engine_room import held_milli, wait_for
 from tests.two_nodes import TwoNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,19 +23,6 @@ while true; do
   sleep 0.1
 done
 """
-
-
-@pytest.fixture(scope="module")
-def shared_room():
-    with engine_room() as room:
-        yield room
-
-
-@pytest.fixture
-def room(shared_room, settings):
-    settings.DATA_DIR = shared_room.folder
-    settings.LOG_DIR = Path(shared_room.folder) / "logs"
-    return shared_room
 
 
 @pytest.fixture

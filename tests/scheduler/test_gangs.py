@@ -15,7 +15,7 @@ from agents.engines.ssh import NodeEngine
 from portal.models import Allocation, Job, Node, NodePool, Rendezvous
 from portal.services.logs import log_path
 from portal.words.states import JobState
-from tests.engine_room import engine_room, held_milli, wait_for
+from tests.engine_room import held_milli, wait_for
 from tests.two_nodes import TwoNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,19 +48,6 @@ while not os.path.exists("{folder}/end"):
     time.sleep(0.05)
 '"""
 BEGINS = 'touch "{folder}/begun-$FAIRWAY_ATTEMPT-$RANK"; exec sleep 600'
-
-
-@pytest.fixture(scope="module")
-def shared_room():
-    with engine_room() as room:
-        yield room
-
-
-@pytest.fixture
-def room(shared_room, settings):
-    settings.DATA_DIR = shared_room.folder
-    settings.LOG_DIR = Path(shared_room.folder) / "logs"
-    return shared_room
 
 
 @pytest.fixture

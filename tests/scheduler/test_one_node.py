@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,22 +16,9 @@ from portal.words.states import GpuHealth, JobState, NodeState
 from scheduler import sweep
 from scheduler.cycle import run_cycle
 from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(scope="module")
-def shared_room():
-    with engine_room() as room:
-        yield room
-
-
-@pytest.fixture
-def room(shared_room, settings):
-    settings.DATA_DIR = shared_room.folder
-    settings.LOG_DIR = Path(shared_room.folder) / "logs"
-    return shared_room
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,26 +14,18 @@ from portal.models import Attempt, Job, Progress
 from portal.services import progress
 from portal.words.throughput import Layout
 from tests import record
-from tests.engine_room import Engine, EngineRoom, engine_room
+from tests.engine_room import Engine, EngineRoom
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 COUNTS = 'n=0; while :; do n=$((n + 10)); echo $n > "$FAIRWAY_PROGRESS_FILE"; sleep 0.1; done'
 
 
-@pytest.fixture(scope="module")
-def shared_room() -> Iterator[EngineRoom]:
-    with engine_room() as room:
-        yield room
-
-
 @pytest.fixture
-def scene(shared_room: EngineRoom, settings: Any, request: pytest.FixtureRequest) -> dict[str, Any]:
+def scene(room: EngineRoom, request: pytest.FixtureRequest) -> dict[str, Any]:
     """A real agent with four pretend GPUs, and a person."""
-    settings.DATA_DIR = shared_room.folder
-    settings.LOG_DIR = Path(shared_room.folder) / "logs"
     name = f"p{abs(hash(request.node.name)) % 10**9}"
-    shared_room.known(shared_room.node(name=name, gpus=4), gpus=4)
+    room.known(room.node(name=name, gpus=4), gpus=4)
     owner = record.person("ada")
     return {
         "owner": owner,
