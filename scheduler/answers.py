@@ -108,10 +108,8 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
     pool = body.get("pool")
     user = str(body["user"])
     kind = value("kind")
-    cannot = photo.unfit.nodes(environment.pk, value("gpus_per_task"))
     launcher = launcher_of(value("tasks"), value("launcher"))
-    if launcher:
-        cannot = tuple(sorted({*cannot, *photo.unlent}))
+    cannot = photo.unfit.nodes(environment.pk, value("gpus_per_task"), meets=bool(launcher))
     row = PendingRow(
         job=ASKED,
         name=str(body.get("name") or "the request"),

@@ -26,7 +26,7 @@ from portal.models import (
 from portal.selectors.past_use import past_use
 from portal.words.knobs import decides
 from portal.words.states import GpuHealth, NodeState
-from portal.words.trust import Phase
+from portal.words.trust import takes_another
 from scheduler.album import Built, Known, blocks_of, marks_of
 from scheduler.core.cluster import (
     GpuRow,
@@ -139,18 +139,13 @@ def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
         yield node.id, node
 
 
-def _is_trusted(node: Any) -> bool:
-    """With another job: one on trial takes one, of which the commit sees to it that no second comes."""
-    return node.trust == Phase.TRUSTED.value or (node.trust == Phase.TRIAL.value and node.on_trial is None)
-
-
 def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
     """One node as the decision sees it."""
     return NodeRow(
         id=NodeId(node.public_id),
         name=node.name,
         pool=PoolId(node.pool__public_id),
-        schedulable=node.state == NodeState.READY.value and _is_trusted(node),
+        schedulable=node.state == NodeState.READY.value and takes_another(node.trust, node.on_trial),
         reachable=node.reachable,
         cpu_milli=node.cpu_milli,
         cpu_used_milli=cpu_used_milli,

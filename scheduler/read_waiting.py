@@ -43,14 +43,12 @@ def read_waiting(
     pools: tuple[PoolRow, ...],
     unfit: Unfit,
     homes: dict[str, NodeId],
-    unlent: tuple[NodeId, ...],
     known: Known[dict[str, Any]],
     built: Built[dict[str, Any], PendingRow],
 ) -> tuple[tuple[PendingRow, ...], dict[int, dict[str, Any]]]:
     """Waiting jobs, and their columns by row number in the same order.
 
-    Nodes that run another kind of environment are among those a job avoids; so are the ``unlent`` ones, which lend
-    gangs no network, for a gang whose tasks must reach each other.
+    Nodes that can never run a job are among those it avoids.
     """
     every_pool = tuple(pool.id for pool in pools)
     avoided: dict[int, list[str]] = defaultdict(list)
@@ -67,12 +65,11 @@ def read_waiting(
 
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
         home = home_of(row["kind"], row["owner__public_id"], homes)
-        cannot = unfit.nodes(row["environment_id"], row["gpus_per_task"])
-        if launcher_of(row["tasks"], row["launcher"]):
-            cannot = tuple(sorted({*cannot, *unlent}))
+        meets = bool(launcher_of(row["tasks"], row["launcher"]))
+        cannot = unfit.nodes(row["environment_id"], row["gpus_per_task"], meets=meets)
         return pending_row(row, every_pool, cannot, avoided.get(id_, []), home)
 
-    pending = built.of(waiting, (every_pool, unfit, unlent, homes, dict(avoided)), make)
+    pending = built.of(waiting, (every_pool, unfit, homes, dict(avoided)), make)
     if waits := waits_of(_WAITING):
         told = zip(waiting, pending, strict=True)
         pending = tuple(waits[id_].told(row) if id_ in waits else row for id_, row in told)

@@ -55,8 +55,6 @@ class Photo:
     """Row numbers of the jobs that wait, by job id; not of those that run and wait for more tasks."""
     unfit: Unfit
     """The nodes that cannot run an environment."""
-    unlent: tuple[NodeId, ...]
-    """Nodes of pools that lend gangs no network."""
     guests: Guests
     """Who stands on the others of those that share no node with everybody."""
     homes: dict[str, NodeId]
@@ -97,13 +95,12 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         projects = read_projects()
         quotas = read_quotas()
         usage = read_usage(now_s, policy.half_life_s)
-        unfit = read_unfit(machines)
-        homes = read_homes()
         lending = {pool.id for pool in pools if pool.node_network}
-        unlent = tuple(sorted(node.id for node in nodes if node.pool not in lending))
+        unfit = read_unfit(machines, tuple(sorted(node.id for node in nodes if node.pool not in lending)))
+        homes = read_homes()
         guests = guests_of(pools, held.values())
         running = read_running(held, unfit, homes, album.running)
-        pending, rows = read_waiting(pools, unfit, homes, unlent, album.waiting, album.pending)
+        pending, rows = read_waiting(pools, unfit, homes, album.waiting, album.pending)
         if guests:
             sides = sides_of({id_: attempt.row for id_, attempt in held.items()}, "job__")
             running = apart(running, sides, list(held), guests, album.running_apart)
@@ -127,7 +124,6 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         adopt_only=settings.adopt_only,
         pending_rows={row["public_id"]: id_ for id_, row in rows.items()},
         unfit=unfit,
-        unlent=unlent,
         guests=guests,
         homes=homes,
         kept=kept,

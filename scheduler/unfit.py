@@ -1,4 +1,4 @@
-"""Which nodes can never run an environment: of another kind of runtime, or with a driver too old for the image."""
+"""Which nodes can never run a job: of another runtime, with too old a driver, without the network it needs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,23 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True)
 class Unfit:
-    """By row number of each environment, the nodes that can never run it, in order."""
+    """By row number of each environment, the nodes that can never run it, in order; and those that lend nothing."""
 
     without_gpus: Mapping[int, Nodes]
     with_gpus: Mapping[int, Nodes]
+    unlent: Nodes
+    """Nodes of pools that lend gangs no network."""
 
-    def nodes(self, environment: int, gpus: int) -> Nodes:
-        """Those for a task with so many GPUs: one without any needs no driver."""
-        return (self.with_gpus if gpus else self.without_gpus)[environment]
+    def nodes(self, environment: int, gpus: int, *, meets: bool = False) -> Nodes:
+        """Those for a task with so many GPUs: one without any needs no driver.
+
+        ``meets``: it must reach the other tasks of its gang.
+        """
+        cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
+        return tuple(sorted({*cannot, *self.unlent})) if meets else cannot
 
 
-def read_unfit(machines: Mapping[str, Machine]) -> Unfit:
+def read_unfit(machines: Mapping[str, Machine], unlent: Nodes) -> Unfit:
     """Every environment against ``machines``, by the id of the node; one query."""
     known: dict[tuple[str, str], Nodes] = {}
     without: dict[int, Nodes] = {}
@@ -48,7 +54,7 @@ def read_unfit(machines: Mapping[str, Machine]) -> Unfit:
 
     for id_, runtime, driver in Environment.objects.values_list("id", "runtime", "min_driver"):
         without[id_], with_[id_] = unfit(runtime, ""), unfit(runtime, driver)
-    return Unfit(without, with_)
+    return Unfit(without, with_, unlent)
 
 
 def unfit_nodes(runtime: str, min_driver: str, machines: Iterable[tuple[str, Machine]]) -> Nodes:

@@ -12,7 +12,7 @@ from django.db import models
 
 from portal.models.public_id import PublicIdField, slug_validator
 from portal.words.states import GpuHealth, LinkKind, NodeState, RuntimeKind
-from portal.words.trust import Phase
+from portal.words.trust import Phase, takes_another
 
 
 class NodePool(models.Model):
@@ -118,8 +118,7 @@ class Node(models.Model):
     @property
     def takes_work(self) -> bool:
         """In service, and trusted with another job; whether it answers is another question."""
-        tried = self.trust == Phase.TRIAL.value and self.on_trial_id is None
-        return self.state == NodeState.READY.value and (tried or self.trust == Phase.TRUSTED.value)
+        return self.state == NodeState.READY.value and takes_another(self.trust, self.on_trial_id)
 
 
 class Topology(models.Model):

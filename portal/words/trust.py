@@ -35,6 +35,11 @@ class Phase(StrEnum):
     TRIAL = "trial"
 
 
+def takes_another(phase: str, on_trial: object) -> bool:
+    """True when a node is trusted with another job; ``on_trial`` is the attempt that it is tried with, or None."""
+    return phase == Phase.TRUSTED.value or (phase == Phase.TRIAL.value and on_trial is None)
+
+
 class Trouble(StrEnum):
     """What may befall a node."""
 
