@@ -1,0 +1,152 @@
+"""Jobs through one node, from the first submission to the last end, beside a tuned Slurm with the same command.
+
+    python -m bench jobs [--jobs N] [--rounds N] [--podman N]
+
+A whole Fairway (``manage.py up``) with its node on this machine and the runtime ``process``, over REST; and Slurm with
+as many slots as that node has GPUs, by ``sbatch``. Both take the same number of jobs from as many people at once, in
+turns. ``--podman`` jobs then go through a node of the rig with podman; a Slurm of this kind starts no containers, so
+that figure stands alone. Needs root and Slurm's programs; without Slurm it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bench.line import say
+from bench.slurm import TUNED, slurm, why_no_slurm
+from bench.start import client_of, enter_portal, prepare_node
+
+COMMAND = ("true",)
+PEOPLE = 4
+LOOK_EVERY_S = 0.05
+LIMIT_S = 300.0
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the line of the runtime process beside Slurm, and one of podman."""
+    parser = argparse.ArgumentParser(prog="bench jobs")
+    parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--podman", type=int, default=30, help="jobs through podman; 0: none")
+    wanted = parser.parse_args(arguments)
+    reason = why_no_slurm()
+    if reason is not None:
+        say("jobs_through_one_node", skipped=reason)
+        return 0
+    _beside_slurm(wanted.jobs, wanted.rounds)
+    if wanted.podman:
+        _with_podman(wanted.podman)
+    return 0
+
+
+def _beside_slurm(jobs: int, rounds: int) -> None:
+    from tests.stories.portal import StoryPortal
+
+    with (
+        StoryPortal() as portal,
+        tempfile.TemporaryDirectory(prefix="fairway-bench-", dir="/var/tmp") as folder,
+    ):
+        admin = enter_portal(portal)
+        from portal.models import Environment, Gpu
+
+        Environment.objects.create(name="bench", title="Bench", runtime="process")
+        while not (slots := Gpu.objects.filter(node__state="ready", node__reachable=True).count()):
+            time.sleep(0.2)
+        Path(folder).chmod(0o755)
+        with slurm(Path(folder), slots) as reference, client_of(portal.url, _token(admin)) as client:
+            _ours(client, slots)  # imports, connections and caches
+            _through(lambda: reference.submit(*COMMAND), reference.unfinished, slots)
+            ours, theirs = [], []
+            for _ in range(rounds):
+                theirs.append(_through(lambda: reference.submit(*COMMAND), reference.unfinished, jobs))
+                ours.append(_ours(client, jobs))
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    say(
+        "jobs_through_one_node",
+        ours=round(statistics.median(ours), 2),
+        reference=round(statistics.median(theirs), 2),
+        ratio=round(ratio, 2),
+        unit="jobs a second, median of the rounds",
+        target="at least 1 x Slurm",
+        met=ratio >= 1,
+        slurm=TUNED,
+        jobs=jobs,
+        slots=slots,
+        all_ours=[round(each, 2) for each in ours],
+        all_theirs=[round(each, 2) for each in theirs],
+        load_average=round(os.getloadavg()[0], 1),
+    )
+
+
+def _with_podman(jobs: int) -> None:
+    from tests.rig.images import rig_image
+    from tests.rig.needs import why_no_rig
+    from tests.rig.rig import Rig
+    from tests.stories.portal import StoryPortal
+
+    reason = why_no_rig()
+    if reason is not None:
+        say("jobs_through_one_podman_node", skipped=reason)
+        return
+    image = rig_image("tiny")
+    with (
+        Rig(1, image_stores=[image.store]) as rig,
+        StoryPortal("--no-local-node") as portal,
+        client_of(portal.url, prepare_node(portal, rig.nodes[0], image.name)) as client,
+    ):
+        _ours(client, 2)
+        ours = _ours(client, jobs)
+    say(
+        "jobs_through_one_podman_node",
+        ours=round(ours, 2),
+        unit="jobs a second",
+        jobs=jobs,
+        load_average=round(os.getloadavg()[0], 1),
+    )
+
+
+def _ours(client: Any, jobs: int) -> float:
+    from portal.models import Job
+    from portal.words.states import JOB_ENDS
+
+    request = {
+        "name": "bench",
+        "project": "default",
+        "environment": "bench",
+        "command": list(COMMAND),
+        "gpus_per_task": 1,
+        "memory_mib": 256,
+    }
+
+    def submit() -> None:
+        answer = client.post("/jobs/", json=request)
+        assert answer.status_code == 201, answer.text
+
+    return _through(submit, Job.objects.exclude(state__in=JOB_ENDS).count, jobs)
+
+
+def _through(submit: Callable[[], None], unfinished: Callable[[], int], jobs: int) -> float:
+    """Jobs a second, from the first submission until none is unfinished."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(PEOPLE) as people:
+        for done in [people.submit(submit) for _ in range(jobs)]:
+            done.result()
+    while unfinished():
+        if time.perf_counter() - began > LIMIT_S:
+            raise SystemExit(f"{unfinished()} of {jobs} jobs have not ended after {LIMIT_S:.0f} s")
+        time.sleep(LOOK_EVERY_S)
+    return jobs / (time.perf_counter() - began)
+
+
+def _token(admin: Any) -> str:
+    from portal.services.tokens import Scope, do_create_token
+
+    return str(do_create_token(admin, name="bench", scopes=list(Scope))[1])
