@@ -58,7 +58,7 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
     if spec.meets_here and order.subnet:
         words += ["--ip", rank_address(order.subnet, spec.task)]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
-    words += ["--user", f"{spec.uid}:{spec.gid}", "--cgroupns", "private"]
+    words += ["--user", f"{spec.uid}:{spec.gid}", *_groups(engine, order), "--cgroupns", "private"]
     words += ["--ulimit", "core=0:0", "--pids-limit", str(spec.pids or 4096)]
     if spec.memory_mib is not None:
         words += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m"]
@@ -117,6 +117,12 @@ def _fabric(devices: Sequence[str]) -> List[str]:
     if not devices:
         return []
     return [word for device in devices for word in ("--device", device)] + ["--ulimit", "memlock=-1:-1"]
+
+
+def _groups(engine: Engine, order: Order) -> List[str]:
+    """The words that put a task into the groups of its projects' folders; without root all is one account's."""
+    groups = sorted({mount.gid for mount in order.spec.mounts if mount.gid is not None})
+    return [] if engine.rootless else [word for gid in groups for word in ("--group-add", str(gid))]
 
 
 def rank_address(subnet: str, rank: int) -> str:
