@@ -34,6 +34,7 @@ from portal.models import (
     UnknownContainer,
     UsageLedger,
     User,
+    Volume,
 )
 from portal.words.states import ROLE_RANK, JobKind, NodeState, Role
 
@@ -304,6 +305,17 @@ def visible_people(person: Person) -> QuerySet[User]:
         return User.objects.all()
     shared = Membership.objects.filter(project_id__in=project_ids(user)).values("user_id")
     return User.objects.filter(Q(pk=user.pk) | Q(pk__in=shared))
+
+
+def visible_volumes(person: Person) -> QuerySet[Volume]:
+    """The declared volumes a person may see: all for admins, else those that some project of theirs may use."""
+    user = signed_in(person)
+    rows = Volume.objects.filter(owner__isnull=True)
+    if user.is_admin:
+        return rows
+    parents = dict(Project.objects.values_list("id", "parent_id"))
+    lines = {above for row in project_ids(user) for above in lineage(row, parents.get)}
+    return rows.filter(Q(projects__isnull=True) | Q(projects__in=lines)).distinct()
 
 
 def visible_environments(person: Person) -> QuerySet[Environment]:

@@ -49,6 +49,20 @@ class NearBody(Closed):
     )
 
 
+class JobVolumeBody(Closed):
+    """A volume that a job reaches (volumes/)."""
+
+    volume = Text(max_length=63, help_text="Its name.")
+    target = Text(
+        required=False,
+        allow_null=True,
+        default=None,
+        max_length=1024,
+        help_text="Where it stands in the container. null: /volumes/NAME.",
+    )
+    read_only = YesNo(required=False, default=False)  # type: ignore[assignment]
+
+
 class Request(Closed):
     """What jobs and workspaces have in common. CPU and memory are for each task."""
 
@@ -84,6 +98,7 @@ class Request(Closed):
         child=Text(allow_blank=True, max_length=32_768),
         help_text="Environment variables: names with text values.",
     )
+    volumes = JobVolumeBody(many=True, required=False)
     priority = Whole(required=False, min_value=PRIORITIES.start, max_value=PRIORITIES.stop - 1)
     preemptible = YesNo(required=False)
     time_limit_s = Whole(required=False, allow_null=True, min_value=1, max_value=MAX_TIME_LIMIT_S)

@@ -29,6 +29,7 @@ from portal.api import (
     time_limits,
     topologies,
     usage,
+    volumes,
     workspaces,
 )
 from portal.api import policy as policy_routes
@@ -96,6 +97,8 @@ V1: list[URLPattern | URLResolver] = [
     path("reservations/<slug:reservation>/restore/", reservations.ReservationRestoreRoute.as_view()),
     path("topologies/", topologies.TopologiesRoute.as_view()),
     path("topologies/<slug:topology>/", topologies.TopologyRoute.as_view()),
+    path("volumes/", volumes.VolumesRoute.as_view()),
+    path("volumes/<slug:volume>/", volumes.VolumeRoute.as_view()),
     path("restored/", restored.RestoredRoute.as_view()),
     path("restored/containers/", restored.UnknownContainersRoute.as_view()),
     path("restored/containers/<slug:container>/keep/", restored.KeepContainerRoute.as_view()),

@@ -13,7 +13,7 @@ from portal.models.engine import (
     Standing,
     Totals,
 )
-from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
+from portal.models.environments import Environment, EnvironmentOnNode, Template
 from portal.models.extensions import Extension
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
@@ -25,6 +25,7 @@ from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.restored import UnknownContainer
 from portal.models.trouble import NodeTrouble
 from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
+from portal.models.volumes import Volume
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
 __all__ = [

@@ -19,6 +19,7 @@ from portal.services.audit import record_act
 from portal.services.dependencies import lock_dependencies, wrong_dependencies
 from portal.services.gangs import fault_of_launcher, no_network
 from portal.services.topologies import Near, fault_of_near
+from portal.services.volumes import Wanted, fault_of_volumes, wanted_volumes
 from portal.words.amounts import memory
 from portal.words.reasons import EndReason
 from portal.words.states import JOB_ENDS, JobKind, JobState, NodeState, RuntimeKind
@@ -61,6 +62,7 @@ ASKED = (
     "preemptible",
     "time_limit_s",
     "launcher",
+    "volumes",
 )
 """The columns of a request that decide whether and when it starts."""
 
@@ -92,6 +94,7 @@ class JobRequest:
     shm_mib: int = 64
     command: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[Wanted] = ()
     priority: int = 0
     preemptible: bool = True
     time_limit_s: int | None = None
@@ -123,6 +126,10 @@ def check_job(user: User, request: JobRequest) -> None:
         wrong["launcher"] = fault
     if request.near and (fault := fault_of_near(request.near)):
         wrong["near"] = fault
+    if fault := fault_of_volumes(
+        user, request.project, request.pool, request.environment.runtime, request.volumes
+    ):
+        wrong["volumes"] = fault
     wrong |= wrong_dependencies(user, request.after, any_end=request.after_any)
     if request.priority > 0 and not can(user, Verb.MANAGE, request.project):
         raise NotAllowed(
@@ -264,7 +271,13 @@ def _columns(request: JobRequest) -> dict[str, Any]:
     """The request as columns of the record: lists and dictionaries of its own."""
     columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key != "after"}
     near = dict(request.near) if request.near else None
-    return columns | {"command": list(request.command), "environ": dict(request.environ), "near": near}
+    volumes = wanted_volumes(request.volumes)
+    return columns | {
+        "command": list(request.command),
+        "environ": dict(request.environ),
+        "near": near,
+        "volumes": volumes,
+    }
 
 
 def _check_process_is_open(user: User) -> None:

@@ -77,6 +77,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("Calendar", "calendar", "calendar", "r", here=("save-reservation",)),
         Place("Scheduler", "scheduler", "flask", "d", admin=True),
         Place("Environments", "environments", "model", "e", here=("environment",)),
+        Place("Volumes", "volumes", "data", "v", here=("save-volume",)),
     ),
     "Sharing": (
         Place("Quotas", "quotas", "quota", "s", here=("save-quotas",), tab=True),

@@ -26,6 +26,13 @@ KEEP = {
     "end": "2027-11-06T12:00:00Z",
 }
 LEVELS = {"name": "fabric", "levels": ["block", "rack"]}
+VOLUME = {
+    "name": "sets",
+    "kind": "dataset",
+    "path": "/data/sets",
+    "nodes": ["node-one"],
+    "projects": ["vision"],
+}
 KNOBS = {"knobs": {"usage_weight": 0.5, "half_life_s": None}}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
 
@@ -149,6 +156,11 @@ ROWS = [
     ),
     Row("reservations_cancel", "delete", "reservations/{reservation}/", ADMIN, status=204, hidden=403),
     Row("reservations_restore", "post", "reservations/{reservation}/restore/", ADMIN, {}, hidden=403),
+    Row("volumes_list", "get", "volumes/", EVERYBODY),
+    Row("volumes_create", "post", "volumes/", ADMIN, VOLUME, 201, hidden=403),
+    Row("volumes_get", "get", "volumes/{volume}/", INSIDE),
+    Row("volumes_put", "put", "volumes/{volume}/", ADMIN, {"path": "/data/other"}),
+    Row("volumes_remove", "delete", "volumes/{volume}/", ADMIN, status=204),
     Row("topologies_list", "get", "topologies/", EVERYBODY),
     Row("topologies_create", "post", "topologies/", ADMIN, LEVELS, 201, hidden=403),
     Row("topologies_get", "get", "topologies/{topology}/", EVERYBODY),

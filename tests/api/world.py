@@ -17,11 +17,13 @@ from portal.models import (
     Job,
     Node,
     NodeCheck,
+    Project,
     Quota,
     Template,
     Topology,
     UnknownContainer,
     User,
+    Volume,
 )
 from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
@@ -120,6 +122,7 @@ def make() -> World:
             state="waiting",
             known=False,
         ),
+        "volume": volume_of(project),
         "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
         "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
         "container": UnknownContainer.objects.create(
@@ -133,6 +136,13 @@ def make() -> World:
     names = {key: row.public_id for key, row in rows.items()}
     names |= {"gpu": node.gpus.first().uuid, "colleague": "colleague-x", "newcomer": "stranger-x"}
     return World(people, names, rows)
+
+
+def volume_of(project: Project) -> Volume:
+    """A volume that only one project may use."""
+    row = Volume.objects.create(name="team", kind="path", path="/data/team")
+    row.projects.add(project)
+    return row
 
 
 def running(job: Job, node: Node) -> Job:

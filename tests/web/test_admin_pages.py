@@ -13,7 +13,7 @@ from portal.models import AuditEntry, Environment, Invitation, Membership, Node,
 from portal.web.admin.audit import differences
 from tests import record
 
-SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster"]
+SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster", "volumes"]
 FOR_ADMINS = ["people", "audit", "add-node"]
 
 

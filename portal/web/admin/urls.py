@@ -17,6 +17,7 @@ from portal.web.admin import (
     restored,
     scheduler,
     topologies,
+    volumes,
 )
 
 urlpatterns = [
@@ -50,6 +51,9 @@ urlpatterns = [
     path("topologies/<slug:name>/remove/", topologies.remove_topology, name="remove-topology"),
     path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
     path("nodes/<slug:public_id>/checks/<slug:check_id>/", nodes.node_check, name="node-check"),
+    path("volumes/", volumes.volumes_page, name="volumes"),
+    path("volumes/save/", volumes.save_volume, name="save-volume"),
+    path("volumes/<slug:name>/remove/", volumes.remove_volume, name="remove-volume"),
     path("restored/", restored.restored_page, name="restored"),
     path("restored/nodes/<slug:public_id>/fence/", restored.fence, name="restored-fence"),
     path("restored/<slug:public_id>/keep/", restored.keep, name="restored-keep"),
