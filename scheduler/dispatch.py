@@ -18,6 +18,7 @@ from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task
 from portal.services import elastic, lifecycle, nodes, trust
 from portal.services.logs import note_log_progress, write_log_bytes
+from portal.services.secrets import NotGiven, secrets_of
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, NodeState
@@ -26,7 +27,7 @@ from scheduler import leases
 from scheduler.core.cluster import WHOLE_MILLI
 from scheduler.leases import Held
 from scheduler.mounts import NotLent, folders_of, is_plain
-from scheduler.start_spec import NETWORK_WORDS, CannotMeet, Part, image_of, start_spec
+from scheduler.start_spec import NEEDED_WORDS, CannotMeet, Part, image_of, start_spec
 
 log = logging.getLogger(__name__)
 
@@ -118,14 +119,14 @@ def _spec(door: Door, task: Task) -> dict[str, object]:
     part = Part(attempt.number, task.rank, tuple(gpus), getattr(attempt, "rendezvous", None))
     takes = door.engine.hello.get("takes", ())
     try:
-        spec = start_spec(cluster, job, part, task.node, folders_of(job), secret)
+        spec = start_spec(cluster, job, part, task.node, folders_of(job), secret, secrets_of(job))
     except CannotMeet as wrong:
         raise Refused("cannot_meet", f"{wrong}; the node of rank 0 tells none. Upgrade its agent.") from wrong
-    except NotLent as gone:
+    except (NotLent, NotGiven) as gone:
         raise Refused("not_lent", f"{gone}.") from gone
     if VOLUMES not in takes and not all(map(is_plain, spec["mounts"])):
         raise Refused("agent_too_old", "its agent does not know volumes. Upgrade it.")
-    if unknown := sorted(NETWORK_WORDS & spec.keys() - set(takes)):
+    if unknown := sorted(NEEDED_WORDS & spec.keys() - set(takes)):
         raise Refused("agent_too_old", f"its agent does not know {', '.join(unknown)}. Upgrade it.")
     told: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
     if task.among is not None:

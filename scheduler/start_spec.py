@@ -11,13 +11,16 @@ from agents.launchers import LAUNCHERS, Gang, Launch, Meeting, Rank
 from agents.node.spec import FIRST_RANK
 from portal.models import Environment, Job, Node, Rendezvous
 from portal.services.environments import SECRET_FILE
+from portal.services.secrets import Given
 from portal.words.states import JobKind, RuntimeKind
 from scheduler.mounts import Folders, mounts_of
 
 SECRET_NAME = SECRET_FILE
 PIDS = 8192
-NETWORK_WORDS = frozenset({"meet_port", "node_network", "devices", "meets_here"})
-"""What a spec says of the network of a gang: an agent that does not know them cannot start it."""
+NOTHING = Given({}, {})
+"""No secrets of people."""
+NEEDED_WORDS = frozenset({"meet_port", "node_network", "devices", "meets_here", "secret_variables"})
+"""What an agent must know if a spec says it: of the network of a gang, and of secrets."""
 PLACE_OF_SECRETS = "{secrets}"
 """The node fills in the folder of a task's secret files, as it does ``{port}`` and ``{address}``."""
 
@@ -40,7 +43,7 @@ class Part:
 
 
 def start_spec(
-    cluster: str, job: Job, part: Part, node: Node, folders: Folders, secret: str
+    cluster: str, job: Job, part: Part, node: Node, folders: Folders, secret: str, given: Given = NOTHING
 ) -> dict[str, Any]:
     """The spec of one task, with a digest over all of it, so that an equal name with other content is seen.
 
@@ -60,7 +63,8 @@ def start_spec(
         "command": list(launch.command),
         "workdir": workdir,
         "env": {**launch.defaults, **job.environ, **launch.environment},
-        "secret_files": {SECRET_NAME: secret} if secret else {},
+        "secret_files": given.files | ({SECRET_NAME: secret} if secret else {}),
+        "secret_variables": given.variables or None,
         "uid": person.uid,
         "gid": person.gid,
         "user": person.username[:32],
@@ -111,8 +115,10 @@ def _network(part: Part, node: Node) -> dict[str, Any]:
 
 
 def digest_of(spec: dict[str, Any]) -> str:
-    """A digest of a spec; the secret counts by its own digest, so that the label tells nothing of it.
+    """A digest of a spec; a workspace's secret counts by its own digest, so that the label tells nothing of it.
 
+    People's secrets count by their names alone: a value may be short enough to be guessed, and may change between a
+    start and its repetition.
     Limits of folders count for nothing: whoever changes one changes no container.
     """
     plain = dict(spec)
@@ -120,8 +126,11 @@ def digest_of(spec: dict[str, Any]) -> str:
         {key: value for key, value in mount.items() if key != "quota_mib"} for mount in spec["mounts"]
     ]
     plain["secret_files"] = {
-        name: hashlib.sha256(content.encode()).hexdigest() for name, content in spec["secret_files"].items()
+        name: hashlib.sha256(content.encode()).hexdigest() if name == SECRET_NAME else ""
+        for name, content in spec["secret_files"].items()
     }
+    if "secret_variables" in spec:
+        plain["secret_variables"] = sorted(spec["secret_variables"])
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

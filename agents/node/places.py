@@ -10,6 +10,7 @@ from typing import Optional
 
 from agents.node import refusals, word_files
 from agents.node.durable import free_mib, full_disk_refused
+from agents.node.environment import VARIABLES, variables_file
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.settings import Settings
 from agents.node.spec import TaskSpec
@@ -76,7 +77,10 @@ class Places:
             secrets, temporary = os.path.join(folder, "secrets"), os.path.join(folder, "tmp")
             for each in (secrets, temporary):
                 os.makedirs(each, mode=0o700, exist_ok=True)
-            for name, content in spec.secret_files.items():
+            files = dict(spec.secret_files)
+            if spec.secret_variables:
+                files[VARIABLES] = variables_file(spec.secret_variables)
+            for name, content in files.items():
                 self._secret(os.path.join(secrets, name), content.encode(), uid, gid)
             for each in (secrets, temporary):
                 _own(each, uid, gid)

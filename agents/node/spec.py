@@ -83,6 +83,7 @@ class TaskSpec(NamedTuple):
     devices: Tuple[str, ...] = ()  # of a fabric; with them it may lock all memory it has
     meet_port: Optional[int] = None  # on this node, where the ranks of its gang meet: it must be free
     meets_here: bool = False  # all ranks of its gang stand on this node, in the network of their job
+    secret_variables: Dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -122,6 +123,7 @@ TAKES = (
     "devices",
     "meet_port",
     "meets_here",
+    "secret_variables",
 )
 """Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
 STOPS_TASKS = "stop.tasks"
@@ -178,7 +180,11 @@ def parse_spec(raw: Any) -> TaskSpec:
         devices=_devices(raw.get("devices")),
         meet_port=_optional_number(raw, "meet_port", 1024, 65_535),
         meets_here=_yes(raw, "meets_here"),
+        secret_variables=_env(raw.get("secret_variables")),
     )
+    secrets = (*spec.secret_files.values(), *spec.secret_variables.values())
+    if sum(len(content.encode()) for content in secrets) > MAX_SECRET_BYTES:
+        raise bad_spec(f"Secrets are larger than {MAX_SECRET_BYTES // 1024} KiB together.")
     if spec.runtime != "process" and spec.image is None:
         raise bad_spec("The spec has no image.")
     return spec
@@ -247,8 +253,6 @@ def _secret_files(value: Any) -> Dict[str, str]:
     for name, content in value.items():
         if not _FILE_NAME.match(name) or not isinstance(content, str):
             raise bad_spec(f"secret_files holds something that is not a file name with a content: {name!r}.")
-    if sum(len(content.encode()) for content in value.values()) > MAX_SECRET_BYTES:
-        raise bad_spec(f"secret_files are larger than {MAX_SECRET_BYTES // 1024} KiB together.")
     return dict(value)
 
 

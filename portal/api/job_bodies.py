@@ -23,6 +23,7 @@ from portal.services.jobs import (
     check_job,
     would_start,
 )
+from portal.words.secrets import MINE, PROJECTS
 from portal.words.states import JobKind
 
 NAME = "Id or name."
@@ -63,6 +64,15 @@ class JobVolumeBody(Closed):
     read_only = YesNo(required=False, default=False)  # type: ignore[assignment]
 
 
+class JobSecretBody(Closed):
+    """A secret that a job gets: as a variable, or as a file in the folder that FAIRWAY_SECRETS names."""
+
+    secret = Text(max_length=63, help_text="Its name.")
+    of = serializers.ChoiceField([MINE, PROJECTS], required=False, default=MINE)
+    variable = Text(required=False, allow_null=True, default=None, max_length=128)
+    file = Text(required=False, allow_null=True, default=None, max_length=64)
+
+
 class Request(Closed):
     """What jobs and workspaces have in common. CPU and memory are for each task."""
 
@@ -99,6 +109,7 @@ class Request(Closed):
         help_text="Environment variables: names with text values.",
     )
     volumes = JobVolumeBody(many=True, required=False)
+    secrets = JobSecretBody(many=True, required=False)
     priority = Whole(required=False, min_value=PRIORITIES.start, max_value=PRIORITIES.stop - 1)
     preemptible = YesNo(required=False)
     time_limit_s = Whole(required=False, allow_null=True, min_value=1, max_value=MAX_TIME_LIMIT_S)

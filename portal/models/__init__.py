@@ -23,6 +23,7 @@ from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.restored import UnknownContainer
+from portal.models.secrets import Secret
 from portal.models.trouble import NodeTrouble
 from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
 from portal.models.volumes import Volume
@@ -65,6 +66,7 @@ __all__ = [
     "Rendezvous",
     "Reservation",
     "ReservedNode",
+    "Secret",
     "SignInLink",
     "Standing",
     "Task",

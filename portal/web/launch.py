@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
-from portal.access import Policy, policy, signed_in
+from portal.access import Policy, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Impossible, Invalid
 from portal.models import Environment, Node, Template, User
 from portal.selectors import cluster
@@ -131,6 +131,7 @@ def _context(user: User, form: LaunchForm) -> dict[str, Any]:
     return _rail(user, form) | {
         "form": form,
         "environments": environments_shown(),
+        "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": volumes_for(user).exclude(kind=VolumeKind.HOME.value),
         "templates": Template.objects.filter(enabled=True).order_by("title")[:12],
         "idle": {knob.name: knob.value for knob in policy_sheet(None).knobs if not decides(knob.name)},

@@ -15,7 +15,7 @@ from portal.access import project_ids, visible_environments, visible_jobs
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
 from portal.services.dependencies import unknown
 from portal.services.jobs import JobRequest
-from portal.web.launch_data import volumes_in
+from portal.web.launch_data import DataFields
 from portal.web.words import MAX_DIGITS
 from portal.words.states import JOB_LIVE, JobKind, Role
 
@@ -103,7 +103,7 @@ class ManyByPublicId(_RowChoices):
         return f"{thing.name} ({thing.public_id})"
 
 
-class LaunchForm(forms.Form):
+class LaunchForm(DataFields):
     """One form for notebooks, jobs and services; fields that do not concern a kind are ignored for it."""
 
     kind = forms.ChoiceField(choices=KINDS, initial=JobKind.WORKSPACE.value, widget=forms.RadioSelect)
@@ -174,11 +174,6 @@ class LaunchForm(forms.Form):
         label="Variables", max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
         help_text="One NAME=value a line.",
-    )  # fmt: skip
-    volumes = forms.CharField(
-        label="Volumes", max_length=65536, required=False,
-        widget=forms.Textarea({"class": "form-control", "rows": 2, "spellcheck": "false"}),
-        help_text="One a line: NAME stands at /volumes/NAME; or NAME /place; with ro at the end it is read only.",
     )  # fmt: skip
     time_limit_s = SpanField(
         label="Time limit",
@@ -289,13 +284,6 @@ class LaunchForm(forms.Form):
             found[name.strip()] = value.strip()
         return found
 
-    def clean_volumes(self) -> list[dict[str, Any]]:
-        """NAME [PLACE] [ro] lines as the API writes them."""
-        try:
-            return volumes_in(self.cleaned_data["volumes"])
-        except ValueError as wrong:
-            raise forms.ValidationError(str(wrong)) from wrong
-
     def clean_after_ids(self) -> list[Job]:
         """The jobs of these ids."""
         keys = re.split(r"[\s,;]+", self.cleaned_data["after_ids"].strip())
@@ -352,6 +340,7 @@ class LaunchForm(forms.Form):
             command=[] if workspace else data["command"],
             environ=data["environ"],
             volumes=data["volumes"],
+            secrets=self.secrets(),
             shm_mib=data["shm_mib"] or 64,
             stop_grace_s=data["stop_grace_s"] or 30,
             priority=data["priority"] or 0,

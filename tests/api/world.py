@@ -30,6 +30,7 @@ from portal.services.lifecycle import Seat, begin_attempt
 from portal.services.logs import write_log_bytes
 from portal.services.projects import QuotaNumbers, do_change_quota
 from portal.services.reservations import ReservationWords, do_save_reservation
+from portal.services.secrets import do_save_secret
 from portal.services.tokens import Scope, do_create_token
 from tests import record
 
@@ -101,6 +102,8 @@ def make() -> World:
         people["admin"],
         ReservationWords("week", pool, [node], [project], timezone.now() + day, timezone.now() + 2 * day),
     )
+    do_save_secret(owner, owner, "own", "never shown")
+    do_save_secret(people["manager"], project, "shared", "never shown")
     rows: dict[str, Any] = {
         "reservation": reservation,
         "project": project,

@@ -6,7 +6,7 @@ import ipaddress
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node import word_files
-from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment
+from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment, with_secrets
 from agents.node.refusals import bad_spec
 from agents.node.runtimes import Order
 from agents.node.runtimes.json_log import MAX_FILES
@@ -94,6 +94,7 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         words += ["--workdir", spec.workdir or _home(order)]
     same = {port: port for port in spec.ports}
     command = fill_in(spec.command, ports=same, address=LISTEN_ON, secrets=SECRETS_IN_CONTAINER)
+    command = with_secrets(command, spec.secret_variables, SECRETS_IN_CONTAINER)
     return [*words, "--entrypoint", command[0], image_id, *command[1:]]
 
 

@@ -284,6 +284,15 @@ class JobVolume(serializers.Serializer[Any]):
     )
 
 
+class JobSecret(serializers.Serializer[Any]):
+    """A secret that a job gets, by name."""
+
+    secret = serializers.CharField()
+    of = serializers.CharField(help_text="me or project.")
+    variable = serializers.CharField(required=False)
+    file = serializers.CharField(required=False)
+
+
 class JobWhole(Job):
     """One job with everything that is known of it."""
 
@@ -317,6 +326,7 @@ class JobWhole(Job):
         help_text="null for those who may not control the job: values may be secret.",
     )
     volumes = JobVolume(many=True)
+    secrets = JobSecret(many=True)
     version = serializers.IntegerField()
     stub = serializers.BooleanField(
         help_text="Known only by its container, which was kept after a restore: its request is not known."
@@ -487,6 +497,7 @@ def job_whole(
         "command": row.command,
         "environ": row.environ if with_environ else None,
         "volumes": row.volumes,
+        "secrets": row.secrets,
         "version": row.version,
         "stub": row.stub,
         "attempts": [attempt(one, seen) for one in attempts],
