@@ -22,6 +22,7 @@ from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, R
 from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
+from portal.models.registries import RegistryLogin
 from portal.models.restored import UnknownContainer
 from portal.models.secrets import Secret
 from portal.models.trouble import NodeTrouble
@@ -63,6 +64,7 @@ __all__ = [
     "Question",
     "Quota",
     "QuotaChange",
+    "RegistryLogin",
     "Rendezvous",
     "Reservation",
     "ReservedNode",

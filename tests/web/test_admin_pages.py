@@ -14,7 +14,7 @@ from portal.web.admin.audit import differences
 from tests import record
 
 SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster", "volumes"]
-FOR_ADMINS = ["people", "audit", "add-node"]
+FOR_ADMINS = ["people", "audit", "add-node", "registries"]
 
 
 @pytest.mark.parametrize("page", [*SEEN_BY_ALL, *FOR_ADMINS])

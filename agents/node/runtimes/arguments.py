@@ -8,7 +8,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from agents.node import word_files
 from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment, with_secrets
 from agents.node.refusals import bad_spec
-from agents.node.runtimes import Order
+from agents.node.runtimes import LOGIN_FILE, Order
 from agents.node.runtimes.json_log import MAX_FILES
 from agents.node.versions import Version
 
@@ -244,6 +244,15 @@ def listing(cluster: str) -> List[str]:
 def remove(engine: Engine, name: str) -> List[str]:
     """The words that end and remove a container at once; its patience was given before, by a signal."""
     return ["rm", "--force", "--volumes", *(["--time", "0"] if engine.kind == "podman" else []), name]
+
+
+def pull(kind: str, image: str, login_folder: Optional[str]) -> List[str]:
+    """The words that bring an image; the login stands in a file, for everybody on a node may read argument lists."""
+    if login_folder is None:
+        return ["pull", image]
+    if kind == "podman":
+        return ["pull", "--authfile", f"{login_folder}/{LOGIN_FILE}", image]
+    return ["--config", login_folder, "pull", image]
 
 
 def inspect(names: Sequence[str]) -> List[str]:
