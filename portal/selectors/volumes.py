@@ -62,12 +62,11 @@ def held_on(row: Volume, told: Iterable[Disk]) -> str | None:
         return None
     use = {VolumeKind.HOME.value: "homes", VolumeKind.SCRATCH.value: "scratch"}.get(row.kind, "volumes")
     on = [disk for disk in told if disk.use == use and (use != "volumes" or _below(row.path, disk.path))]
-    if row.path and not on:
-        return "Not held: no node says that its file system limits folders there."
+    holding = sorted({disk.node for disk in on if disk.quotas})
     without = sorted({disk.node for disk in on if not disk.quotas})
-    if not on or len(without) == len({disk.node for disk in on}):
-        return "Not held: no file system of the nodes limits folders. Mount it with prjquota."
-    return f"Held, but not on {', '.join(without)}." if without else "Held by the file system."
+    if not holding:
+        return "No node says that its file system holds this limit; it does when mounted with prjquota."
+    return f"Held on {', '.join(holding)}" + (f", not on {', '.join(without)}." if without else ".")
 
 
 def _below(path: str, root: str) -> bool:
