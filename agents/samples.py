@@ -136,6 +136,7 @@ class Hello:
     )  # by tool; None: not there, or it does not say
     interfaces: tuple[InterfaceState, ...] = ()  # empty: its agent does not look at them
     gang_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
+    storage: tuple[Mapping[str, Any], ...] = ()  # disks behind volumes: use, path, filesystem, MiB, quotas
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -164,6 +165,7 @@ class Hello:
             versions={str(name): _text(version) for name, version in row.get("versions", {}).items()},
             interfaces=tuple(map(InterfaceState.from_wire, row.get("interfaces", ()))),
             gang_ports=_span(row.get("gang_ports")),
+            storage=tuple(dict(each) for each in row.get("storage", ())),
         )
 
 

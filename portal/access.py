@@ -29,11 +29,13 @@ from portal.models import (
     Project,
     Quota,
     Reservation,
+    Secret,
     Template,
     Topology,
     UnknownContainer,
     UsageLedger,
     User,
+    Volume,
 )
 from portal.words.states import ROLE_RANK, JobKind, NodeState, Role
 
@@ -304,6 +306,29 @@ def visible_people(person: Person) -> QuerySet[User]:
         return User.objects.all()
     shared = Membership.objects.filter(project_id__in=project_ids(user)).values("user_id")
     return User.objects.filter(Q(pk=user.pk) | Q(pk__in=shared))
+
+
+def visible_volumes(person: Person) -> QuerySet[Volume]:
+    """The declared volumes a person may see: all for admins, else those that some project of theirs may use."""
+    user = signed_in(person)
+    rows = Volume.objects.filter(owner__isnull=True)
+    if user.is_admin:
+        return rows
+    parents = dict(Project.objects.values_list("id", "parent_id"))
+    lines = {above for row in project_ids(user) for above in lineage(row, parents.get)}
+    return rows.filter(Q(projects__isnull=True) | Q(projects__in=lines)).distinct()
+
+
+def visible_secrets(person: Person) -> QuerySet[Secret]:
+    """The secrets a person may know of: their own, and those of projects where they may run jobs."""
+    user = signed_in(person)
+    shared = {"project__isnull": False} if user.is_admin else {"project__in": project_ids(user, Role.MEMBER)}
+    return Secret.objects.filter(Q(owner=user) | Q(**shared)).select_related("project")
+
+
+def usable_secrets(owner: User, project: Project) -> QuerySet[Secret]:
+    """Those that a job of this person in this project may name: the person's own, and the project's."""
+    return Secret.objects.filter(Q(owner=owner) | Q(project=project)).select_related("project")
 
 
 def visible_environments(person: Person) -> QuerySet[Environment]:

@@ -109,7 +109,9 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
     user = str(body["user"])
     kind = value("kind")
     launcher = launcher_of(value("tasks"), value("launcher"))
-    cannot = photo.unfit.nodes(environment.pk, value("gpus_per_task"), meets=bool(launcher))
+    cannot = photo.unfit.nodes(
+        environment.pk, value("gpus_per_task"), meets=bool(launcher), volumes=value("volumes")
+    )
     row = PendingRow(
         job=ASKED,
         name=str(body.get("name") or "the request"),

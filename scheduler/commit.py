@@ -20,10 +20,12 @@ from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
 from portal.services import elastic, lifecycle, trust
 from portal.services.elastic import Growing, Growth, Leave
 from portal.services.lifecycle import Beginning, Seat, Stop
+from portal.services.volumes import declared
 from portal.services.workspaces import new_attempt_secret
 from portal.words.reasons import EndReason
 from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState
 from portal.words.trust import Phase
+from portal.words.volumes import Reach, VolumeKind
 from scheduler import leases
 from scheduler.awaited import held_back
 from scheduler.calendar import Calendar
@@ -223,9 +225,9 @@ def _settle_homes(beginnings: Sequence[Beginning]) -> None:
     for each in beginnings:
         if each.job.kind == JobKind.WORKSPACE.value:
             where.setdefault(each.job.owner_id, each.seats[0].node.pk)
-    if not where:
+    if not where or declared().filter(kind=VolumeKind.HOME.value, reach=Reach.SHARED.value).exists():
         return
-    homes = [Volume(owner_id=owner, kind="home", name="home", reach="node") for owner in sorted(where)]
+    homes = [Volume(owner_id=owner, kind=VolumeKind.HOME.value, name="home") for owner in sorted(where)]
     Volume.objects.bulk_create(homes, ignore_conflicts=True)
     unsettled = Volume.objects.filter(owner__in=where, kind="home", reach="node", node__isnull=True)
     settled = list(unsettled.order_by("pk"))

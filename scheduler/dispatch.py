@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from django.db.models import Count
 
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
+from agents.node.spec import VOLUMES
 from portal.killpoints import killpoint
-from portal.models import Attempt, ClusterSettings, Job, Node, Task, Volume
+from portal.models import Attempt, ClusterSettings, Job, Node, Task
 from portal.services import elastic, lifecycle, nodes, trust
 from portal.services.logs import note_log_progress, write_log_bytes
+from portal.services.secrets import NotGiven, secrets_of
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, NodeState
@@ -24,7 +26,8 @@ from portal.words.trust import STUCK_AFTER_S, Phase, Trouble
 from scheduler import leases
 from scheduler.core.cluster import WHOLE_MILLI
 from scheduler.leases import Held
-from scheduler.start_spec import NETWORK_WORDS, CannotMeet, Part, image_of, start_spec
+from scheduler.mounts import NotLent, folders_of, is_plain
+from scheduler.start_spec import NEEDED_WORDS, CannotMeet, Part, image_of, start_spec
 
 log = logging.getLogger(__name__)
 
@@ -111,16 +114,19 @@ def start_task(door: Door, task: Task, *, tries_left: int) -> After:
 def _spec(door: Door, task: Task) -> dict[str, object]:
     attempt, job = task.attempt, task.attempt.job
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
-    home = Volume.objects.filter(owner_id=job.owner_id, kind="home").first()
     secret = attempt_secret(attempt) if attempt.secret else ""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
     part = Part(attempt.number, task.rank, tuple(gpus), getattr(attempt, "rendezvous", None))
     takes = door.engine.hello.get("takes", ())
     try:
-        spec = start_spec(cluster, job, part, task.node, home, secret)
+        spec = start_spec(cluster, job, part, task.node, folders_of(job), secret, secrets_of(job))
     except CannotMeet as wrong:
         raise Refused("cannot_meet", f"{wrong}; the node of rank 0 tells none. Upgrade its agent.") from wrong
-    if unknown := sorted(NETWORK_WORDS & spec.keys() - set(takes)):
+    except (NotLent, NotGiven) as gone:
+        raise Refused("not_lent", f"{gone}.") from gone
+    if VOLUMES not in takes and not all(map(is_plain, spec["mounts"])):
+        raise Refused("agent_too_old", "its agent does not know volumes. Upgrade it.")
+    if unknown := sorted(NEEDED_WORDS & spec.keys() - set(takes)):
         raise Refused("agent_too_old", f"its agent does not know {', '.join(unknown)}. Upgrade it.")
     told: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
     if task.among is not None:

@@ -14,6 +14,8 @@ from django.db import connection
 from agents.engines.contract import Engine, PullProgress, Refused, Unknown
 from portal.models import Environment, EnvironmentOnNode, Node, Task
 from portal.services import lifecycle
+from portal.services.registries import login_for
+from portal.services.sealing import CannotOpen as SealedElsewhere
 from scheduler.opening import CannotOpen, open_engine
 from scheduler.start_spec import image_of
 
@@ -84,13 +86,15 @@ class ImageBringer:
                 self._load(engine, node, environment)
             elif environment.image:
                 engine.watch(lambda event: _note_pull(environment, node, event))
-                engine.pull(environment.image)
+                engine.pull(environment.image, login_for(environment.image))
             else:
                 return "The environment names no image."
         except Refused as refusal:
             return refusal.message
         except Unknown as silence:
             return f"The node stopped answering: {silence}"
+        except SealedElsewhere as problem:
+            return f"The login of its registry cannot be opened: {problem}. An administrator writes it again."
         except OSError as problem:
             return f"The archive cannot be read: {problem}"
         finally:

@@ -35,8 +35,12 @@ def read_growing(
         "job_id", "node__public_id"
     ):
         avoided[job].append(node)
+
+    def cannot(row: dict[str, Any]) -> tuple[NodeId, ...]:
+        return unfit.nodes(row["environment_id"], row["gpus_per_task"], volumes=row["volumes"])
+
     sources = {
-        id_: (row, grow[id_], unfit.nodes(row["environment_id"], row["gpus_per_task"]), sorted(avoided[id_]))
+        id_: (row, grow[id_], cannot(row), sorted(avoided[id_]))
         for id_, row in read_rows(list(grow))
         if not row["held"]
     }

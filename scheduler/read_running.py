@@ -125,6 +125,7 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
         "job__submitted_at",
         "job__kind",
         "job__environment_id",
+        "job__volumes",
         "job__kept",
         "job__cpu_milli",
         "job__memory_mib",
@@ -186,7 +187,9 @@ def read_running(
     def make(_: int, attempt: Holding) -> RunningRow:
         row = attempt.row
         home = home_of(row["job__kind"], row["job__owner__public_id"], homes)
-        avoid = unfit.nodes(row["job__environment_id"], row["job__gpus_per_task"])
+        avoid = unfit.nodes(
+            row["job__environment_id"], row["job__gpus_per_task"], volumes=row["job__volumes"]
+        )
         return running_row(attempt, avoid, home)
 
     return built.of(held, (unfit, homes), make)

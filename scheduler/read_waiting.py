@@ -66,7 +66,7 @@ def read_waiting(
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
         home = home_of(row["kind"], row["owner__public_id"], homes)
         meets = bool(launcher_of(row["tasks"], row["launcher"]))
-        cannot = unfit.nodes(row["environment_id"], row["gpus_per_task"], meets=meets)
+        cannot = unfit.nodes(row["environment_id"], row["gpus_per_task"], meets=meets, volumes=row["volumes"])
         return pending_row(row, every_pool, cannot, avoided.get(id_, []), home)
 
     pending = built.of(waiting, (every_pool, unfit, homes, dict(avoided)), make)
@@ -110,6 +110,7 @@ def read_rows(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]
         "pool__public_id",
         "environment_id",
         "launcher",
+        "volumes",
     ):
         yield row["id"], dict(row)
 

@@ -9,14 +9,18 @@ from typing import Any
 
 from agents.launchers import LAUNCHERS, Gang, Launch, Meeting, Rank
 from agents.node.spec import FIRST_RANK
-from portal.models import Environment, Job, Node, Rendezvous, Volume
+from portal.models import Environment, Job, Node, Rendezvous
 from portal.services.environments import SECRET_FILE
+from portal.services.secrets import Given
 from portal.words.states import JobKind, RuntimeKind
+from scheduler.mounts import Folders, mounts_of
 
 SECRET_NAME = SECRET_FILE
 PIDS = 8192
-NETWORK_WORDS = frozenset({"meet_port", "node_network", "devices", "meets_here"})
-"""What a spec says of the network of a gang: an agent that does not know them cannot start it."""
+NOTHING = Given({}, {})
+"""No secrets of people."""
+NEEDED_WORDS = frozenset({"meet_port", "node_network", "devices", "meets_here", "secret_variables"})
+"""What an agent must know if a spec says it: of the network of a gang, and of secrets."""
 PLACE_OF_SECRETS = "{secrets}"
 """The node fills in the folder of a task's secret files, as it does ``{port}`` and ``{address}``."""
 
@@ -39,7 +43,7 @@ class Part:
 
 
 def start_spec(
-    cluster: str, job: Job, part: Part, node: Node, home: Volume | None, secret: str
+    cluster: str, job: Job, part: Part, node: Node, folders: Folders, secret: str, given: Given = NOTHING
 ) -> dict[str, Any]:
     """The spec of one task, with a digest over all of it, so that an equal name with other content is seen.
 
@@ -48,8 +52,7 @@ def start_spec(
     environment = job.environment
     launch = _launch(job, part, node)
     person = job.owner
-    user = person.username[:32]
-    mounts, workdir = _home(job, home, node)
+    mounts, workdir = mounts_of(job, folders, node)
     spec: dict[str, Any] = {
         "cluster": cluster,
         "job": job.public_id,
@@ -60,10 +63,11 @@ def start_spec(
         "command": list(launch.command),
         "workdir": workdir,
         "env": {**launch.defaults, **job.environ, **launch.environment},
-        "secret_files": {SECRET_NAME: secret} if secret else {},
+        "secret_files": given.files | ({SECRET_NAME: secret} if secret else {}),
+        "secret_variables": given.variables or None,
         "uid": person.uid,
         "gid": person.gid,
-        "user": user,
+        "user": person.username[:32],
         "gpus": [{"uuid": uuid, "milli": milli} for uuid, milli in part.gpus],
         "cpu_milli": job.cpu_milli,
         "memory_mib": job.memory_mib,
@@ -111,11 +115,22 @@ def _network(part: Part, node: Node) -> dict[str, Any]:
 
 
 def digest_of(spec: dict[str, Any]) -> str:
-    """A digest of a spec; the secret counts by its own digest, so that the label tells nothing of it."""
+    """A digest of a spec; a workspace's secret counts by its own digest, so that the label tells nothing of it.
+
+    People's secrets count by their names alone: a value may be short enough to be guessed, and may change between a
+    start and its repetition.
+    Limits of folders count for nothing: whoever changes one changes no container.
+    """
     plain = dict(spec)
+    plain["mounts"] = [
+        {key: value for key, value in mount.items() if key != "quota_mib"} for mount in spec["mounts"]
+    ]
     plain["secret_files"] = {
-        name: hashlib.sha256(content.encode()).hexdigest() for name, content in spec["secret_files"].items()
+        name: hashlib.sha256(content.encode()).hexdigest() if name == SECRET_NAME else ""
+        for name, content in spec["secret_files"].items()
     }
+    if "secret_variables" in spec:
+        plain["secret_variables"] = sorted(spec["secret_variables"])
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -138,15 +153,3 @@ def _command(job: Job, environment: Environment, node: Node) -> list[str]:
             word = word.replace(token, value)
         filled.append(word)
     return filled
-
-
-def _home(job: Job, home: Volume | None, node: Node) -> tuple[list[dict[str, Any]], str | None]:
-    """The person's home as a mount, and where the task begins."""
-    target = f"/home/{job.owner.username[:32]}"
-    if home is not None and home.reach == "shared" and home.path:
-        source = f"{home.path.rstrip('/')}/{job.owner.username}"
-        return [{"kind": "path", "source": source, "target": target, "read_only": False}], target
-    mount = {"kind": "home", "source": job.owner.username, "target": target, "read_only": False}
-    # a process has no mounts of its own: its home is where the node keeps it
-    workdir = None if node.runtime == RuntimeKind.PROCESS.value else target
-    return [mount], workdir

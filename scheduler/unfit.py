@@ -1,12 +1,14 @@
-"""Which nodes can never run a job: of another runtime, with too old a driver, without the network it needs."""
+"""Which nodes can never run a job: of another runtime, with too old a driver, without its network or volumes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
 
-from portal.models import Environment
+from portal.models import Environment, Node
+from portal.services.volumes import limited_volumes, nodes_with
 from portal.words.driver import driver_will_do
 from portal.words.states import RuntimeKind
 from scheduler.core.cluster import NodeId
@@ -31,18 +33,25 @@ class Unfit:
     with_gpus: Mapping[int, Nodes]
     unlent: Nodes
     """Nodes of pools that lend gangs no network."""
+    lacking: Mapping[str, Nodes] = field(default_factory=dict)
+    """By name of each volume that only some nodes have, the others."""
 
-    def nodes(self, environment: int, gpus: int, *, meets: bool = False) -> Nodes:
+    def nodes(
+        self, environment: int, gpus: int, *, meets: bool = False, volumes: Sequence[Mapping[str, Any]] = ()
+    ) -> Nodes:
         """Those for a task with so many GPUs: one without any needs no driver.
 
-        ``meets``: it must reach the other tasks of its gang.
+        ``meets``: it must reach the other tasks of its gang. ``volumes`` are those that its job names.
         """
         cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
-        return tuple(sorted({*cannot, *self.unlent})) if meets else cannot
+        more = [self.lacking[each["volume"]] for each in volumes if each["volume"] in self.lacking]
+        if meets:
+            more.append(self.unlent)
+        return tuple(sorted({*cannot, *chain.from_iterable(more)})) if more else cannot
 
 
 def read_unfit(machines: Mapping[str, Machine], unlent: Nodes) -> Unfit:
-    """Every environment against ``machines``, by the id of the node; one query."""
+    """Every environment and volume against ``machines``, by the id of the node; two queries, or five."""
     known: dict[tuple[str, str], Nodes] = {}
     without: dict[int, Nodes] = {}
     with_: dict[int, Nodes] = {}
@@ -54,7 +63,18 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes) -> Unfit:
 
     for id_, runtime, driver in Environment.objects.values_list("id", "runtime", "min_driver"):
         without[id_], with_[id_] = unfit(runtime, ""), unfit(runtime, driver)
-    return Unfit(without, with_, unlent)
+    return Unfit(without, with_, unlent, _lacking(machines))
+
+
+def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:
+    rows = list(limited_volumes())
+    if not rows:
+        return {}
+    limited, ids = nodes_with(rows), dict(Node.objects.values_list("id", "public_id"))
+    return {
+        row.name: tuple(sorted(map(NodeId, machines.keys() - {ids[node] for node in limited[row.pk]})))
+        for row in rows
+    }
 
 
 def unfit_nodes(runtime: str, min_driver: str, machines: Iterable[tuple[str, Machine]]) -> Nodes:

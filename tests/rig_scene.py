@@ -23,8 +23,12 @@ def rig_scene(
     settings: Any,
     folder: Path,
     gpus: int = 4,
+    lends: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Two nodes that answer, each with an image store and pretend GPUs, and an environment of the image."""
+    """Two nodes that answer, each with an image store and pretend GPUs, and an environment of the image.
+
+    ``lends`` are the folders below which they show volumes.
+    """
     settings.DATA_DIR = folder
     settings.LOG_DIR = folder / "logs"
     settings.KEY_FILES = {
@@ -39,6 +43,8 @@ def rig_scene(
     pool = record.pool()
     nodes = []
     for machine in machines:
+        if lends:
+            machine.set_local(path_roots=list(lends))
         cluster.enrol(machine)
         target = cluster.target(machine)
         nodes.append(

@@ -204,8 +204,11 @@ class Engine(Protocol):
     def has_image(self, image: str) -> bool:
         """Whether the node has an image of this name or digest now."""
 
-    def pull(self, image: str) -> None:
-        """Brings an image from its registry; takes minutes. Present already: nothing to do."""
+    def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
+        """Brings an image from its registry; takes minutes. Present already: nothing to do.
+
+        ``login`` is a name and a password; Refused ``agent_too_old`` by one that takes none.
+        """
 
     def load(self, upload: str, offset: int, data: bytes, *, sha256: str | None = None) -> int:
         """Takes a piece of an image's archive and says how much is there; ``sha256`` ends the upload."""

@@ -23,9 +23,9 @@ from agents.engines.contract import (
     TaskKey,
     Tell,
 )
-from agents.link import Link
+from agents.link import Link, Refused
 from agents.local import open_local
-from agents.node.spec import PREPARES, STOPS_TASKS
+from agents.node.spec import LOGINS, PREPARES, STOPS_TASKS
 from agents.samples import ContainerState, Hello
 from agents.ssh import Role, SshTarget, open_ssh
 
@@ -171,8 +171,14 @@ class NodeEngine:
             for row in answer["images"]
         )
 
-    def pull(self, image: str) -> None:
-        self._link.ask("pull", timeout_s=PULL_WITHIN_S, image=image)
+    def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
+        if login is None:
+            self._link.ask("pull", timeout_s=PULL_WITHIN_S, image=image)
+            return
+        if LOGINS not in self._link.hello.takes:
+            raise Refused("agent_too_old", "Its agent does not know logins to registries. Upgrade it.")
+        fields = {"username": login[0], "password": login[1]}
+        self._link.ask("pull", timeout_s=PULL_WITHIN_S, image=image, login=fields)
 
     def load(self, upload: str, offset: int, data: bytes, *, sha256: str | None = None) -> int:
         fields: dict[str, Any] = {"upload": upload, "offset": offset}

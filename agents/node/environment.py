@@ -8,6 +8,10 @@ from agents.node.spec import FIRST_RANK, TaskSpec
 
 SECRETS_IN_CONTAINER = "/run/fairway"
 
+VARIABLES = "variables"
+"""The file among a task's secrets that sets the variables which no list of an engine shows."""
+_SHELL = "/bin/sh"
+
 OURS = (
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DISABLE_REQUIRE",
@@ -82,6 +86,22 @@ def task_environment(
     for asked, listen in sorted(ports.items()):
         environment[f"PORT_{asked}"] = str(listen)
     return environment
+
+
+def variables_file(variables: Mapping[str, str]) -> str:
+    """Lines by which a shell sets variables, whatever their values hold."""
+    quoted = ((name, text.replace("'", "'\\''")) for name, text in sorted(variables.items()))
+    return "".join(f"export {name}='{text}'\n" for name, text in quoted if not is_ours(name))
+
+
+def with_secrets(command: List[str], variables: Mapping[str, str], secrets: str) -> List[str]:
+    """The command of a task that gets secret variables: a shell reads them from a file, and becomes the command.
+
+    So they stand neither in an argument list, nor in what an engine keeps and shows of a container.
+    """
+    if not variables:
+        return command
+    return [_SHELL, "-c", f'. {secrets}/{VARIABLES} && exec "$@"', "fairway", *command]
 
 
 def fill_in(command: Tuple[str, ...], *, ports: Mapping[int, int], address: str, secrets: str) -> List[str]:

@@ -6,14 +6,17 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import json
 import os
 import re
+import shutil
+import tempfile
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
-from agents.node.durable import full_disk_refused
+from agents.node.durable import full_disk_refused, write_whole
 from agents.node.refusals import ENGINE_ERROR, IMAGE_MISSING, Refusal, bad_spec
-from agents.node.runtimes import Image, Runtime
+from agents.node.runtimes import LOGIN_FILE, Image, Runtime
 from agents.node.spec import whole_number
 from agents.node.tasks import Tasks
 
@@ -21,7 +24,24 @@ _UPLOAD = re.compile(r"[a-z0-9]{1,64}\Z")
 _REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}\Z")
 _PROGRESS_EVERY_S = 0.5
 _FORGET_UPLOAD_AFTER_S = 86_400.0
+_FORGET_LOGIN_AFTER_S = 7200.0  # longer than any image takes
+_LOGIN = "login-"
+_HUB, _HUBS_KEY = "docker.io", "https://index.docker.io/v1/"  # docker keeps its own hub under this key
+_WANTS_LOGIN = (
+    "unauthorized",
+    "authentication required",
+    "access denied",
+    "invalid username",
+    "no basic auth",
+)
 Fields = Dict[str, Any]
+
+
+class Login(NamedTuple):
+    """Who we say we are at a registry."""
+
+    username: str
+    password: str
 
 
 class Images:
@@ -44,7 +64,7 @@ class Images:
         reference = fields.get("image")
         if not isinstance(reference, str) or not _REFERENCE.match(reference):
             raise bad_spec("image is not a reference.")
-        runtime = self._engine(fields)
+        runtime, login = self._engine(fields), _login(fields.get("login"))
         self._tasks.places.check_room()
         told_s = 0.0
 
@@ -54,7 +74,12 @@ class Images:
                 told_s = time.monotonic()
                 self._push({"event": "pull_progress", "image": reference, "line": line[:300]})
 
-        return {"image": _row(runtime.kind, runtime.pull(reference, progress))}
+        with self._login_file(reference, login) as folder:
+            try:
+                image = runtime.pull(reference, progress, folder)
+            except Refusal as refusal:
+                raise _about_login(refusal, reference, login is not None) from refusal
+        return {"image": _row(runtime.kind, image)}
 
     def load(self, fields: Fields) -> Fields:
         """One piece of an archive at its offset; with ``last`` the archive is loaded and the image named.
@@ -83,10 +108,32 @@ class Images:
         for name in os.listdir(self._tasks.places.uploads):
             path = os.path.join(self._tasks.places.uploads, name)
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - os.stat(path).st_mtime > _FORGET_UPLOAD_AFTER_S:
+                age_s = time.time() - os.stat(path).st_mtime
+                if name.startswith(_LOGIN) and age_s > _FORGET_LOGIN_AFTER_S:
+                    shutil.rmtree(path, ignore_errors=True)
+                elif not name.startswith(_LOGIN) and age_s > _FORGET_UPLOAD_AFTER_S:
                     os.unlink(path)
                     removed += 1
         return removed
+
+    @contextlib.contextmanager
+    def _login_file(self, reference: str, login: Optional[Login]) -> Iterator[Optional[str]]:
+        """A folder with the login in a file, as engines read it, while an image is brought; None without one."""
+        if login is None:
+            yield None
+            return
+        folder = tempfile.mkdtemp(prefix=_LOGIN, dir=self._tasks.places.uploads)
+        try:
+            words = base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
+            hosts = [
+                registry_of(reference) or _HUB,
+                *([_HUBS_KEY] if registry_of(reference) in (None, _HUB) else []),
+            ]
+            content = json.dumps({"auths": {host: {"auth": words} for host in hosts}})
+            write_whole(os.path.join(folder, LOGIN_FILE), content.encode(), sync=False)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _append(self, path: str, fields: Fields) -> int:
         offset = whole_number(fields, "offset")
@@ -125,6 +172,36 @@ class Images:
             if runtime.kind != "process" and wanted in (None, runtime.kind):
                 return runtime
         raise Refusal(IMAGE_MISSING, "This node has no container engine, so it has no images.")
+
+
+def registry_of(image: str) -> Optional[str]:
+    """The host that a reference names, port included; None for one that names none."""
+    first, slash, _ = image.partition("/")
+    return first if slash and ("." in first or ":" in first or first == "localhost") else None
+
+
+def _login(raw: Any) -> Optional[Login]:
+    if raw is None:
+        return None
+    if not isinstance(raw, dict) or set(raw) != set(Login._fields):
+        raise bad_spec("login has a username and a password.")
+    if not all(isinstance(each, str) and each for each in raw.values()) or ":" in raw["username"]:
+        raise bad_spec("login has a username and a password.")
+    return Login(**raw)
+
+
+def _about_login(refusal: Refusal, reference: str, given: bool) -> Refusal:
+    """The refusal of a registry that wants another login, in words; any other as it is."""
+    said = refusal.message.lower()
+    if not any(word in said for word in _WANTS_LOGIN):
+        return refusal
+    host = registry_of(reference) or "The registry"
+    if given:
+        return Refusal(refusal.code, f"{host} refused the login that is kept for it: {refusal.message}")
+    return Refusal(
+        refusal.code,
+        f"{host} wants a login, or has no such image; an administrator keeps one under Registries: {refusal.message}",
+    )
 
 
 def _size(path: str) -> int:

@@ -1,4 +1,4 @@
-"""Folders on the node that belong to tasks and people: secrets, logs, homes, and what may be mounted."""
+"""Folders on the node that belong to tasks: secrets, logs, locks; and the room that is left on its disks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import os
 import shutil
 import zlib
-from typing import Dict, Optional
+from typing import Optional
 
 from agents.node import refusals, word_files
 from agents.node.durable import free_mib, full_disk_refused
+from agents.node.environment import VARIABLES, variables_file
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.settings import Settings
-from agents.node.spec import Mount, TaskSpec
+from agents.node.spec import TaskSpec
+from agents.node.volumes import Volumes
 
 BEGINNING = ".first"
 """What the name of a log has at its end for the file that podman wrote first."""
@@ -26,6 +28,7 @@ class Places:
         self.tasks = os.path.join(settings.state_dir, "tasks")
         self.locks = os.path.join(settings.state_dir, "locks")
         self.uploads = os.path.join(settings.state_dir, "uploads")
+        self.volumes = Volumes(settings)
 
     def make(self) -> None:
         """Makes the folders that every node has."""
@@ -34,7 +37,8 @@ class Places:
                 os.makedirs(folder, mode=mode, exist_ok=True)
                 os.chmod(folder, mode)
             os.makedirs(self.uploads, mode=0o700, exist_ok=True)
-            os.makedirs(self._settings.home_root, mode=0o711, exist_ok=True)
+            for folder in (self._settings.home_root, self._settings.scratch_root):
+                os.makedirs(folder, mode=0o711, exist_ok=True)
 
     def folder(self, name: str) -> str:
         return os.path.join(self.tasks, name)
@@ -54,10 +58,12 @@ class Places:
 
     def short_of_room(self, floor: int) -> Optional[str]:
         """The first disk that tasks write to with less than ``floor`` MiB free, as words; None when all have it."""
-        for path in (self._settings.state_dir, self._settings.home_root, *self._settings.disk_paths):
+        settings = self._settings
+        disks = (settings.state_dir, settings.home_root, settings.scratch_root, *settings.disk_paths)
+        for path in disks:
             free = free_mib(path)
             if free is not None and free < floor:
-                return f"{path} has {free} MiB left; {self._settings.disk_floor_mib} MiB are kept."
+                return f"{path} has {free} MiB left; {settings.disk_floor_mib} MiB are kept."
         return None
 
     def prepare_task(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> str:
@@ -71,7 +77,10 @@ class Places:
             secrets, temporary = os.path.join(folder, "secrets"), os.path.join(folder, "tmp")
             for each in (secrets, temporary):
                 os.makedirs(each, mode=0o700, exist_ok=True)
-            for name, content in spec.secret_files.items():
+            files = dict(spec.secret_files)
+            if spec.secret_variables:
+                files[VARIABLES] = variables_file(spec.secret_variables)
+            for name, content in files.items():
                 self._secret(os.path.join(secrets, name), content.encode(), uid, gid)
             for each in (secrets, temporary):
                 _own(each, uid, gid)
@@ -101,16 +110,6 @@ class Places:
         """Removes the task's folder with its log."""
         shutil.rmtree(self.folder(name), ignore_errors=True)
 
-    def mount_sources(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> Dict[str, str]:
-        """Target -> path on the node for every declared mount; homes are made and handed over on the way."""
-        sources = {}
-        for mount in spec.mounts:
-            if mount.kind == "home":
-                sources[mount.target] = self._home(mount.source, uid, gid)
-            else:
-                sources[mount.target] = self._allowed(mount)
-        return sources
-
     def check_fabric(self, spec: TaskSpec) -> None:
         """Refuses devices that this node does not lend, or does not have."""
         for device in spec.devices:
@@ -120,49 +119,7 @@ class Places:
             if not os.path.exists(device):
                 raise bad_spec(f"This node has no {device}.")
 
-    def _home(self, name: str, uid: Optional[int], gid: Optional[int]) -> str:
-        path = os.path.join(self._settings.home_root, name)
-        with full_disk_refused(path):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-            if os.path.islink(path) or not os.path.isdir(path):
-                raise bad_spec(f"The home {name} is not a folder on this node.")
-            if uid is not None:
-                _hand_over(path, uid, gid if gid is not None else uid)
-        return path
-
-    def _allowed(self, mount: Mount) -> str:
-        path = os.path.realpath(mount.source)
-        inside = any(
-            path == root or path.startswith(root.rstrip("/") + "/") for root in self._settings.path_roots
-        )
-        if not inside:
-            raise bad_spec(f"{mount.source} is not under a folder that this node lends to jobs.")
-        if not os.path.isdir(path):
-            raise bad_spec(f"{mount.source} is not a folder on this node.")
-        if any(character in path for character in ",:"):
-            raise bad_spec(f"{mount.source} has a character in its name that an engine cannot mount.")
-        return path
-
 
 def _own(path: str, uid: Optional[int], gid: Optional[int]) -> None:
     if uid is not None:
         os.chown(path, uid, gid if gid is not None else -1, follow_symlinks=False)
-
-
-def _hand_over(home: str, uid: int, gid: int) -> None:
-    """Gives a home and what its last owner kept in it to a new owner.
-
-    Files of anybody else stay theirs, so a hard link smuggled into a home gives nothing away. The folder
-    itself changes hands last: after a crash in between, the next start does it again.
-    """
-    previous = os.stat(home).st_uid
-    if previous == uid:
-        return
-    if previous != 0:
-        for _, folders, files, descriptor in os.fwalk(home, follow_symlinks=False):
-            for name in (*folders, *files):
-                with contextlib.suppress(FileNotFoundError):
-                    if os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == previous:
-                        os.chown(name, uid, gid, dir_fd=descriptor, follow_symlinks=False)
-    os.chown(home, uid, gid)

@@ -30,7 +30,7 @@ from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
 from agents.node.spares import Spares
-from agents.node.spec import PREPARES, STOPS_TASKS, TAKES
+from agents.node.spec import LOGINS, PREPARES, STOPS_TASKS, TAKES, VOLUMES
 from agents.node.stats import Sampler, until_phase_s
 from agents.node.tasks import Tasks
 from agents.node.upgrade import Upgrades
@@ -164,7 +164,8 @@ class Session:
             "images": self._images.rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
             "separates_people": os.geteuid() == 0,
-            "takes": [*TAKES, STOPS_TASKS, PREPARES],
+            "takes": [*TAKES, STOPS_TASKS, PREPARES, VOLUMES, LOGINS],
+            "storage": self._places.volumes.facts(),
             "interfaces": [each._asdict() for each in interfaces()],
             "gang_ports": list(self._settings.gang_ports),
         }
@@ -269,6 +270,7 @@ class Session:
             "forgotten_jobs": self.tasks.ledger.forget_old_jobs(time.time()),
             "uploads": self._images.tidy(),
             "networks": self._spares.reap(),
+            "scratch": self._places.volumes.tidy(),
         }
 
     def _stats(self, fields: Fields) -> Fields:

@@ -40,6 +40,7 @@ class Settings(NamedTuple):
     firewall: bool
     disk_floor_mib: int
     disk_paths: Tuple[str, ...]
+    scratch_root: str
     log_mib: int
     uid_first: int
     uid_count: int
@@ -68,6 +69,7 @@ _DEFAULTS: Dict[str, Any] = {
     "firewall": True,
     "disk_floor_mib": 512,
     "disk_paths": [],
+    "scratch_root": None,
     "log_mib": 128,
     "uid_first": 2_000_000_000,
     "uid_count": 60_000,
@@ -102,7 +104,8 @@ def parse_settings(raw: Any) -> Settings:
             raise SettingsError(f"The settings need {key}.")
     merged = dict(_DEFAULTS)
     merged.update(raw)
-    for key in ("state_dir", "home_root"):
+    merged["scratch_root"] = merged["scratch_root"] or os.path.join(merged["state_dir"], "scratch")
+    for key in ("state_dir", "home_root", "scratch_root"):
         if not os.path.isabs(merged[key]):
             raise SettingsError(f"{key} is not an absolute path.")
     network = ipaddress.IPv4Network(merged["subnets"])

@@ -34,12 +34,19 @@ class GpuShare(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """A declared volume; ``source`` is a home's name under the home root, or an absolute path."""
+    """A declared volume.
 
-    kind: str
+    ``source`` is an absolute path; of a home its name under the home root, of a scratch folder its own name.
+    """
+
+    kind: str  # one of MOUNT_KINDS
     source: str
     target: str
     read_only: bool
+    filesystem: Optional[str] = None  # the path must be where one of this kind is mounted: nfs
+    folder: Optional[str] = None  # of a project: its own, made below the path
+    gid: Optional[int] = None  # of a project: the group that its members share
+    quota_mib: Optional[int] = None  # what the folder may hold, where the file system sees to that
 
 
 class TaskSpec(NamedTuple):
@@ -76,6 +83,7 @@ class TaskSpec(NamedTuple):
     devices: Tuple[str, ...] = ()  # of a fabric; with them it may lock all memory it has
     meet_port: Optional[int] = None  # on this node, where the ranks of its gang meet: it must be free
     meets_here: bool = False  # all ranks of its gang stand on this node, in the network of their job
+    secret_variables: Dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -96,6 +104,9 @@ def network_name(cluster: str, job: str) -> str:
     return f"fw-{cluster}-{job}"
 
 
+MOUNT_KINDS = ("home", "path", "project", "scratch")
+"""A home, a folder that is there, a project's own folder, and an empty one that goes with its task."""
+
 _REQUIRED = frozenset(
     {"cluster", "job", "attempt", "task", "digest", "runtime", "command", "uid", "gid", "user"}
 )
@@ -112,10 +123,15 @@ TAKES = (
     "devices",
     "meet_port",
     "meets_here",
+    "secret_variables",
 )
 """Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
 STOPS_TASKS = "stop.tasks"
 """The same for the field of ``stop`` that names some tasks of an attempt: who does not know it would stop all."""
+VOLUMES = "mounts.volumes"
+"""The same for mounts that are neither a home nor a plain path."""
+LOGINS = "pull.login"
+"""The same for the field of ``pull`` that says who we are at the registry."""
 PREPARES = "prepare"
 """The same for the verb that does all of a start but its last step."""
 FIRST_RANK = "{first_rank}"
@@ -166,7 +182,11 @@ def parse_spec(raw: Any) -> TaskSpec:
         devices=_devices(raw.get("devices")),
         meet_port=_optional_number(raw, "meet_port", 1024, 65_535),
         meets_here=_yes(raw, "meets_here"),
+        secret_variables=_env(raw.get("secret_variables")),
     )
+    secrets = (*spec.secret_files.values(), *spec.secret_variables.values())
+    if sum(len(content.encode()) for content in secrets) > MAX_SECRET_BYTES:
+        raise bad_spec(f"Secrets are larger than {MAX_SECRET_BYTES // 1024} KiB together.")
     if spec.runtime != "process" and spec.image is None:
         raise bad_spec("The spec has no image.")
     return spec
@@ -235,8 +255,6 @@ def _secret_files(value: Any) -> Dict[str, str]:
     for name, content in value.items():
         if not _FILE_NAME.match(name) or not isinstance(content, str):
             raise bad_spec(f"secret_files holds something that is not a file name with a content: {name!r}.")
-    if sum(len(content.encode()) for content in value.values()) > MAX_SECRET_BYTES:
-        raise bad_spec(f"secret_files are larger than {MAX_SECRET_BYTES // 1024} KiB together.")
     return dict(value)
 
 
@@ -271,24 +289,31 @@ def _mounts(value: Any) -> Tuple[Mount, ...]:
     mounts = []
     for each in value:
         if not isinstance(each, dict) or not {"kind", "source", "target"} <= set(each) <= set(Mount._fields):
-            raise bad_spec("Each of mounts has kind, source, target and perhaps read_only.")
-        if each["kind"] not in ("home", "path"):
-            raise bad_spec("The kind of a mount is home or path.")
-        if not isinstance(each.get("read_only", False), bool):
-            raise bad_spec("read_only is true or false.")
-        mounts.append(
-            Mount(
-                kind=each["kind"],
-                source=_text(each, "source", _HOME_NAME if each["kind"] == "home" else _PATH),
-                target=_target(each),
-                read_only=each.get("read_only", False),
-            )
-        )
+            raise bad_spec("Each of mounts has kind, source, target, and nothing that is not known.")
+        mounts.append(_mount(each))
     if len({mount.target for mount in mounts}) != len(mounts):
         raise bad_spec("Two mounts have the same target.")
     if sum(mount.kind == "home" for mount in mounts) > 1:
         raise bad_spec("A task has at most one home.")
     return tuple(mounts)
+
+
+def _mount(each: Dict[str, Any]) -> Mount:
+    kind = each["kind"]
+    if kind not in MOUNT_KINDS:
+        raise bad_spec(f"The kind of a mount is one of {', '.join(MOUNT_KINDS)}.")
+    if kind == "project" and (each.get("folder") is None or each.get("gid") is None):
+        raise bad_spec("A mount of a project has a folder and a gid.")
+    return Mount(
+        kind=kind,
+        source=_text(each, "source", _PATH if kind in ("path", "project") else _HOME_NAME),
+        target=_target(each),
+        read_only=_yes(each, "read_only"),
+        filesystem=_text(each, "filesystem", _FILE_NAME) if each.get("filesystem") is not None else None,
+        folder=_text(each, "folder", _PUBLIC_ID) if each.get("folder") is not None else None,
+        gid=_optional_number(each, "gid", 1000, 2**32 - 2),
+        quota_mib=_optional_number(each, "quota_mib", 1, 2**40),
+    )
 
 
 def _devices(value: Any) -> Tuple[str, ...]:
@@ -311,11 +336,20 @@ _KEPT_PLACES = ("/proc", "/sys", "/dev", "/run/fairway", *(file.in_container for
 
 def _target(each: Dict[str, Any]) -> str:
     target = _text(each, "target", _PATH).rstrip("/")
-    if not target or any(part in (".", "..") for part in target.split("/")):
-        raise bad_spec("The target of a mount is not a plain absolute path.")
-    if any(target == place or target.startswith(place + "/") for place in _KEPT_PLACES):
-        raise bad_spec(f"Nothing can be mounted at {target}.")
+    fault = fault_of_target(target)
+    if fault is not None:
+        raise bad_spec(fault)
     return target
+
+
+def fault_of_target(target: str) -> Optional[str]:
+    """Why nothing can be mounted at a place in a container, as a sentence; None where something can."""
+    plain = _PATH.match(target) and all(part not in ("", ".", "..") for part in target.split("/")[1:])
+    if not plain:
+        return "The target of a mount is not a plain absolute path."
+    if any(target == place or target.startswith(place + "/") for place in _KEPT_PLACES):
+        return f"Nothing can be mounted at {target}."
+    return None
 
 
 def whole_number(fields: Dict[str, Any], key: str) -> int:

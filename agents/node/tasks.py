@@ -192,7 +192,7 @@ class Tasks:
         ports = {}
         if spec.ports:
             ports = self.ledger.assign_ports(spec.name, spec.ports, self._is_free, self.settings.job_ports)
-        sources = self.places.mount_sources(spec, uid, gid)
+        sources = self.places.volumes.sources(spec, uid, gid)
         simulated = {facts.uuid: facts.simulated for facts in self.gpus.gpus()}
         return Order(
             spec=spec,
@@ -457,8 +457,9 @@ class Tasks:
             time.sleep(0.02)
 
     def _clean(self, name: str, record: Record, runtime: Runtime) -> None:
-        """Drops the secrets of a task, and the job's network with its last task."""
+        """Drops the secrets and the scratch of a task, and the job's network with its last task."""
         self.places.drop_secrets(name)
+        self.places.volumes.drop_scratch(name)
         network = network_of(record)
         others = (
             network_of(each) == network and each["phase"] in HOLDING and other != name

@@ -23,6 +23,7 @@ from portal.services.jobs import (
     check_job,
     would_start,
 )
+from portal.words.secrets import MINE, PROJECTS
 from portal.words.states import JobKind
 
 NAME = "Id or name."
@@ -47,6 +48,29 @@ class NearBody(Closed):
         max_length=317,
         help_text="A level that is tried first.",
     )
+
+
+class JobVolumeBody(Closed):
+    """A volume that a job reaches (volumes/)."""
+
+    volume = Text(max_length=63, help_text="Its name.")
+    target = Text(
+        required=False,
+        allow_null=True,
+        default=None,
+        max_length=1024,
+        help_text="Where it stands in the container. null: /volumes/NAME.",
+    )
+    read_only = YesNo(required=False, default=False)  # type: ignore[assignment]
+
+
+class JobSecretBody(Closed):
+    """A secret that a job gets: as a variable, or as a file in the folder that FAIRWAY_SECRETS names."""
+
+    secret = Text(max_length=63, help_text="Its name.")
+    of = serializers.ChoiceField([MINE, PROJECTS], required=False, default=MINE)
+    variable = Text(required=False, allow_null=True, default=None, max_length=128)
+    file = Text(required=False, allow_null=True, default=None, max_length=64)
 
 
 class Request(Closed):
@@ -84,6 +108,8 @@ class Request(Closed):
         child=Text(allow_blank=True, max_length=32_768),
         help_text="Environment variables: names with text values.",
     )
+    volumes = JobVolumeBody(many=True, required=False)
+    secrets = JobSecretBody(many=True, required=False)
     priority = Whole(required=False, min_value=PRIORITIES.start, max_value=PRIORITIES.stop - 1)
     preemptible = YesNo(required=False)
     time_limit_s = Whole(required=False, allow_null=True, min_value=1, max_value=MAX_TIME_LIMIT_S)

@@ -13,7 +13,7 @@ from portal.models.engine import (
     Standing,
     Totals,
 )
-from portal.models.environments import Environment, EnvironmentOnNode, Template, Volume
+from portal.models.environments import Environment, EnvironmentOnNode, Template
 from portal.models.extensions import Extension
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
@@ -22,9 +22,12 @@ from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, R
 from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
+from portal.models.registries import RegistryLogin
 from portal.models.restored import UnknownContainer
+from portal.models.secrets import Secret
 from portal.models.trouble import NodeTrouble
 from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
+from portal.models.volumes import Volume
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
 __all__ = [
@@ -61,9 +64,11 @@ __all__ = [
     "Question",
     "Quota",
     "QuotaChange",
+    "RegistryLogin",
     "Rendezvous",
     "Reservation",
     "ReservedNode",
+    "Secret",
     "SignInLink",
     "Standing",
     "Task",

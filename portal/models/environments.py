@@ -1,8 +1,7 @@
-"""What a job runs in: environments, templates that fill the launch form, and volumes."""
+"""What a job runs in: environments, and templates that fill the launch form."""
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
 
 from portal.models.public_id import PublicIdField, slug_validator
@@ -88,28 +87,3 @@ class Template(models.Model):
     )
     fields = models.JSONField(default=dict)
     enabled = models.BooleanField(default=True)
-
-
-class Volume(models.Model):
-    """A folder that outlives jobs. A ``node`` home stays on one node; a ``shared`` one is mounted alike."""
-
-    public_id = PublicIdField()
-    name = models.CharField(max_length=63)
-    kind = models.CharField(max_length=8)  # home, path
-    reach = models.CharField(max_length=8, default="node")  # node, shared
-    owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="volumes"
-    )
-    project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="volumes")
-    node = models.ForeignKey("Node", null=True, blank=True, on_delete=models.SET_NULL, related_name="volumes")
-    path = models.CharField(max_length=500, blank=True)
-    created_at = models.DateTimeField(auto_now_add=True)
-
-    class Meta:
-        constraints = [
-            models.CheckConstraint(condition=models.Q(kind__in=["home", "path"]), name="volume_kind"),
-            models.CheckConstraint(condition=models.Q(reach__in=["node", "shared"]), name="volume_reach"),
-            models.UniqueConstraint(
-                fields=["owner"], name="volume_one_home", condition=models.Q(kind="home")
-            ),
-        ]

@@ -72,6 +72,12 @@ class Job(models.Model):
 
     command = models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")
     environ = models.JSONField(default=dict)
+    volumes = models.JSONField(
+        default=list, db_default=[], help_text="[{volume (by name), target, read_only}, ...]"
+    )
+    secrets = models.JSONField(
+        default=list, db_default=[], help_text="[{secret (by name), of, variable or file}, ...]; no values."
+    )
     priority = models.IntegerField(default=0)
     preemptible = models.BooleanField(default=True)
     time_limit_s = models.PositiveIntegerField(null=True, blank=True)

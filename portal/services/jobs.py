@@ -14,17 +14,17 @@ from portal.access import Verb, can, require
 from portal.ask import ask_would_start
 from portal.errors import Conflict, Impossible, Invalid, NotAllowed
 from portal.models import Dependency, Environment, Job, Node, NodePool, Project, Template, User
-from portal.services import bounds, lifecycle, suspending
+from portal.services import bounds, lifecycle, secrets, suspending, volumes
 from portal.services.audit import record_act
 from portal.services.dependencies import lock_dependencies, wrong_dependencies
 from portal.services.gangs import fault_of_launcher, no_network
 from portal.services.topologies import Near, fault_of_near
 from portal.words.amounts import memory
 from portal.words.reasons import EndReason
+from portal.words.secrets import VARIABLE_NAME
 from portal.words.states import JOB_ENDS, JobKind, JobState, NodeState, RuntimeKind
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?")
-ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 MIG_PROFILE = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.][a-z0-9.]{1,12})?")
 OURS = re.compile(r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_)")
 
@@ -61,6 +61,7 @@ ASKED = (
     "preemptible",
     "time_limit_s",
     "launcher",
+    "volumes",
 )
 """The columns of a request that decide whether and when it starts."""
 
@@ -92,6 +93,8 @@ class JobRequest:
     shm_mib: int = 64
     command: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[volumes.Wanted] = ()
+    secrets: Sequence[secrets.Wanted] = ()
     priority: int = 0
     preemptible: bool = True
     time_limit_s: int | None = None
@@ -123,6 +126,12 @@ def check_job(user: User, request: JobRequest) -> None:
         wrong["launcher"] = fault
     if request.near and (fault := fault_of_near(request.near)):
         wrong["near"] = fault
+    if fault := volumes.fault_of_volumes(
+        user, request.project, request.pool, request.environment.runtime, request.volumes
+    ):
+        wrong["volumes"] = fault
+    if fault := secrets.fault_of_secrets(user, request.project, request.environ, request.secrets):
+        wrong["secrets"] = fault
     wrong |= wrong_dependencies(user, request.after, any_end=request.after_any)
     if request.priority > 0 and not can(user, Verb.MANAGE, request.project):
         raise NotAllowed(
@@ -264,7 +273,13 @@ def _columns(request: JobRequest) -> dict[str, Any]:
     """The request as columns of the record: lists and dictionaries of its own."""
     columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key != "after"}
     near = dict(request.near) if request.near else None
-    return columns | {"command": list(request.command), "environ": dict(request.environ), "near": near}
+    return columns | {
+        "command": list(request.command),
+        "environ": dict(request.environ),
+        "near": near,
+        "volumes": volumes.wanted_volumes(request.volumes),
+        "secrets": secrets.wanted_secrets(request.secrets),
+    }
 
 
 def _check_process_is_open(user: User) -> None:
@@ -320,7 +335,7 @@ def _wrong_words(request: JobRequest) -> list[tuple[str, str]]:
             ("environ", "The variables are longer than 128 KiB together; put long texts into a file.")
         )
     for name, value in request.environ.items():
-        if not ENVIRONMENT_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
+        if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
             wrong.append(("environ", f"{name!r} is not a name with a text value."))
         elif len(value.encode()) > MAX_VARIABLE_BYTES:
             wrong.append(("environ", f"{name} is longer than 32 KiB; put long texts into a file."))

@@ -18,7 +18,7 @@ from django.utils.dateparse import parse_datetime
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, policy, signed_in
+from portal.access import Policy, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Invalid
 from portal.models import User
 from portal.services import people, tokens
@@ -111,6 +111,7 @@ def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpRe
         "token_form": TokenForm(label_suffix=""),
         "has_password": user.has_usable_password(),
         "tokens": tokens.live_tokens(user),
+        "secrets": visible_secrets(user).filter(owner=user).order_by("name"),
         "places": places_of(user, request.session.session_key or ""),
     }
     return render(request, "account/page.html", context | forms_given, status=status)

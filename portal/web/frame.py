@@ -76,7 +76,10 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("Queue", "queue", "queue", "q", count="waiting"),
         Place("Calendar", "calendar", "calendar", "r", here=("save-reservation",)),
         Place("Scheduler", "scheduler", "flask", "d", admin=True),
-        Place("Environments", "environments", "model", "e", here=("environment",)),
+        Place(
+            "Environments", "environments", "model", "e", here=("environment", "registries", "save-registry")
+        ),
+        Place("Volumes", "volumes", "data", "v", here=("save-volume",)),
     ),
     "Sharing": (
         Place("Quotas", "quotas", "quota", "s", here=("save-quotas",), tab=True),

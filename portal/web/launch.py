@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
-from portal.access import Policy, policy, signed_in
+from portal.access import Policy, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Impossible, Invalid
 from portal.models import Environment, Node, Template, User
 from portal.selectors import cluster
@@ -21,6 +21,7 @@ from portal.selectors.cluster import ModelStrip
 from portal.selectors.jobs import job_for
 from portal.selectors.policy import policy_sheet
 from portal.selectors.shares import Share, shares_in
+from portal.selectors.volumes import volumes_for
 from portal.services.gangs import network_words
 from portal.services.jobs import JobRequest, do_submit_job
 from portal.web.launch_form import LaunchForm, submit_projects
@@ -30,6 +31,7 @@ from portal.web.signin import take_errors
 from portal.web.start_check import StartCheck, check_start, nearest_ways
 from portal.words.knobs import decides
 from portal.words.states import JobKind, NodeState, RuntimeKind
+from portal.words.volumes import VolumeKind
 
 LADDER = (1, 2, 4, 8, 16, 32)
 OVERRIDES = (
@@ -129,6 +131,8 @@ def _context(user: User, form: LaunchForm) -> dict[str, Any]:
     return _rail(user, form) | {
         "form": form,
         "environments": environments_shown(),
+        "secrets": visible_secrets(user).order_by("project__name", "name"),
+        "volumes": volumes_for(user).exclude(kind=VolumeKind.HOME.value),
         "templates": Template.objects.filter(enabled=True).order_by("title")[:12],
         "idle": {knob.name: knob.value for knob in policy_sheet(None).knobs if not decides(knob.name)},
         "projects_missing": not submit_projects(user).exists(),

@@ -15,6 +15,7 @@ from portal.access import project_ids, visible_environments, visible_jobs
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
 from portal.services.dependencies import unknown
 from portal.services.jobs import JobRequest
+from portal.web.launch_data import DataFields
 from portal.web.words import MAX_DIGITS
 from portal.words.states import JOB_LIVE, JobKind, Role
 
@@ -102,7 +103,7 @@ class ManyByPublicId(_RowChoices):
         return f"{thing.name} ({thing.public_id})"
 
 
-class LaunchForm(forms.Form):
+class LaunchForm(DataFields):
     """One form for notebooks, jobs and services; fields that do not concern a kind are ignored for it."""
 
     kind = forms.ChoiceField(choices=KINDS, initial=JobKind.WORKSPACE.value, widget=forms.RadioSelect)
@@ -338,6 +339,8 @@ class LaunchForm(forms.Form):
             memory_mib=round(data["memory_gib"] * 1024),
             command=[] if workspace else data["command"],
             environ=data["environ"],
+            volumes=data["volumes"],
+            secrets=self.secrets(),
             shm_mib=data["shm_mib"] or 64,
             stop_grace_s=data["stop_grace_s"] or 30,
             priority=data["priority"] or 0,

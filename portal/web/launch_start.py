@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from portal.models import Job, Template
+from portal.web.launch_data import secret_lines, volume_lines
 from portal.web.launch_form import SHELL
 from portal.web.words import duration, whole_number
 
@@ -29,6 +30,9 @@ def initial_of(job: Job) -> dict[str, Any]:
         "memory_gib": gib(job.memory_mib),
         "command": text,
         "environ": "\n".join(f"{name}={value}" for name, value in job.environ.items()),
+        "volumes": volume_lines(job.volumes),
+        "secret_variables": secret_lines(job.secrets, "variable"),
+        "secret_files": secret_lines(job.secrets, "file"),
         "time_limit_s": duration(job.time_limit_s).replace("\u00a0", " ") if job.time_limit_s else "",
         "preemptible": job.preemptible,
         "priority": job.priority,
@@ -99,6 +103,12 @@ def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
         found["command"] = shlex.join(fields["command"])
     if isinstance(fields.get("environ"), dict):
         found["environ"] = "\n".join(f"{name}={value}" for name, value in fields["environ"].items())
+    if isinstance(fields.get("volumes"), list):
+        found["volumes"] = volume_lines(each for each in fields["volumes"] if isinstance(each, dict))
+    if isinstance(fields.get("secrets"), list):
+        named = [each for each in fields["secrets"] if isinstance(each, dict)]
+        found["secret_variables"] = secret_lines(named, "variable")
+        found["secret_files"] = secret_lines(named, "file")
     for name in ("preemptible", "retry_failures"):
         if isinstance(found.get(name), str):
             found[name] = found[name].lower() in ("true", "1", "on")

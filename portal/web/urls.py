@@ -17,6 +17,7 @@ from portal.web import (
     queue,
     requests,
     search,
+    secrets,
     signin,
 )
 from portal.web import logs as job_logs
@@ -32,6 +33,14 @@ urlpatterns = [
     path("account/password/", account.change_password, name="account-password"),
     path("account/tokens/", account.make_token, name="account-token"),
     path("account/tokens/<slug:public_id>/revoke/", account.revoke_token, name="account-token-revoke"),
+    path("account/secrets/", secrets.save_secret, name="save-secret"),
+    path("account/secrets/<slug:name>/forget/", secrets.remove_secret, name="remove-secret"),
+    path("projects/<slug:public_id>/secrets/", secrets.save_secret, name="save-project-secret"),
+    path(
+        "projects/<slug:public_id>/secrets/<slug:name>/forget/",
+        secrets.remove_secret,
+        name="remove-project-secret",
+    ),
     path("account/sessions/end/", account.end_sessions, name="account-sessions-end"),
     path("launch/", launch.launch, name="launch"),
     path("launch/check/", launch.check, name="launch-check"),

@@ -189,8 +189,8 @@ class Explainer:
             )
         elif most_tasks == 0 and self._all_unfit(job):
             sentence = (
-                f"No node of {self._pool_names(job)} can run its environment: each is of another kind, or its "
-                "driver is too old."
+                f"No node of {self._pool_names(job)} can run it: each is of another kind than its environment, "
+                "has too old a driver, or lacks a volume that it names."
             )
         elif job.gpus_per_task and total == 0:
             kind = job.gpu_model or "suitable"

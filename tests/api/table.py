@@ -26,6 +26,14 @@ KEEP = {
     "end": "2027-11-06T12:00:00Z",
 }
 LEVELS = {"name": "fabric", "levels": ["block", "rack"]}
+VOLUME = {
+    "name": "sets",
+    "kind": "dataset",
+    "path": "/data/sets",
+    "nodes": ["node-one"],
+    "projects": ["vision"],
+}
+VALUE = {"value": "never shown"}
 KNOBS = {"knobs": {"usage_weight": 0.5, "half_life_s": None}}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
 
@@ -149,6 +157,17 @@ ROWS = [
     ),
     Row("reservations_cancel", "delete", "reservations/{reservation}/", ADMIN, status=204, hidden=403),
     Row("reservations_restore", "post", "reservations/{reservation}/restore/", ADMIN, {}, hidden=403),
+    Row("secrets_list", "get", "secrets/", EVERYBODY),
+    Row("secrets_put", "put", "secrets/hub-token/", EVERYBODY, VALUE),
+    Row("secrets_remove", "delete", "secrets/own/", OWNER, status=204, denied=404),
+    Row("project_secrets_list", "get", "projects/{project}/secrets/", WORKERS),
+    Row("project_secrets_put", "put", "projects/{project}/secrets/hub-token/", MANAGERS, VALUE),
+    Row("project_secrets_remove", "delete", "projects/{project}/secrets/shared/", MANAGERS, status=204),
+    Row("volumes_list", "get", "volumes/", EVERYBODY),
+    Row("volumes_create", "post", "volumes/", ADMIN, VOLUME, 201, hidden=403),
+    Row("volumes_get", "get", "volumes/{volume}/", INSIDE),
+    Row("volumes_put", "put", "volumes/{volume}/", ADMIN, {"path": "/data/other"}),
+    Row("volumes_remove", "delete", "volumes/{volume}/", ADMIN, status=204),
     Row("topologies_list", "get", "topologies/", EVERYBODY),
     Row("topologies_create", "post", "topologies/", ADMIN, LEVELS, 201, hidden=403),
     Row("topologies_get", "get", "topologies/{topology}/", EVERYBODY),

@@ -17,17 +17,20 @@ from portal.models import (
     Job,
     Node,
     NodeCheck,
+    Project,
     Quota,
     Template,
     Topology,
     UnknownContainer,
     User,
+    Volume,
 )
 from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
 from portal.services.logs import write_log_bytes
 from portal.services.projects import QuotaNumbers, do_change_quota
 from portal.services.reservations import ReservationWords, do_save_reservation
+from portal.services.secrets import do_save_secret
 from portal.services.tokens import Scope, do_create_token
 from tests import record
 
@@ -99,6 +102,8 @@ def make() -> World:
         people["admin"],
         ReservationWords("week", pool, [node], [project], timezone.now() + day, timezone.now() + 2 * day),
     )
+    do_save_secret(owner, owner, "own", "never shown")
+    do_save_secret(people["manager"], project, "shared", "never shown")
     rows: dict[str, Any] = {
         "reservation": reservation,
         "project": project,
@@ -120,6 +125,7 @@ def make() -> World:
             state="waiting",
             known=False,
         ),
+        "volume": volume_of(project),
         "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
         "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
         "container": UnknownContainer.objects.create(
@@ -133,6 +139,13 @@ def make() -> World:
     names = {key: row.public_id for key, row in rows.items()}
     names |= {"gpu": node.gpus.first().uuid, "colleague": "colleague-x", "newcomer": "stranger-x"}
     return World(people, names, rows)
+
+
+def volume_of(project: Project) -> Volume:
+    """A volume that only one project may use."""
+    row = Volume.objects.create(name="team", kind="path", path="/data/team")
+    row.projects.add(project)
+    return row
 
 
 def running(job: Job, node: Node) -> Job:

@@ -12,6 +12,8 @@ from portal.models import ClusterSettings, UnknownContainer
 from portal.services.projects import QuotaNumbers, do_change_quota
 from portal.services.reservations import ReservationWords, do_cancel_reservation, do_save_reservation
 from portal.services.topologies import do_save_topology, do_set_labels
+from portal.services.volumes import VolumeWords, do_save_volume
+from portal.words.volumes import VolumeKind
 
 pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
@@ -68,6 +70,8 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
                 "/environments/",
                 "/calendar/",
                 "/topologies/",
+                "/volumes/",
+                *(["/registries/"] if name == "r-castellan" else []),
             ],
         )
         == ""
@@ -89,6 +93,7 @@ def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
         "/policy/?pool=h200",
         "/calendar/",
         "/topologies/",
+        "/volumes/",
         "/projects/",
         "/people/",
         "/audit/",
@@ -130,6 +135,7 @@ def with_places(scene):
         now + 5 * hour,
     )
     do_save_reservation(admin, course)
+    do_save_volume(admin, VolumeWords("imagenet", VolumeKind.DATASET, path="/data/sets/imagenet"))
     nodes = [scene.nodes["a100-1"], scene.nodes["a100-2"]]
     update = ReservationWords("update", scene.pools["a100"], nodes, [], now + hour, now + 2 * hour)
     do_cancel_reservation(admin, do_save_reservation(admin, update))

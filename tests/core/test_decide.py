@@ -220,7 +220,8 @@ def test_only_nodes_that_could_run_it_count() -> None:
     alone = decide(cluster(nodes[1:], [VISION], pending=[waits("j", "vision", 1, **unfit)]), POLICY)
     assert verdict(alone, "j").code is VerdictCode.NEVER
     assert verdict(alone, "j").sentence == (
-        "No node of this cluster can run its environment: each is of another kind, or its driver is too old."
+        "No node of this cluster can run it: each is of another kind than its environment, has too old a driver, "
+        "or lacks a volume that it names."
     )
 
 

@@ -31,7 +31,7 @@ from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-QUERIES = 23
+QUERIES = 24
 """All reads of one photograph, its two opening statements and the savepoint-free transaction around them."""
 
 

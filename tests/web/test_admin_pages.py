@@ -13,8 +13,8 @@ from portal.models import AuditEntry, Environment, Invitation, Membership, Node,
 from portal.web.admin.audit import differences
 from tests import record
 
-SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster"]
-FOR_ADMINS = ["people", "audit", "add-node"]
+SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster", "volumes"]
+FOR_ADMINS = ["people", "audit", "add-node", "registries"]
 
 
 @pytest.mark.parametrize("page", [*SEEN_BY_ALL, *FOR_ADMINS])

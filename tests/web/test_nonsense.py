@@ -29,6 +29,7 @@ PARAMETERS = {
     "people": ("q",),
     "quotas": ("pool",),
     "topologies": ("edit",),
+    "volumes": ("edit",),
     "calendar": ("edit", "pool"),
     "launch": (
         "like",
@@ -73,6 +74,7 @@ def pages_with_forms() -> list[str]:
         *(reverse(name) for name in ("account", "launch", "quotas", "projects", "people", "add-node")),
         reverse("environments"),
         reverse("topologies"),
+        reverse("volumes"),
         reverse("calendar"),
         reverse("job", args=[job.public_id]),
         reverse("node", args=[node.public_id]),

@@ -6,6 +6,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from agents.node.spec import TaskSpec
 
+LOGIN_FILE = "config.json"
+"""The name of a file with logins, as docker wants it; podman takes any."""
 CREATED, RUNNING, EXITED = "created", "running", "exited"
 
 
@@ -129,7 +131,8 @@ class Runtime:
         """Images on the node; empty for a runtime without images."""
         return []
 
-    def pull(self, image: str, progress: Callable[[str], None]) -> Image:
+    def pull(self, image: str, progress: Callable[[str], None], login_folder: Optional[str]) -> Image:
+        """Brings an image; with ``login_folder`` as who stands in the LOGIN_FILE there."""
         raise NotImplementedError
 
     def load(self, archive_path: str) -> Image:

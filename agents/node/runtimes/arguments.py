@@ -6,9 +6,9 @@ import ipaddress
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node import word_files
-from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment
+from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment, with_secrets
 from agents.node.refusals import bad_spec
-from agents.node.runtimes import Order
+from agents.node.runtimes import LOGIN_FILE, Order
 from agents.node.runtimes.json_log import MAX_FILES
 from agents.node.versions import Version
 
@@ -58,7 +58,7 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
     if spec.meets_here and order.subnet:
         words += ["--ip", rank_address(order.subnet, spec.task)]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
-    words += ["--user", f"{spec.uid}:{spec.gid}", "--cgroupns", "private"]
+    words += ["--user", f"{spec.uid}:{spec.gid}", *_groups(engine, order), "--cgroupns", "private"]
     words += ["--ulimit", "core=0:0", "--pids-limit", str(spec.pids or 4096)]
     if spec.memory_mib is not None:
         words += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m"]
@@ -94,6 +94,7 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         words += ["--workdir", spec.workdir or _home(order)]
     same = {port: port for port in spec.ports}
     command = fill_in(spec.command, ports=same, address=LISTEN_ON, secrets=SECRETS_IN_CONTAINER)
+    command = with_secrets(command, spec.secret_variables, SECRETS_IN_CONTAINER)
     return [*words, "--entrypoint", command[0], image_id, *command[1:]]
 
 
@@ -117,6 +118,12 @@ def _fabric(devices: Sequence[str]) -> List[str]:
     if not devices:
         return []
     return [word for device in devices for word in ("--device", device)] + ["--ulimit", "memlock=-1:-1"]
+
+
+def _groups(engine: Engine, order: Order) -> List[str]:
+    """The words that put a task into the groups of its projects' folders; without root all is one account's."""
+    groups = sorted({mount.gid for mount in order.spec.mounts if mount.gid is not None})
+    return [] if engine.rootless else [word for gid in groups for word in ("--group-add", str(gid))]
 
 
 def rank_address(subnet: str, rank: int) -> str:
@@ -237,6 +244,15 @@ def listing(cluster: str) -> List[str]:
 def remove(engine: Engine, name: str) -> List[str]:
     """The words that end and remove a container at once; its patience was given before, by a signal."""
     return ["rm", "--force", "--volumes", *(["--time", "0"] if engine.kind == "podman" else []), name]
+
+
+def pull(kind: str, image: str, login_folder: Optional[str]) -> List[str]:
+    """The words that bring an image; the login stands in a file, for everybody on a node may read argument lists."""
+    if login_folder is None:
+        return ["pull", image]
+    if kind == "podman":
+        return ["pull", "--authfile", f"{login_folder}/{LOGIN_FILE}", image]
+    return ["--config", login_folder, "pull", image]
 
 
 def inspect(names: Sequence[str]) -> List[str]:

@@ -291,9 +291,9 @@ class EngineRuntime(Runtime):
         answer = self.call(["image", "inspect", *ids])
         return [_image(row) for row in json.loads(answer.out or "[]")]
 
-    def pull(self, image: str, progress: Callable[[str], None]) -> Image:
+    def pull(self, image: str, progress: Callable[[str], None], login_folder: Optional[str]) -> Image:
         process = subprocess.Popen(
-            self.command(["pull", image]),
+            self.command(arguments.pull(self.kind, image, login_folder)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

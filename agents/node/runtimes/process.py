@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Dict, List, Optional
 
 from agents.node import cgroup, machine, shim, word_files
 from agents.node.durable import locked, read_json, write_json
-from agents.node.environment import fill_in, task_environment
+from agents.node.environment import fill_in, task_environment, with_secrets
 from agents.node.refusals import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, Refusal, bad_spec
 from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Order, Runtime
 from agents.node.settings import Settings
@@ -73,7 +74,7 @@ class ProcessRuntime(Runtime):
                     "owner": spec.owner,
                     "project": spec.project,
                 },
-                "command": command,
+                "command": with_secrets(command, spec.secret_variables, shlex.quote(secrets)),
                 "env": environment,
                 "workdir": spec.workdir or order.home_path or temporary,
                 "own_uid": order.own_uid,

@@ -274,6 +274,25 @@ class Near(serializers.Serializer[Any]):
     preferred = serializers.CharField(allow_null=True)
 
 
+class JobVolume(serializers.Serializer[Any]):
+    """A volume that a job reaches."""
+
+    volume = serializers.CharField(help_text="Its name.")
+    target = serializers.CharField(help_text="Where it stands in the container.")
+    read_only = serializers.BooleanField(  # type: ignore[assignment]
+        help_text="Asked for; a volume that is read only is so anyway."
+    )
+
+
+class JobSecret(serializers.Serializer[Any]):
+    """A secret that a job gets, by name."""
+
+    secret = serializers.CharField()
+    of = serializers.CharField(help_text="me or project.")
+    variable = serializers.CharField(required=False)
+    file = serializers.CharField(required=False)
+
+
 class JobWhole(Job):
     """One job with everything that is known of it."""
 
@@ -306,6 +325,8 @@ class JobWhole(Job):
         allow_null=True,
         help_text="null for those who may not control the job: values may be secret.",
     )
+    volumes = JobVolume(many=True)
+    secrets = JobSecret(many=True)
     version = serializers.IntegerField()
     stub = serializers.BooleanField(
         help_text="Known only by its container, which was kept after a restore: its request is not known."
@@ -475,6 +496,8 @@ def job_whole(
         "launcher": row.launcher,
         "command": row.command,
         "environ": row.environ if with_environ else None,
+        "volumes": row.volumes,
+        "secrets": row.secrets,
         "version": row.version,
         "stub": row.stub,
         "attempts": [attempt(one, seen) for one in attempts],

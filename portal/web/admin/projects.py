@@ -9,7 +9,17 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
-from portal.access import Policy, Verb, can, policy, require, signed_in, visible_people, visible_projects
+from portal.access import (
+    Policy,
+    Verb,
+    can,
+    policy,
+    require,
+    signed_in,
+    visible_people,
+    visible_projects,
+    visible_secrets,
+)
 from portal.errors import Invalid, NotThere
 from portal.models import Invitation, Project, Quota, User
 from portal.selectors.projects import in_tree_order, live_jobs_of, people_of
@@ -178,6 +188,8 @@ def _page(
             "quotas": Quota.objects.filter(project=project).select_related("pool").order_by("pool__name"),
             "invitations": waiting.select_related("created_by").order_by("-id") if manages else [],
             "manages": manages,
+            "may_submit": can(user, Verb.SUBMIT, project),
+            "secrets": visible_secrets(user).filter(project=project).order_by("name"),
             "known": visible_people(user).filter(is_active=True).order_by("username")[:500]
             if manages
             else [],

@@ -13,10 +13,12 @@ from portal.web.admin import (
     policy,
     projects,
     quotas,
+    registries,
     reservations,
     restored,
     scheduler,
     topologies,
+    volumes,
 )
 
 urlpatterns = [
@@ -50,6 +52,12 @@ urlpatterns = [
     path("topologies/<slug:name>/remove/", topologies.remove_topology, name="remove-topology"),
     path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
     path("nodes/<slug:public_id>/checks/<slug:check_id>/", nodes.node_check, name="node-check"),
+    path("volumes/", volumes.volumes_page, name="volumes"),
+    path("volumes/save/", volumes.save_volume, name="save-volume"),
+    path("volumes/<slug:name>/remove/", volumes.remove_volume, name="remove-volume"),
+    path("registries/", registries.registries_page, name="registries"),
+    path("registries/save/", registries.save_registry, name="save-registry"),
+    path("registries/<slug:public_id>/remove/", registries.remove_registry, name="remove-registry"),
     path("restored/", restored.restored_page, name="restored"),
     path("restored/nodes/<slug:public_id>/fence/", restored.fence, name="restored-fence"),
     path("restored/<slug:public_id>/keep/", restored.keep, name="restored-keep"),

@@ -59,7 +59,12 @@ def order(spec: dict[str, Any] = SPEC, real_gpus: tuple[str, ...] = ()) -> Order
         log_path="/s/tasks/t/log",
         host_ports={8888: 20123} if parsed.ports else {},
         home_path="/homes/ada" if parsed.home else None,
-        mount_sources={"/home/ada": "/homes/ada", "/data": "/data/sets"},
+        mount_sources={
+            "/home/ada": "/homes/ada",
+            "/data": "/data/sets",
+            "/volumes/team": "/teams/vision22",
+            "/volumes/fast": "/s/scratch/t/fast",
+        },
         real_gpus=list(real_gpus),
         network="host" if parsed.node_network else "fw-lab-jobabc2345",
         subnet=None if parsed.node_network else "10.197.0.0/26",
@@ -91,6 +96,16 @@ def assert_golden(name: str, words: list[str], *files: str) -> None:
     assert text == path.read_text()
 
 
+VOLUMES = [
+    {
+        "kind": "project",
+        "source": "/teams",
+        "folder": "vision22",
+        "gid": 2_100_000_007,
+        "target": "/volumes/team",
+    },
+    {"kind": "scratch", "source": "fast", "target": "/volumes/fast", "quota_mib": 1024},
+]
 ENGINES = {
     "podman": PODMAN,
     "podman-rootless": PODMAN._replace(rootless=True),
@@ -111,6 +126,7 @@ TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         | {"env": {"MASTER_ADDR": "{first_rank}", "RANK": "1"}, "meets_here": True},
         (),
     ),
+    "volumes": (SPEC | {"gpus": [], "mounts": [*SPEC["mounts"], *VOLUMES]}, ()),
     "smallest": (
         {
             key: SPEC[key]
@@ -259,7 +275,8 @@ def test_firewall_rules() -> None:
         ({"mounts": [{"kind": "home", "source": "../root", "target": "/x"}]}, "source is not of the form"),
         ({"mounts": [{"kind": "home", "source": "a", "target": "/proc/x"}]}, "Nothing can be mounted"),
         ({"mounts": [{"kind": "home", "source": "a", "target": "/x/../etc"}]}, "plain absolute path"),
-        ({"mounts": [{"kind": "socket", "source": "a", "target": "/x"}]}, "home or path"),
+        ({"mounts": [{"kind": "socket", "source": "a", "target": "/x"}]}, "is one of home, path"),
+        ({"mounts": [{"kind": "project", "source": "/a", "target": "/x"}]}, "a folder and a gid"),
         ({"secret_files": {"../x": "y"}}, "not a file name"),
         ({"user": "ada:0"}, "user is not of the form"),
         ({"ports": [0]}, "ports is not"),

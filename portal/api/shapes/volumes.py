@@ -1,0 +1,47 @@
+"""The shape of a volume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from portal.api.shapes.words import Named, named, when
+from portal.models import Volume as VolumeRow
+from portal.words.volumes import Reach, VolumeKind
+
+
+class Volume(serializers.Serializer[Any]):
+    """A folder that jobs reach."""
+
+    id = serializers.CharField()
+    name = serializers.CharField(help_text="Jobs ask by it.")
+    kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
+    reach = serializers.ChoiceField(
+        [reach.value for reach in Reach],
+        help_text="node: each node has its own content; shared: all the same.",
+    )
+    path = serializers.CharField(allow_blank=True, help_text="On the nodes; blank: their settings say where.")
+    description = serializers.CharField(allow_blank=True)
+    read_only = serializers.BooleanField()  # type: ignore[assignment]
+    quota_mib = serializers.IntegerField(
+        allow_null=True,
+        help_text="What one folder may hold, where the file system sees to it; null: no limit.",
+    )
+    pool = Named(allow_null=True, help_text="null: any.")
+    nodes = Named(many=True, help_text="Only these have it; empty: all.")
+    projects = Named(many=True, help_text="Only these, and those below them, may use it; empty: all.")
+    created_at = serializers.DateTimeField()
+
+
+def volume(row: VolumeRow) -> dict[str, Any]:
+    """A volume as REST tells it."""
+    keys = ("name", "kind", "reach", "path", "description", "read_only", "quota_mib")
+    return {
+        "id": row.public_id,
+        **{key: getattr(row, key) for key in keys},
+        "pool": named(row.pool),
+        "nodes": [named(node) for node in row.nodes.all()],
+        "projects": [named(project) for project in row.projects.all()],
+        "created_at": when(row.created_at),
+    }

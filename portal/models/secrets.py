@@ -1,0 +1,37 @@
+"""Secrets of people and projects: a name that is seen, and a value that only their jobs get."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+from portal.models.public_id import PublicIdField
+
+
+class Secret(models.Model):
+    """One value under a name, sealed; it is written and never shown."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="secrets"
+    )
+    project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="secrets")
+    sealed = models.TextField(help_text="The value; it opens only in this row.")
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+    changed_by = models.CharField(max_length=63)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(owner__isnull=False, project__isnull=True)
+                | models.Q(owner__isnull=True, project__isnull=False),
+                name="secret_of_one",
+            ),
+            models.UniqueConstraint(fields=["owner", "name"], name="secret_of_a_person_once"),
+            models.UniqueConstraint(fields=["project", "name"], name="secret_of_a_project_once"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,77 @@
+"""Folders that jobs reach: people's homes, and the volumes that administrators declare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+
+from portal.models.public_id import PublicIdField
+from portal.words.volumes import Reach, VolumeKind
+
+
+class Volume(models.Model):
+    """A folder that outlives jobs, or with ``scratch`` one that does not.
+
+    With an owner it is that person's home on the node of their first workspace. Without one it is declared, and its
+    name stays: jobs ask by it. A declared home says where all homes are, and how large each may become.
+    """
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63)
+    kind = models.CharField(max_length=8)
+    reach = models.CharField(max_length=8, default=Reach.NODE.value)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="volumes"
+    )
+    node = models.ForeignKey("Node", null=True, blank=True, on_delete=models.SET_NULL, related_name="volumes")
+    path = models.CharField(max_length=500, blank=True)
+    description = models.CharField(max_length=500, blank=True, default="", db_default="")
+    read_only = models.BooleanField(default=False, db_default=False, help_text="No job changes it.")
+    quota_mib = models.PositiveBigIntegerField(
+        null=True, blank=True, help_text="What one folder may hold, where the file system sees to it."
+    )
+    pool = models.ForeignKey(
+        "NodePool",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="volumes",
+        help_text="Only nodes of this pool have it; None: of any.",
+    )
+    nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
+        "Node", blank=True, related_name="declared_volumes", help_text="Only these have it; none: all."
+    )
+    projects: models.ManyToManyField[Any, Any] = models.ManyToManyField(
+        "Project", blank=True, related_name="volumes", help_text="Only these may use it; none: all."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(kind__in=[kind.value for kind in VolumeKind]), name="volume_kind"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(reach__in=[reach.value for reach in Reach]), name="volume_reach"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(owner__isnull=True) | models.Q(kind=VolumeKind.HOME.value),
+                name="volume_of_a_person_is_home",
+            ),
+            models.UniqueConstraint(
+                fields=["owner"], name="volume_one_home", condition=models.Q(kind=VolumeKind.HOME.value)
+            ),
+            models.UniqueConstraint(
+                fields=["name"], name="volume_declared_once", condition=models.Q(owner__isnull=True)
+            ),
+            models.UniqueConstraint(
+                fields=["kind"],
+                name="volume_one_declared_home",
+                condition=models.Q(kind=VolumeKind.HOME.value, owner__isnull=True),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

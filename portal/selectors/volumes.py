@@ -1,0 +1,81 @@
+"""Reads volumes: which a person may see, and what the nodes tell of the disks behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Prefetch, Q, QuerySet
+
+from portal.access import Person, visible_volumes
+from portal.errors import NotThere
+from portal.models import Node, Volume
+from portal.words.states import NodeState
+from portal.words.volumes import VolumeKind
+
+
+def volumes_for(person: Person) -> QuerySet[Volume]:
+    """Declared volumes by name, those that the person may see."""
+    rows = (
+        visible_volumes(person)
+        .select_related("pool")
+        .prefetch_related(Prefetch("nodes", Node.objects.only("public_id", "name")), "projects")
+    )
+    return rows.order_by("name", "id")
+
+
+def volume_for(person: Person, key: str) -> Volume:
+    """One by public id or name; NotThere otherwise."""
+    row = volumes_for(person).filter(Q(public_id=key) | Q(name=key)).first()
+    if row is None:
+        raise NotThere("There is no such volume.")
+    return row
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk of a node on which folders of volumes are made, as the node told when it last connected."""
+
+    node: str
+    use: str  # homes, scratch, volumes
+    path: str
+    filesystem: str
+    size_mib: int
+    free_mib: int | None
+    quotas: bool
+
+
+def disks() -> list[Disk]:
+    """The disks behind homes, scratch folders and folders of projects, by node; one query."""
+    rows = Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "hello")
+    return [
+        Disk(node=name, **{key: each.get(key) for key in Disk.__dataclass_fields__ if key != "node"})
+        for name, hello in rows
+        for each in hello.get("storage", ())
+    ]
+
+
+def held_on(row: Volume, told: Iterable[Disk]) -> str | None:
+    """Whether the limit of a volume is held, as a sentence; None for one without a limit."""
+    if row.quota_mib is None:
+        return None
+    use = {VolumeKind.HOME.value: "homes", VolumeKind.SCRATCH.value: "scratch"}.get(row.kind, "volumes")
+    on = [disk for disk in told if disk.use == use and (use != "volumes" or _below(row.path, disk.path))]
+    holding = sorted({disk.node for disk in on if disk.quotas})
+    without = sorted({disk.node for disk in on if not disk.quotas})
+    if not holding:
+        return "No node says that its file system holds this limit; it does when mounted with prjquota."
+    return f"Held on {', '.join(holding)}" + (f", not on {', '.join(without)}." if without else ".")
+
+
+def _below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def named_rows(rows: QuerySet[Any], keys: Iterable[str]) -> tuple[list[Any], str | None]:
+    """The rows of these names or public ids, each once, and the first key that names none."""
+    keys = list(dict.fromkeys(keys))
+    found = list(rows.filter(Q(name__in=keys) | Q(public_id__in=keys)))
+    known = {key for row in found for key in (row.name, row.public_id)}
+    return found, next((key for key in keys if key not in known), None)

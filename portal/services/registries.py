@@ -1,0 +1,58 @@
+"""Logins to registries: kept sealed by administrators, and opened for a node that brings an image from there."""
+
+from __future__ import annotations
+
+import re
+
+from django.db import transaction
+
+from agents.node.images import registry_of
+from portal.access import require_admin
+from portal.errors import Invalid
+from portal.models import RegistryLogin, User
+from portal.services.audit import record_act
+from portal.services.sealing import Place, seal, unseal
+
+HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?(:[0-9]{1,5})?")
+MAX_PASSWORD_BYTES = 8 * 1024
+
+
+def do_save_login(actor: User, host: str, username: str, password: str) -> RegistryLogin:
+    """Keeps the login of a registry, over the one that stood there."""
+    require_admin(actor, "change logins to registries")
+    wrong: dict[str, str] = {}
+    if not HOST.fullmatch(host) or registry_of(f"{host}/name") != host:
+        wrong["host"] = "Give its host as images name it, such as registry.example.org:5000."
+    if not username or len(username) > 255 or any(ord(each) < 33 or each == ":" for each in username):
+        wrong["username"] = "A name without spaces and colons."
+    if not password or "\0" in password or len(password.encode()) > MAX_PASSWORD_BYTES:
+        wrong["password"] = "Give its password or token."  # noqa: S105 - a sentence
+    if wrong:
+        raise Invalid(fields=wrong)
+    with transaction.atomic():
+        row = RegistryLogin.objects.select_for_update().filter(host=host).first() or RegistryLogin(host=host)
+        before = {"host": host, "username": row.username} if row.pk else None
+        row.username, row.changed_by = username, actor.username
+        row.sealed = seal(password, _place(row))
+        row.save()
+        record_act(actor, "registry.save", row, before=before, after={"host": host, "username": username})
+    return row
+
+
+def do_remove_login(actor: User, row: RegistryLogin) -> None:
+    """Forgets the login of a registry; what nodes have already brought stays there."""
+    require_admin(actor, "change logins to registries")
+    with transaction.atomic():
+        record_act(actor, "registry.remove", row, before={"host": row.host, "username": row.username})
+        row.delete()
+
+
+def login_for(image: str) -> tuple[str, str] | None:
+    """Name and password for the registry of an image; None where nobody keeps one. Raises CannotOpen."""
+    host = registry_of(image)
+    row = RegistryLogin.objects.filter(host=host).first() if host else None
+    return None if row is None else (row.username, unseal(row.sealed, _place(row)))
+
+
+def _place(row: RegistryLogin) -> Place:
+    return Place("registry_login", row.public_id, "sealed")

@@ -1,0 +1,220 @@
+"""Volumes: declared by administrators, named by jobs, and turned into what a node mounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q, QuerySet
+
+from agents.node.spec import fault_of_target
+from portal.access import require_admin
+from portal.errors import Conflict, Invalid
+from portal.lineage import lineage
+from portal.models import Job, Node, NodePool, Project, User, Volume
+from portal.models.public_id import fault_of_name
+from portal.services.audit import record_act
+from portal.wake import wake
+from portal.words.states import JOB_LIVE, NodeState, RuntimeKind
+from portal.words.volumes import MOST_VOLUMES, WITH_QUOTA, Reach, VolumeKind, place_of
+
+Wanted = Mapping[str, Any]
+"""``volume`` by name; ``target`` and ``read_only`` as the job says, or None."""
+MOST_QUOTA_MIB = 2**40
+
+
+@dataclass(frozen=True)
+class VolumeWords:
+    """What an administrator says of a volume; without nodes, a pool or projects it is every one's."""
+
+    name: str
+    kind: VolumeKind
+    reach: Reach = Reach.NODE
+    path: str = ""
+    description: str = ""
+    read_only: bool = False
+    quota_mib: int | None = None
+    pool: NodePool | None = None
+    nodes: Sequence[Node] = ()
+    projects: Sequence[Project] = ()
+
+
+def do_save_volume(actor: User, words: VolumeWords, row: Volume | None = None, *, reason: str = "") -> Volume:
+    """Declares a volume, or changes one; its name and kind stay. What runs keeps what it was started with."""
+    require_admin(actor, "change volumes")
+    if wrong := _wrong(words, row):
+        raise Invalid(fields=wrong)
+    try:
+        with transaction.atomic():
+            saved = Volume.objects.select_for_update(of=("self",)).get(pk=row.pk) if row else Volume()
+            before = _shown(saved) if row else None
+            for key in ("path", "description", "quota_mib", "pool", "name"):
+                setattr(saved, key, getattr(words, key))
+            saved.kind, saved.reach = words.kind.value, words.reach.value
+            saved.read_only = words.read_only or words.kind is VolumeKind.DATASET
+            saved.save()
+            saved.nodes.set(words.nodes)
+            saved.projects.set(words.projects)
+            record_act(actor, "volume.save", saved, before=before, after=_shown(saved), reason=reason)
+            wake("volume")
+    except IntegrityError as clash:
+        fault = f"There is already a volume called {words.name}."
+        if "volume_one_declared_home" in str(clash):
+            fault = "Where homes are is declared once; change that one."
+        raise Invalid(fields={"name": fault}, code="name_taken") from clash
+    return saved
+
+
+def do_remove_volume(actor: User, row: Volume, *, reason: str = "") -> None:
+    """Forgets a volume; its files stay. Refused with ``volume_in_use`` while jobs that have not ended name it."""
+    require_admin(actor, "change volumes")
+    with transaction.atomic():
+        locked = Volume.objects.select_for_update(of=("self",)).get(pk=row.pk)
+        jobs = Job.objects.filter(state__in=JOB_LIVE, volumes__contains=[{"volume": locked.name}]).count()
+        if jobs:
+            jobs_name = "job that has not ended names" if jobs == 1 else "jobs that have not ended name"
+            raise Conflict(
+                f"{jobs} {jobs_name} it.",
+                code="volume_in_use",
+                facts={"jobs": jobs},
+            )
+        record_act(actor, "volume.remove", locked, before=_shown(locked), reason=reason)
+        wake("volume")
+        locked.delete()
+
+
+def declared() -> QuerySet[Volume]:
+    """All volumes but people's own homes."""
+    return Volume.objects.filter(owner__isnull=True)
+
+
+def limited_volumes() -> QuerySet[Volume]:
+    """Those that only some nodes have."""
+    return declared().filter(Q(pool__isnull=False) | Q(nodes__isnull=False)).distinct()
+
+
+def usable(project: Project) -> QuerySet[Volume]:
+    """Those that jobs of a project may name: everybody's, and those lent to it or a project above it."""
+    line = [each.pk for each in lineage(project, lambda below: below.parent)]
+    rows = declared().exclude(kind=VolumeKind.HOME.value)
+    return rows.filter(Q(projects__isnull=True) | Q(projects__in=line)).distinct()
+
+
+def wanted_volumes(given: Iterable[Wanted]) -> list[dict[str, Any]]:
+    """What a job asks for, as the record keeps it: each with its place, read only unless it says no."""
+    return [
+        {
+            "volume": str(each["volume"]),
+            "target": str(each.get("target") or place_of(str(each["volume"]))).rstrip("/"),
+            "read_only": bool(each.get("read_only")),
+        }
+        for each in given
+    ]
+
+
+def fault_of_volumes(
+    owner: User, project: Project, pool: NodePool | None, runtime: str, given: Sequence[Wanted]
+) -> str | None:
+    """What is wrong with the volumes that a job names, as a sentence; None if nothing is."""
+    if not given:
+        return None
+    if runtime == RuntimeKind.PROCESS.value:
+        return "Only environments in a container reach volumes."
+    if len(given) > MOST_VOLUMES:
+        return f"A job reaches at most {MOST_VOLUMES} volumes."
+    wanted = wanted_volumes(given)
+    targets = [each["target"] for each in wanted]
+    for target in targets:
+        if fault := fault_of_target(target):
+            return fault
+        if _inside(target, f"/home/{owner.username[:32]}"):
+            return f"{target} is in the home; choose a place outside it."
+        if targets.count(target) > 1:
+            return f"Two volumes would stand at {target}."
+    known = {row.name: row for row in usable(project).filter(name__in=[each["volume"] for each in wanted])}
+    for each in wanted:
+        if each["volume"] not in known:
+            return f"There is no volume called {each['volume']}, or {project.name} may not use it."
+    return _nowhere(list(known.values()), pool)
+
+
+def nodes_with(rows: Iterable[Volume]) -> dict[int, set[int]]:
+    """By volume, the row numbers of the nodes that have it; a volume of all nodes is left out. Two queries."""
+    rows = list(rows)
+    if not rows:
+        return {}
+    limited: dict[int, set[int]] = {}
+    members: dict[int, set[int]] = {}
+    for node, pool in Node.objects.values_list("id", "pool_id"):
+        members.setdefault(pool, set()).add(node)
+    named: dict[int, set[int]] = {}
+    through = Volume.nodes.through.objects.filter(volume__in=rows)
+    for volume, node in through.values_list("volume_id", "node_id"):
+        named.setdefault(volume, set()).add(node)
+    for row in rows:
+        sets = [named[row.pk]] if row.pk in named else []
+        if row.pool_id is not None:
+            sets.append(members.get(row.pool_id, set()))
+        if sets:
+            limited[row.pk] = set.intersection(*sets)
+    return limited
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _nowhere(rows: list[Volume], pool: NodePool | None) -> str | None:
+    limited = nodes_with(rows)
+    if not limited:
+        return None
+    nodes = Node.objects.filter(pk__in=set.intersection(*limited.values()))
+    nodes = nodes.exclude(state=NodeState.RETIRED.value)
+    if pool is not None:
+        nodes = nodes.filter(pool=pool)
+    if nodes.exists():
+        return None
+    names = ", ".join(row.name for row in rows if row.pk in limited)
+    where = f"No node of {pool.name}" if pool else "No node"
+    return f"{where} has {names}." if len(limited) == 1 else f"{where} has all of {names}."
+
+
+def _wrong(words: VolumeWords, row: Volume | None) -> dict[str, str]:
+    wrong: dict[str, str] = {}
+    kind = words.kind
+    if row is None and (fault := fault_of_name(words.name)):
+        wrong["name"] = fault
+    if row is not None and (row.name, row.kind) != (words.name, kind.value):
+        wrong["kind"] = "Name and kind of a volume stay; remove it and declare another."
+    pathless = kind is VolumeKind.SCRATCH or (kind is VolumeKind.HOME and words.reach is Reach.NODE)
+    if pathless and words.path:
+        wrong["path"] = "The node's settings say where these folders are; leave it empty."
+    elif not pathless and (not words.path.startswith("/") or fault_of_target(words.path.rstrip("/"))):
+        wrong["path"] = "Give the full path of the folder on the nodes."
+    if kind is VolumeKind.SCRATCH and words.reach is Reach.SHARED:
+        wrong["reach"] = "A scratch folder is on the disk of its node."
+    if kind is VolumeKind.NFS and words.reach is Reach.NODE:
+        wrong["reach"] = "A share shows every node the same; choose shared."
+    if kind is VolumeKind.SCRATCH and words.read_only:
+        wrong["read_only"] = "An empty folder that nobody may write to is of no use."
+    if words.quota_mib is not None and kind not in WITH_QUOTA:
+        wrong["quota_mib"] = "Only homes, folders of projects and scratch folders are limited by their node."
+    elif words.quota_mib is not None and not 1 <= words.quota_mib <= MOST_QUOTA_MIB:
+        wrong["quota_mib"] = "Must be at least 1."
+    if kind is VolumeKind.HOME and (words.projects or words.nodes or words.pool or words.read_only):
+        wrong["kind"] = "Everybody has a home, wherever they work; it is for all projects, pools and nodes."
+    return wrong
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def _shown(row: Volume) -> dict[str, Any]:
+    keys = ("name", "kind", "reach", "path", "description", "read_only", "quota_mib")
+    return {key: getattr(row, key) for key in keys} | {
+        "pool": row.pool.name if row.pool else None,
+        "nodes": sorted(row.nodes.values_list("name", flat=True)),
+        "projects": sorted(row.projects.values_list("name", flat=True)),
+    }

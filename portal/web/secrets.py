@@ -1,0 +1,55 @@
+"""Secrets on the account's page and on a project's: written there, and never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_POST
+
+from portal.access import Policy, policy, signed_in
+from portal.models import Project, User
+from portal.selectors.projects import project_for
+from portal.services.secrets import do_remove_secret, do_save_secret
+from portal.web.acts import act_and_return
+
+
+@policy(Policy.SIGNED_IN)
+@sensitive_post_parameters("value")
+@require_POST
+def save_secret(request: HttpRequest, public_id: str = "") -> HttpResponse:
+    """Writes one's own secret, or that of the project with this id."""
+    of = _whose(request, public_id)
+    name = request.POST.get("name", "").strip()
+    value = request.POST.get("value", "").replace("\r\n", "\n")
+
+    def save() -> str:
+        do_save_secret(signed_in(request.user), of, name, value)
+        return f"The secret {name} is written. Jobs that start from now on get it."
+
+    return _back(request, of, save)
+
+
+@policy(Policy.SIGNED_IN)
+@require_POST
+def remove_secret(request: HttpRequest, name: str, public_id: str = "") -> HttpResponse:
+    """Forgets one."""
+    of = _whose(request, public_id)
+
+    def remove() -> str:
+        do_remove_secret(signed_in(request.user), of, name)
+        return f"The secret {name} is forgotten. Jobs that name it will not start."
+
+    return _back(request, of, remove)
+
+
+def _whose(request: HttpRequest, public_id: str) -> User | Project:
+    user = signed_in(request.user)
+    return project_for(user, public_id) if public_id else user
+
+
+def _back(request: HttpRequest, of: User | Project, act: Callable[[], str]) -> HttpResponse:
+    to = reverse("project", args=[of.public_id]) if isinstance(of, Project) else reverse("account")
+    return act_and_return(request, act, to)

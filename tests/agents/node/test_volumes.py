@@ -1,0 +1,139 @@
+"""Volumes on a node with real podman: what is shared, what cannot be written, what goes, what is never shown."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.link import Link, Refused
+from agents.node.volumes import is_mounted, mounted_at
+from tests.agents.node.conftest import LoneNode, log_with
+
+GID = 2_100_000_007
+
+
+@pytest.fixture
+def lent(podman_node: LoneNode) -> Path:
+    """A folder that the node lends, with a data set in it."""
+    lent = podman_node.folder / "lent"
+    (lent / "sets").mkdir(parents=True)
+    (lent / "sets/rows").write_text("a,b\n")
+    (lent / "teams").mkdir()
+    podman_node.configure(path_roots=[str(lent)])
+    return lent
+
+
+def start(link: Link, node: LoneNode, job: str, script: str, *mounts: dict[str, Any], uid: int = 2001) -> Any:
+    spec = node.spec(
+        job,
+        "sh",
+        "-c",
+        script,
+        runtime="podman",
+        image=node.image,  # type: ignore[attr-defined]
+        mounts=list(mounts),
+        uid=uid,
+        gid=uid,
+    )
+    return link.ask("start", timeout_s=30, epoch=1, spec=spec)
+
+
+@pytest.mark.rig
+def test_members_share_a_project_and_nobody_changes_a_data_set(podman_node: LoneNode, lent: Path) -> None:
+    link = podman_node.open()
+    team = {"kind": "project", "source": str(lent / "teams"), "folder": "vision22", "gid": GID}
+    team |= {"target": "/volumes/team", "quota_mib": 64}
+    sets = {"kind": "path", "source": str(lent / "sets"), "target": "/volumes/sets", "read_only": True}
+    scratch = {"kind": "scratch", "source": "fast", "target": "/volumes/fast"}
+    first = (
+        "umask 077; mkdir /volumes/team/d && echo mine > /volumes/team/d/notes; cat /volumes/sets/rows; "
+        "(echo x > /volumes/sets/rows) 2>&1; rm /volumes/sets/rows 2>&1; "
+        "head -c 100000 /dev/zero > /volumes/fast/big && wc -c /volumes/fast/big; "
+        "grep -c -E ' /volumes/(team|sets|fast) .*nosuid.*nodev' /proc/self/mountinfo; exec sleep 600"
+    )
+    start(link, podman_node, "jfirst", first, team, sets, scratch)
+    said = log_with(link, "jfirst", "\n3\n")
+    assert "a,b" in said and said.count("ead-only file system") == 2 and "100000 /volumes/fast/big" in said
+    scratches = podman_node.folder / "state/scratch"
+    assert [path.name for path in scratches.rglob("big")] == ["big"]
+    second = "cd /volumes/team/d; echo ours >> notes; mv notes done; cat done"
+    start(link, podman_node, "jsecond", second, team, uid=2002)
+    assert "mine\nours" in log_with(link, "jsecond", "ours")
+    stranger = "ls /volumes/team 2>&1; echo looked"
+    outside = {"kind": "path", "source": str(lent / "teams/vision22"), "target": "/volumes/team"}
+    start(link, podman_node, "jthird", stranger, outside, uid=2003)
+    assert "ermission denied" in log_with(link, "jthird", "looked")
+    link.ask("stop", timeout_s=30, epoch=1, job="jfirst", attempt=1, grace_s=0)
+    deadline_s = time.monotonic() + 5
+    while any(scratches.iterdir()) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert list(scratches.iterdir()) == []
+    assert sorted(path.name for path in (lent / "teams/vision22/d").iterdir()) == ["done"]
+    (told,) = [each for each in link.hello.storage if each["use"] == "scratch"]
+    assert told["path"] == str(scratches) and told["size_mib"] > told["free_mib"] > 0
+
+
+@pytest.mark.rig
+def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, lent: Path) -> None:
+    link = podman_node.open()
+    (lent / "out").symlink_to("/etc")
+    (lent / "teams/vision22").symlink_to("/etc")
+    (lent / "a:b").mkdir()
+    mount = {"kind": "path", "target": "/volumes/x"}
+    team = {"kind": "project", "folder": "vision22", "gid": GID, "source": str(lent / "teams")}
+    for wrong, said in (
+        (mount | {"source": "/etc"}, "not under a folder that this node lends"),
+        (mount | {"source": str(lent / "out")}, "not under a folder that this node lends"),
+        (mount | {"source": f"{lent}/sets/../../.."}, "not under a folder that this node lends"),
+        (mount | {"source": str(lent / "nowhere")}, "is not a folder on this node"),
+        (mount | {"source": str(lent / "a:b")}, "not of the form"),
+        (mount | {"source": str(lent / "sets"), "filesystem": "nfs"}, "No nfs file system is mounted at"),
+        (mount | team, "is not a folder on this node"),
+        (mount | {"source": str(lent / "sets"), "target": "/run/fairway/x"}, "Nothing can be mounted at"),
+        (mount | {"source": str(lent / "sets"), "target": "/x/../etc"}, "not a plain absolute path"),
+    ):
+        with pytest.raises(Refused, match=said):
+            start(link, podman_node, "jwrong", "true", wrong)
+    assert os.stat("/etc").st_gid == 0 and not any((podman_node.folder / "state/scratch").iterdir())
+
+
+@pytest.fixture
+def memory_disk(lent: Path) -> Iterator[Path]:
+    """A file system of another kind, mounted where the node lends."""
+    place = lent / "share"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.rig
+def test_a_share_is_shown_only_while_it_is_mounted(podman_node: LoneNode, memory_disk: Path) -> None:
+    (memory_disk / "seen").write_text("shared\n")
+    mount = {"kind": "path", "source": str(memory_disk), "target": "/volumes/x", "filesystem": "tmpfs"}
+    link = podman_node.open()
+    start(link, podman_node, "jshare", "cat /volumes/x/seen", mount)
+    assert "shared" in log_with(link, "jshare", "shared")
+    below = mount | {"source": str(memory_disk / "below")}
+    (memory_disk / "below").mkdir()
+    with pytest.raises(Refused, match="No tmpfs file system is mounted at"):
+        start(link, podman_node, "jbelow", "true", below)
+
+
+def test_the_mount_on_top_counts() -> None:
+    table = (
+        "23 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        "30 23 0:44 / /net/lab\\040data rw shared:2 master:1 - nfs4 srv:/lab rw\n"
+        "31 23 0:45 / /net/old rw - nfs srv:/old rw\n"
+        "32 31 0:46 / /net/old rw - tmpfs none rw\n"
+    )
+    assert is_mounted(table, "/net/lab data", "nfs")
+    assert not is_mounted(table, "/net/lab data/below", "nfs") and not is_mounted(table, "/net/old", "nfs")
+    assert mounted_at(table, "/net/lab data/below") == ("/net/lab data", "nfs4")
+    assert mounted_at(table, "/network") == ("/", "ext4")

@@ -1,0 +1,67 @@
+"""Volumes, secrets and registries on pages: declared, named by a job, and never more shown than may be."""
+
+from __future__ import annotations
+
+from portal.models import Job, RegistryLogin, Secret, Volume
+
+VALUE = "hush-on-pages"
+
+
+def test_a_job_is_launched_with_a_volume_and_secrets(client_of, scene, typed) -> None:
+    admin, member = client_of("admin"), client_of("member")
+    form = {"name": "team", "kind": "project", "reach": "node", "path": "/data/teams", "quota_gib": "0.5"}
+    form |= {"projects": "vision", "nodes": "h200-1, h200-2", "pool": "", "description": ""}
+    assert member.post("/volumes/save/", form).status_code == 403
+    refused = admin.post("/volumes/save/", form | {"nodes": "nowhere", "path": "/keeps"})
+    assert refused.status_code == 400
+    page = refused.content.decode()
+    assert "There is no node called nowhere." in page and 'value="/keeps"' in page
+    assert admin.post("/volumes/save/", form).status_code == 302
+    assert Volume.objects.get().quota_mib == 512
+    assert "No node says that its file system holds this limit" in admin.get("/volumes/").content.decode()
+    assert 'value="0.5"' in admin.get("/volumes/?edit=team").content.decode()
+    assert "team" in member.get("/volumes/").content.decode()
+    assert "team" not in client_of("stranger").get("/volumes/").content.decode()
+
+    member.post("/account/secrets/", {"name": "hub", "value": VALUE})
+    project = scene.projects["vision"].public_id
+    assert (
+        "not do that"
+        in member.post(
+            f"/projects/{project}/secrets/", {"name": "x", "value": VALUE}, follow=True
+        ).content.decode()
+    )
+    assert client_of("stranger").post(f"/projects/{project}/secrets/", {"name": "x"}).status_code == 404
+    lines = {"volumes": "team /work ro", "secret_variables": "HUB_TOKEN=hub", "secret_files": "key=hub"}
+    wrong = member.post("/launch/", typed | lines | {"secret_variables": "HUB_TOKEN", "volumes": "a b c d"})
+    assert wrong.status_code == 400 and "is not VARIABLE=SECRET." in wrong.content.decode()
+    assert "is not a name, perhaps a place, perhaps ro." in wrong.content.decode()
+    assert member.post("/launch/", typed | lines).status_code == 302
+    job = Job.objects.get(name="my run")
+    assert job.volumes == [{"volume": "team", "target": "/work", "read_only": True}]
+    ways = [
+        {"secret": "hub", "of": "me", "variable": "HUB_TOKEN"},
+        {"secret": "hub", "of": "me", "file": "key"},
+    ]
+    assert job.secrets == ways
+    pages = [
+        member.get(path).content.decode()
+        for path in (f"/jobs/{job.public_id}/run/", f"/launch/?like={job.public_id}", "/account/", "/launch/")
+    ]
+    assert "/run/fairway/key" in pages[0] and "team /work ro" in pages[1] and "HUB_TOKEN=hub" in pages[1]
+    assert not any(VALUE in page for page in pages)
+    kept = admin.post("/volumes/team/remove/", follow=True).content.decode()
+    assert "1 job that has not ended names it." in kept
+    member.post("/account/secrets/hub/forget/")
+    assert not Secret.objects.exists()
+
+
+def test_a_login_is_kept_by_administrators_and_never_shown(client_of) -> None:
+    admin, form = client_of("admin"), {"host": "reg.example.org", "username": "robot", "password": VALUE}
+    assert client_of("member").post("/registries/save/", form).status_code == 403
+    refused = admin.post("/registries/save/", form | {"host": "https://x"})
+    assert refused.status_code == 400 and VALUE not in refused.content.decode()
+    page = admin.post("/registries/save/", form, follow=True).content.decode()
+    assert "they are robot" in page and VALUE not in page
+    admin.post(f"/registries/{RegistryLogin.objects.get().public_id}/remove/")
+    assert not RegistryLogin.objects.exists()
