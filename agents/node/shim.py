@@ -256,13 +256,10 @@ def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, lo
         os.dup2(null, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        _limit(order)
+        limit(order)
         if order["own_uid"] is not None:
             _private_places(order)
-            os.setgroups([])
-            os.setresgid(order["own_uid"], order["own_uid"], order["own_uid"])
-            os.setresuid(order["own_uid"], order["own_uid"], order["own_uid"])
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        become_account(order["own_uid"])
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.umask(0o027)
         os.chdir(order["workdir"])
@@ -281,11 +278,21 @@ def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, lo
         os._exit(126)
 
 
-def _limit(order: Dict[str, Any]) -> None:
+def limit(order: Dict[str, Any]) -> None:
+    """The limits of a task that no control group has."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pids = order["limits"]["pids"]
     if pids is not None and order["own_uid"] is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
+
+
+def become_account(own_uid: Optional[int]) -> None:
+    """Gives up every other right for good; None: there is only the account we have."""
+    if own_uid is not None:
+        os.setgroups([])
+        os.setresgid(own_uid, own_uid, own_uid)
+        os.setresuid(own_uid, own_uid, own_uid)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _private_places(order: Dict[str, Any]) -> None:

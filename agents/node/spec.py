@@ -118,6 +118,8 @@ STOPS_TASKS = "stop.tasks"
 """The same for the field of ``stop`` that names some tasks of an attempt: who does not know it would stop all."""
 PREPARES = "prepare"
 """The same for the verb that does all of a start but its last step."""
+OPENS_TERMINALS = "terminal"
+"""The same for the verb that opens a terminal in a task."""
 FIRST_RANK = "{first_rank}"
 """A variable of this value is the address of rank 0, where all ranks stand in one network of their job."""
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from agents.node import cgroup, machine, shim, word_files
 from agents.node.durable import locked, read_json, write_json
@@ -141,6 +141,12 @@ class ProcessRuntime(Runtime):
             found = (self.find(name) for name in sorted(os.listdir(self._root)))
             return [each for each in found if each is not None and each.cluster == cluster]
         return []
+
+    def shell(self, name: str) -> Dict[str, Any]:
+        order = read_json(os.path.join(self._root, name, "order.json"))
+        if order is None:
+            raise Refusal(NO_SUCH_CONTAINER, f"{name} is not running.")
+        return {key: order[key] for key in ("name", "env", "workdir", "own_uid", "limits")}
 
     def signal(self, name: str, signal_name: str) -> None:
         begun = read_json(os.path.join(self._root, name, "pid.json"))
