@@ -134,7 +134,7 @@ class Shell:
 def _stand_beside(told: Dict[str, Any], pid: int, pid_start: Optional[int]) -> None:
     """Turns this process into a shell with the account, the limits and the view of a task; never returns.
 
-    Raises OSError. The view may be of the task's own making: nothing is looked up by name before its account is taken.
+    Raises OSError. The view may be of the task's own making: nothing is looked up by name before its user is taken.
     """
     views = []
     if told["own_uid"] is not None:

@@ -212,4 +212,6 @@ KEY_FILES = {
 KEY_DIR = DATA_DIR / "keys"
 LOG_DIR = DATA_DIR / "logs"
 """Mirrored logs of tasks: LOG_DIR/<job>/<attempt>/<rank>.<format>."""
+TERMINAL_IDLE_S = env.int("FAIRWAY_TERMINAL_IDLE_MIN", 120) * 60
+"""A terminal in which nobody has typed for so long ends."""
 SILENCED_SYSTEM_CHECKS: list[str] = []

@@ -23,6 +23,7 @@ from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.restored import UnknownContainer
+from portal.models.terminals import Terminal
 from portal.models.trouble import NodeTrouble
 from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
@@ -68,6 +69,7 @@ __all__ = [
     "Standing",
     "Task",
     "Template",
+    "Terminal",
     "Topology",
     "Totals",
     "UnknownContainer",

@@ -247,7 +247,7 @@ _SIGNAL = 'kill -s "$1" "$2"'
 
 
 def shell(engine: Engine, name: str) -> List[str]:
-    """The words that run a shell in a container on our pseudo terminal, with the container's account and variables."""
+    """The words that run a shell in a container on our pseudo terminal, with the container's user and variables."""
     # The keys by which one leaves a container would be kept from the shell: none with podman, with docker rare ones.
     keys = "" if engine.kind == "podman" else "ctrl-^,ctrl-^,ctrl-_"
     words = ["exec", "--interactive", "--tty", f"--detach-keys={keys}", "--env", f"TERM={TERM}"]
