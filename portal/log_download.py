@@ -38,7 +38,7 @@ def log_download(request: HttpRequest, log: LogFile, *, job: str, stamps: bool =
         answer: HttpResponseBase = _stream(request, pieces)
     else:
         size = log_text.size_of(log, stamps=stamps, upto=upto)
-        span = _span(*asked.groups(), size)
+        span = _span(asked[1], asked[2], size)
         if span is None:
             return HttpResponse(
                 status=416, headers={"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}

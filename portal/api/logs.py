@@ -144,7 +144,7 @@ class SearchQuery(Closed):
     stream = serializers.ChoiceField(
         choices=["stdout", "stderr"],
         required=False,
-        help_text="Default: both. Some logs do not tell them apart.",
+        help_text="Default: both. A line that does not tell is of both.",
     )
     rank = serializers.IntegerField(
         required=False, min_value=0, max_value=100_000, help_text="Default: all, one after the other."

@@ -34,7 +34,7 @@ Matcher = Callable[[Sequence[str]], list[int]]
 
 @dataclass(frozen=True)
 class Sought:
-    """What is searched for; ``stream`` is stdout, stderr or "" for both."""
+    """What is searched for; ``stream`` is stdout, stderr or "" for both. A line that does not tell is of both."""
 
     words: str
     pattern: bool = False
@@ -105,7 +105,7 @@ def search(
                     return Found(found[:limit], at)
                 moved = True
                 hits = [page.lines[place] for place in places]
-                hits = [line for line in hits if sought.stream in ("", line.stream)]
+                hits = [line for line in hits if not sought.stream or line.stream in ("", sought.stream)]
                 if len(found) + len(hits) > limit:
                     beyond = hits[limit - len(found)]
                     found += [Match(log.rank, line) for line in hits[: limit - len(found)]]

@@ -57,11 +57,11 @@ function follow(box) {
     if (!at && !who.textContent) line.className = "fw-log__plain"; // nothing to put into the columns
     line.append(time, who, words);
     line.dataset.rank = rank;
-    line.dataset.stream = isError ? "stderr" : "stdout";
+    line.dataset.stream = isError ? "stderr" : at ? "stdout" : ""; // without a time nothing told them apart
     line.hidden = !isShown(line);
     return line;
   }
-  const isShown = (line) => (!stream?.value || line.dataset.stream === stream.value) && matches(line.children[2].textContent);
+  const isShown = (line) => (!stream?.value || ["", stream.value].includes(line.dataset.stream)) && matches(line.children[2].textContent);
 
   async function fetchRank(rank) {
     const known = state.get(rank) ?? { cursor: null, complete: false };

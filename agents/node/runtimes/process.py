@@ -28,7 +28,7 @@ class ProcessRuntime(Runtime):
     """Tasks as plain processes. A task's folder holds its order, its claim, its number and its end."""
 
     kind = "process"
-    log_format = "raw"
+    log_format = "k8s"
 
     def __init__(self, settings: Settings, agent_command: List[str]) -> None:
         self._root = os.path.join(settings.state_dir, "tasks")
