@@ -39,12 +39,14 @@ def running(stand: Stand, room: EngineRoom, owner: User) -> Iterator[Job]:
     work = partial(in_thread, lambda: Engine().run_until(over.is_set, 300.0))
     engine = threading.Thread(target=work, daemon=True)
     engine.start()
-    wait_for("it runs", Task.objects.filter(attempt__job=job, state="RUNNING").exists)
-    yield Job.objects.get(pk=job.pk)
-    do_cancel_job(owner, Job.objects.get(pk=job.pk))
-    wait_for("it ends", lambda: Job.objects.filter(pk=job.pk, state="CANCELLED").exists())
-    over.set()
-    engine.join(30)
+    try:
+        wait_for("it runs", Task.objects.filter(attempt__job=job, state="RUNNING").exists)
+        yield Job.objects.get(pk=job.pk)
+        do_cancel_job(owner, Job.objects.get(pk=job.pk))
+        wait_for("it ends", lambda: Job.objects.filter(pk=job.pk, state="CANCELLED").exists())
+    finally:
+        over.set()
+        engine.join(30)
 
 
 def page(session: str) -> Client:

@@ -49,11 +49,16 @@ class LoopbackSshd:
 
 @contextlib.contextmanager
 def loopback_sshd(
-    folder: Path, agent: bytes, public_keys: Mapping[str, str], *, options: str = ""
+    folder: Path,
+    agent: bytes,
+    public_keys: Mapping[str, str],
+    *,
+    options: str = "",
+    listens_at: str = "127.0.0.1",
 ) -> Iterator[LoopbackSshd]:
     """Runs an sshd for the present account, whose keys may run the agent (control, watch) or tunnel.
 
-    ``options`` are further lines of its configuration.
+    ``options`` are further lines of its configuration; ``listens_at`` 0.0.0.0 gives it all of 127.x.x.x.
     """
     program = folder / "agent.pyz"
     program.write_bytes(agent)
@@ -76,7 +81,7 @@ def loopback_sshd(
     # long, and a killed session leaves its lock behind (pyenv's makes the next ones wait for a minute).
     quiet = "SetEnv SHLVL=9\n"
     (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1:{port}\nHostKey {key}\nAuthorizedKeysFile {folder}/authorized_keys\n"
+        f"ListenAddress {listens_at}:{port}\nHostKey {key}\nAuthorizedKeysFile {folder}/authorized_keys\n"
         f"PidFile {folder}/sshd.pid\nStrictModes no\nPasswordAuthentication no\nUsePAM no\n"
         f"PermitRootLogin prohibit-password\nMaxStartups 100\n{quiet}{options}"
     )
