@@ -54,8 +54,8 @@ def _measure(jobs: int, until_s: float, verbose: bool) -> None:
     image = rig_image("tiny")
     with Rig(1, image_stores=[image.store]) as rig, StoryPortal("--no-local-node") as portal:
         machine = rig.nodes[0]
-        token = _prepare(portal, machine, image.name)
-        with _root_shell(machine) as shell, _client(portal.url, token) as client:
+        token = prepare(portal, machine, image.name)
+        with _root_shell(machine) as shell, client_of(portal.url, token) as client:
             _run_one(client, shell, machine, "warm")  # imports, connections and caches of the first job
             rows: list[dict[str, float]] = []
             for number in range(jobs):
@@ -217,7 +217,7 @@ def enter_portal(portal: Any) -> Any:
     return User.objects.get(is_admin=True)
 
 
-def _prepare(portal: Any, machine: Any, image: str) -> str:
+def prepare(portal: Any, machine: Any, image: str) -> str:
     """Makes the machine a node of this Fairway; gives an API token of its first admin."""
     admin = enter_portal(portal)
     from portal.models import Environment, Node
@@ -245,7 +245,7 @@ def _prepare(portal: Any, machine: Any, image: str) -> str:
 
 
 @contextlib.contextmanager
-def _client(url: str, token: str) -> Iterator[Any]:
+def client_of(url: str, token: str) -> Iterator[Any]:
     import httpx
 
     headers = {"Authorization": f"Bearer {token}"}

@@ -29,7 +29,7 @@ def build_gateway(web_socket: str | None = None, look_every_s: float = EVERY_S) 
     upstreams = Upstreams(socket, Path(key) if key else None, settings.DATA_DIR / "run" / "tunnels")
     lookout = Lookout(rights, guard, upstreams, look_every_s)
     upload_mib = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0)
-    terminal_rights = Rights(decide_terminal, used=None)  # who types is told of by the door
+    terminal_rights = Rights(decide_terminal, used=None, threads=2)  # who types is told of by the door
     places = Places(
         settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE, upload_mib * 1024**2 or None
     )

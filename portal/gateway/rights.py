@@ -183,9 +183,10 @@ class Rights:
         self,
         question: Callable[[str, str], Decision] = decide,
         used: Callable[[str], None] | None = note_use,
+        threads: int = THREADS,
     ) -> None:
-        self._question, self._used = question, used
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rights")
+        self._question, self._used, self._count = question, used, threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="rights")
         self._kept: OrderedDict[tuple[str, str], tuple[float, Decision]] = OrderedDict()
         self._asking: dict[tuple[str, str], asyncio.Task[Decision]] = {}
         self._in_use_at: dict[tuple[str, str], float] = {}
@@ -222,8 +223,8 @@ class Rights:
 
     def close(self) -> None:
         """Ends the threads and their connections to the record."""
-        together = threading.Barrier(THREADS)
-        for _ in range(THREADS):
+        together = threading.Barrier(self._count)
+        for _ in range(self._count):
             self._threads.submit(_leave, together)
         self._threads.shutdown(wait=False)
 

@@ -89,7 +89,7 @@ class Browser:
             with contextlib.suppress(OSError):
                 self.say(seen=self.shown)
 
-    def wait_for(self, is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    def wait_for(self, is_so: Callable[[], bool], timeout_s: float = 30.0) -> None:
         until_s = time.monotonic() + timeout_s
         while not is_so():
             assert time.monotonic() < until_s and not self.closed, (self.printed[-2000:], self.words)
@@ -247,6 +247,7 @@ def test_output_without_end_waits_for_the_eyes_and_starves_no_other(task) -> Non
     before = len(flood.printed)
     flood.wait_for(lambda: len(flood.printed) > before + WINDOW_BYTES // 2)
     flood.send(b"\x03")
+    flood.wait_for(lambda: b"^C" in flood.printed[-200:])
     flood.ask("echo sti''ll", "still")
 
 
