@@ -64,7 +64,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-Send, Receive = Callable[[bytes], Any], Callable[[], bytes]
+Send = Callable[[bytes], Any]
+Receive = Callable[[], bytes]
 
 
 def _press(send: Send, receive: Receive) -> float:
