@@ -1,4 +1,4 @@
-"""What the record wants of one node now: starts, stops and first answers of servers, each when it is due."""
+"""What the record wants of one node now: starts, stops, terminals and first answers of servers, when each is due."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.db import Error as DatabaseError
 from agents.engines.contract import Refused, TaskKey, Unknown
 from portal.models import ClusterSettings, Task
 from portal.services import lifecycle
+from portal.services.terminals import terminals_to_open
 from portal.words.reasons import EndReason
 from portal.words.states import AttemptState, JobKind
 from scheduler import dispatch
@@ -20,6 +21,7 @@ from scheduler.hands import Hands
 from scheduler.images import ImageBringer
 from scheduler.leases import Deposed
 from scheduler.reconcile import collect_and_remove
+from scheduler.terminals import open_terminal
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class NodeWork:
                     wanted[("start", task.pk)] = partial(self._start, door, task)
             elif _waits_for_its_server(task):
                 wanted[("probe", task.pk)] = partial(self._probe, door, task)
+        for terminal in terminals_to_open(door.node):
+            wanted[("terminal", terminal.pk)] = partial(open_terminal, door, terminal)
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in wanted}
         live = {task.pk for task in held}
         self._tries = {pk: tries for pk, tries in self._tries.items() if pk in live}

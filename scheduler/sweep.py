@@ -14,6 +14,8 @@ from portal.selectors.time_limits import limited
 from portal.services import lifecycle, nodes, reservations, restored, time_limits, trust
 from portal.services.dependencies import cancel_dependents
 from portal.services.idempotency import forget_old_keys
+from portal.services.logs import remove_old_logs
+from portal.services.terminals import forget_old_terminals
 from portal.wake import send_hints
 from portal.words.amounts import span
 from portal.words.reasons import EndReason, end_sentence
@@ -143,3 +145,5 @@ def trim() -> None:
     drop_old_failures()
     trust.forget_old_troubles()
     forget_old_keys()
+    forget_old_terminals()
+    remove_old_logs()

@@ -201,6 +201,16 @@ class Engine(Protocol):
     def probe(self, key: TaskKey, port: int, path: str) -> int | None:
         """The HTTP status with which a port of a running task answers; None while nobody does."""
 
+    @property
+    def opens_terminals(self) -> bool:
+        """True when ``terminal`` can be asked for."""
+
+    def terminal(self, key: TaskKey, *, secret: str, cols: int, rows: int, idle_s: int) -> int:
+        """Opens a terminal in a running task; gives the port at which it waits for the one who knows ``secret``.
+
+        Refused where the task does not run, or enough are open. Unknown: one that nobody enters ends by itself.
+        """
+
     def has_image(self, image: str) -> bool:
         """Whether the node has an image of this name or digest now."""
 

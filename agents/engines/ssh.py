@@ -25,7 +25,7 @@ from agents.engines.contract import (
 )
 from agents.link import Link, Refused
 from agents.local import open_local
-from agents.node.spec import LOGINS, PREPARES, STOPS_TASKS
+from agents.node.spec import LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS
 from agents.samples import ContainerState, Hello
 from agents.ssh import Role, SshTarget, open_ssh
 
@@ -162,6 +162,24 @@ class NodeEngine:
         )
         status = answer.get("status")
         return None if status is None else int(status)
+
+    @property
+    def opens_terminals(self) -> bool:
+        return OPENS_TERMINALS in self._link.hello.takes
+
+    def terminal(self, key: TaskKey, *, secret: str, cols: int, rows: int, idle_s: int) -> int:
+        answer = self._link.ask(
+            "terminal",
+            timeout_s=ANSWER_WITHIN_S,
+            job=key.job,
+            attempt=key.attempt,
+            task=key.task,
+            secret=secret,
+            cols=cols,
+            rows=rows,
+            idle_s=idle_s,
+        )
+        return int(answer["port"])
 
     def has_image(self, image: str) -> bool:
         answer = self._link.ask("images", timeout_s=ANSWER_WITHIN_S)

@@ -17,6 +17,10 @@ def main() -> int:
         from agents.node import shim
 
         return shim.main(sys.argv[2])
+    if sys.argv[1:] == ["terminal"]:
+        from agents.node import terminal
+
+        return terminal.main()
     parser = argparse.ArgumentParser(prog="fairway-node", description="Fairway's program on a node.")
     parser.add_argument("role", choices=("control", "watch", "bulk", "preflight"))
     parser.add_argument("--settings", default=os.environ.get("FAIRWAY_NODE_SETTINGS", DEFAULT_SETTINGS))

@@ -12,8 +12,8 @@ from agents.node import refusals
 from agents.node.ledger import EXITED
 from agents.node.places import BEGINNING
 from agents.node.refusals import Refusal
-from agents.node.shim import log_cut
 from agents.node.spec import container_name, public_id, whole_number
+from agents.node.task_log import log_cut
 from agents.node.tasks import Tasks
 
 MAX_BYTES = 262_144

@@ -30,9 +30,10 @@ from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
 from agents.node.spares import Spares
-from agents.node.spec import LOGINS, PREPARES, STOPS_TASKS, TAKES, VOLUMES
+from agents.node.spec import LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS, TAKES, VOLUMES
 from agents.node.stats import Sampler, until_phase_s
 from agents.node.tasks import Tasks
+from agents.node.terminals import Terminals
 from agents.node.upgrade import Upgrades
 from agents.node.watch import Watch
 
@@ -49,7 +50,7 @@ _IMAGES = frozenset({"images", "pull", "load"})
 VERBS_OF = {
     "control": _READING
     | _IMAGES
-    | {"start", "prepare", "stop", "remove", "signal", "probe", "preflight", "gc", "upgrade"},
+    | {"start", "terminal", "prepare", "stop", "remove", "signal", "probe", "preflight", "gc", "upgrade"},
     "bulk": (_READING | _IMAGES | {"upgrade"}) - {"stats"},
     "watch": _READING,
 }
@@ -81,6 +82,7 @@ class Session:
         self._images = Images(self.tasks, self.push)
         self._spares = Spares(self.tasks)
         self._upgrades = Upgrades(settings)
+        self._terminals = Terminals(self.tasks, agent)
         self._verbs: Dict[str, Callable[[Fields], Fields]] = {
             "hello": lambda _: {"hello": self.hello()},
             "list": self._list,
@@ -98,6 +100,7 @@ class Session:
             "preflight": lambda _: preflight(self.tasks),
             "gc": self._gc,
             "upgrade": self._upgrades.receive,
+            "terminal": self._terminals.open,
         }
 
     def run(self) -> int:
@@ -164,7 +167,7 @@ class Session:
             "images": self._images.rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
             "separates_people": os.geteuid() == 0,
-            "takes": [*TAKES, STOPS_TASKS, PREPARES, VOLUMES, LOGINS],
+            "takes": [*TAKES, STOPS_TASKS, PREPARES, VOLUMES, LOGINS, OPENS_TERMINALS],
             "storage": self._places.volumes.facts(),
             "interfaces": [each._asdict() for each in interfaces()],
             "gang_ports": list(self._settings.gang_ports),

@@ -13,12 +13,12 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 from typing import Any, Dict, List, Optional
 
 from agents.node import cgroup, machine
 from agents.node.durable import full_disk_refused, read_json, write_json
+from agents.node.task_log import TaskLog
 
 ALREADY_CLAIMED = 17
 _FAILED = 1
@@ -34,7 +34,6 @@ _MS_NOSUID, _MS_NODEV, _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE =
     1 << 18,
 )
 _LOOK_EVERY_S = 0.25
-_LOG_ENDS_WITHIN_S = 5.0
 
 
 def claim(folder: str, word: str) -> bool:
@@ -93,15 +92,16 @@ def _run(folder: str, report: int) -> None:
         order["name"], memory_mib=limits["memory_mib"], pids=limits["pids"], cpu_milli=limits["cpu_milli"]
     )
     go_read, go_write = os.pipe()
-    log_read, log_write = os.pipe()
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(go_write)
         os.close(report)
-        _become(order, group, go_read, log_write)
-    os.close(go_read)
-    os.close(log_write)
-    log = CappedLog(order["log_path"], order["log_mib"], log_read)
+        _become(order, group, go_read, out_write, err_write)
+    for ours_no_more in (go_read, out_write, err_write):
+        os.close(ours_no_more)
+    log = TaskLog(order["log_path"], order["log_mib"], out_read, err_read)
     facts = machine.process(child)
     write_json(
         os.path.join(folder, "pid.json"),
@@ -162,53 +162,7 @@ class _Family:
             time.sleep(0.01)
 
 
-class CappedLog:
-    """Writes what a task says into its log, up to a size; the rest is read and dropped, so that the task goes on.
-
-    Without it one task that prints for ever fills the disk that all tasks of the node share.
-    """
-
-    def __init__(self, path: str, limit_mib: int, reading: int) -> None:
-        self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._left = limit_mib * machine.MIB - os.fstat(self._log).st_size
-        self._last_words = log_cut(limit_mib)
-        self._reading = reading
-        threading.stack_size(256 * 1024)
-        self._thread = threading.Thread(target=self._carry, name="log", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Returns when everything was written that the task has said."""
-        self._thread.join(timeout=_LOG_ENDS_WITHIN_S)
-
-    def _carry(self) -> None:
-        while True:
-            data = os.read(self._reading, 65_536)
-            if not data:
-                return
-            if self._left <= 0:
-                continue
-            kept = data[: self._left]
-            self._left -= len(kept)
-            try:
-                self._write(kept)
-                if self._left <= 0:
-                    self._write(b"\n" + self._last_words.encode() + b"\n")
-            except OSError:  # the disk is full: what the task says is lost, and the task is not
-                continue
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._log, view) :]
-
-
-def log_cut(limit_mib: int) -> str:
-    """The last line of a log that has reached its size."""
-    return f"fairway: log cut at {limit_mib} MiB; what follows is not kept."
-
-
-def _wait(folder: str, family: _Family, limit_mib: Optional[int], log: CappedLog) -> None:
+def _wait(folder: str, family: _Family, limit_mib: Optional[int], log: TaskLog) -> None:
     """Waits for the child, keeps it under its memory when no control group does, and records the end."""
     peak_mib, oom_kills, over = 0.0, 0, False
     group = family.group
@@ -242,11 +196,12 @@ def _wait(folder: str, family: _Family, limit_mib: Optional[int], log: CappedLog
         group.remove()
 
 
-def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, log: int) -> None:
+def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, out: int, err: int) -> None:
     """Turns the forked child into the task; never returns. What fails is said in the task's log."""
     try:
         if order["own_uid"] is not None:
-            os.fchown(log, order["own_uid"], -1)  # so that it can open /dev/stdout
+            for stream in (out, err):
+                os.fchown(stream, order["own_uid"], -1)  # so that it can open /dev/stdout
         os.setsid()
         if os.read(go, 2) != b"go":
             os._exit(127)
@@ -254,15 +209,12 @@ def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, lo
             group.join()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        _limit(order)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        limit(order)
         if order["own_uid"] is not None:
             _private_places(order)
-            os.setgroups([])
-            os.setresgid(order["own_uid"], order["own_uid"], order["own_uid"])
-            os.setresuid(order["own_uid"], order["own_uid"], order["own_uid"])
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        become_account(order["own_uid"])
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.umask(0o027)
         os.chdir(order["workdir"])
@@ -281,11 +233,21 @@ def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, lo
         os._exit(126)
 
 
-def _limit(order: Dict[str, Any]) -> None:
+def limit(order: Dict[str, Any]) -> None:
+    """The limits of a task that no control group has."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pids = order["limits"]["pids"]
     if pids is not None and order["own_uid"] is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
+
+
+def become_account(own_uid: Optional[int]) -> None:
+    """Gives up every other right for good; None: there is only the account we have."""
+    if own_uid is not None:
+        os.setgroups([])
+        os.setresgid(own_uid, own_uid, own_uid)
+        os.setresuid(own_uid, own_uid, own_uid)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _private_places(order: Dict[str, Any]) -> None:

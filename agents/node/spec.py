@@ -134,6 +134,8 @@ LOGINS = "pull.login"
 """The same for the field of ``pull`` that says who we are at the registry."""
 PREPARES = "prepare"
 """The same for the verb that does all of a start but its last step."""
+OPENS_TERMINALS = "terminal"
+"""The same for the verb that opens a terminal in a task."""
 FIRST_RANK = "{first_rank}"
 """A variable of this value is the address of rank 0, where all ranks stand in one network of their job."""
 

@@ -1,11 +1,9 @@
-"""REST: the log of one rank, in pieces by byte offset, its last lines, or as a file."""
+"""REST: the log of one rank, in pieces by byte offset, its last lines, or as a file; and a search in all of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.core.handlers.asgi import ASGIRequest
-from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -13,14 +11,15 @@ from rest_framework.request import Request
 from portal.access import Policy, policy
 from portal.api.bodies import Closed
 from portal.api.route import Route, operation
-from portal.api.shapes.jobs import LogPage
+from portal.api.shapes.jobs import LogMatches, LogPage
 from portal.api.shapes.words import when
-from portal.errors import Invalid, NotThere
+from portal.errors import Invalid
+from portal.log_download import log_download
 from portal.models import User
 from portal.selectors import log_text
 from portal.selectors.jobs import job_for
-from portal.selectors.log_files import awaited
-from portal.selectors.logs import LogFile, log_for
+from portal.selectors.log_search import MATCHES, MAX_WORDS, Found, Place, Sought, search
+from portal.selectors.logs import LogFile, log_for, logs_for
 from portal.services.tokens import Scope
 
 
@@ -101,6 +100,8 @@ class JobLogsRoute(Route):
                 "next_offset": piece.end,
                 "size": piece.size_bytes,
                 "complete": log.complete and piece.end >= piece.size_bytes,
+                "dropped": log.dropped_bytes,
+                "removed": log.removed,
                 "lost": lost(log),
                 "attempt": log.attempt,
                 "rank": log.rank,
@@ -121,18 +122,81 @@ class JobLogFileRoute(Route):
         answer=str,
         media_type="text/plain",
         refusals=[404],
+        detail="One range (`Range: bytes=`) may be asked for: 206, or 416 beyond the end. Once the log is complete "
+        "it has an `ETag` for `If-Range`. Where stamps are left out, a range is counted without them.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         """Everything mirrored so far."""
         log = asked_for(self.person, job, self.query)
-        if not log.path.is_file():
-            raise NotThere("This rank has written no log yet.", code="no_log_yet")
-        pieces = log_text.whole(log, stamps=self.query["timestamps"])
-        served = isinstance(request._request, ASGIRequest)
-        answer = StreamingHttpResponse(
-            awaited(pieces) if served else pieces, content_type="text/plain; charset=utf-8"
-        )
-        name = f"{job}-{log.attempt}-{log.rank}.log"
-        answer["Content-Disposition"] = f'attachment; filename="{name}"'
-        answer["Cache-Control"] = "no-store"
-        return answer
+        return log_download(request._request, log, job=job, stamps=self.query["timestamps"])
+
+
+class SearchQuery(Closed):
+    """What is searched for, and where."""
+
+    q = serializers.CharField(max_length=MAX_WORDS, trim_whitespace=False)
+    regex = serializers.BooleanField(
+        required=False,
+        default=False,
+        help_text="`q` is a regular expression (Python's), matched within a line.",
+    )
+    case = serializers.BooleanField(required=False, default=False, help_text="Upper and lower case differ.")
+    stream = serializers.ChoiceField(
+        choices=["stdout", "stderr"],
+        required=False,
+        help_text="Default: both. A line that does not tell is of both.",
+    )
+    rank = serializers.IntegerField(
+        required=False, min_value=0, max_value=100_000, help_text="Default: all, one after the other."
+    )
+    attempt = serializers.IntegerField(
+        required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest."
+    )
+    limit = serializers.IntegerField(required=False, default=MATCHES, min_value=1, max_value=MATCHES)
+    after = serializers.RegexField(
+        r"^\d{1,6}:\d{1,13}$", required=False, help_text="From an answer's `next`."
+    )
+
+
+def searched(person: User, public_id: str, query: dict[str, Any]) -> Found:
+    """The lines that match, of the rank that is named or of all."""
+    job, rank = job_for(person, public_id), query.get("rank")
+    if rank is None:
+        logs = logs_for(person, job, query.get("attempt"))
+    else:
+        logs = [log_for(person, job, rank, query.get("attempt"))]
+    start = Place(*map(int, query["after"].split(":"))) if query.get("after") else None
+    sought = Sought(query["q"], query["regex"], query["case"], query.get("stream", ""))
+    return search(logs, sought, start, query["limit"])
+
+
+@policy(Policy.SIGNED_IN)
+class JobLogSearchRoute(Route):
+    """The lines of a log that match."""
+
+    @operation(
+        "jobs_log_search",
+        "Search a job's logs",
+        tag="jobs",
+        scope=Scope.READ,
+        query=SearchQuery,
+        answer=LogMatches,
+        refusals=[404, 503],
+        detail="Also once the container is gone. A search ends after 3 s or 32 MiB: ask again with `after` = `next` "
+        "until that is null. A pattern that takes too long on a few lines is refused.",
+    )
+    def get(self, request: Request, job: str) -> HttpResponseBase:
+        """Matches with their places."""
+        found = searched(self.person, job, self.query)
+        matches = [
+            {
+                "rank": match.rank,
+                "offset": match.line.cursor,
+                "time": match.line.at,
+                "stream": match.line.stream,
+                "text": match.line.text,
+            }
+            for match in found.matches
+        ]
+        on = found.next
+        return self.answer({"matches": matches, "next": f"{on.rank}:{on.offset}" if on else None})

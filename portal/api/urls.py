@@ -71,6 +71,7 @@ V1: list[URLPattern | URLResolver] = [
     path("extensions/<slug:extension>/grant/", time_limits.ExtensionGrantRoute.as_view()),
     path("extensions/<slug:extension>/refuse/", time_limits.ExtensionRefuseRoute.as_view()),
     path("jobs/<slug:job>/logs/", logs.JobLogsRoute.as_view()),
+    path("jobs/<slug:job>/logs/search/", logs.JobLogSearchRoute.as_view()),
     path("jobs/<slug:job>/logs/download/", logs.JobLogFileRoute.as_view()),
     path("jobs/<slug:job>/events/", jobs.JobEventsRoute.as_view()),
     path("workspaces/", workspaces.WorkspacesRoute.as_view()),

@@ -212,4 +212,8 @@ KEY_FILES = {
 KEY_DIR = DATA_DIR / "keys"
 LOG_DIR = DATA_DIR / "logs"
 """Mirrored logs of tasks: LOG_DIR/<job>/<attempt>/<rank>.<format>."""
+TERMINAL_IDLE_S = env.int("FAIRWAY_TERMINAL_IDLE_MIN", 120) * 60
+"""A terminal in which nobody has typed for so long ends."""
+LOGS_KEPT_DAYS = env.int("FAIRWAY_LOGS_KEPT_DAYS", 0)
+"""Logs of jobs that ended longer ago are removed; 0: they are kept for ever."""
 SILENCED_SYSTEM_CHECKS: list[str] = []

@@ -74,6 +74,10 @@ class Lookout:
         if is_use(target.tool, scope):
             self._passed_at[target.row] = monotonic()
 
+    def typed(self, row: int) -> None:
+        """Somebody types into a terminal of this attempt (row number)."""
+        self._passed_at[row] = monotonic()
+
     def start(self) -> None:
         """Begins to look; belongs to the running loop."""
         self._task = asyncio.create_task(self._run())

@@ -9,13 +9,16 @@ from portal.gateway.guard import Guard
 from portal.gateway.hosts import addressed
 from portal.gateway.pages import say
 from portal.gateway.rights import Rights
+from portal.gateway.terminals import TerminalDoor
 from portal.gateway.upstream import Upstreams
 from portal.gateway.web import WebDoor
 from portal.gateway.wire import Receive, Scope, Send
 
+TERMINALS = b"/terminals/"
+
 
 class Gateway:
-    """Workspace hosts to their servers, everything else to web."""
+    """Workspace hosts to their servers, terminals to theirs, everything else to web."""
 
     def __init__(
         self,
@@ -23,13 +26,14 @@ class Gateway:
         *,
         web: WebDoor,
         workspaces: WorkspaceDoor,
+        terminals: TerminalDoor,
         rights: Rights,
         guard: Guard,
         upstreams: Upstreams,
         lookout: Lookout,
     ) -> None:
         self._apps_domain = apps_domain
-        self._web, self._workspaces = web, workspaces
+        self._web, self._workspaces, self._terminals = web, workspaces, terminals
         self._rights, self._guard, self._upstreams = rights, guard, upstreams
         self._lookout = lookout
 
@@ -47,6 +51,8 @@ class Gateway:
         if scope["type"] == "http" and scope["method"] not in known:
             sentence = "This method is not supported here."
             await say(send, scope, 405, "method_not_allowed", "Not supported", sentence, close=True)
+        elif workspace is None and scope["raw_path"].startswith(TERMINALS):
+            await self._terminals(scope, receive, send)
         elif workspace is None:
             await self._web(scope, receive, send)
         else:
@@ -56,11 +62,13 @@ class Gateway:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                await self._terminals.start()
                 self._lookout.start()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await self._lookout.stop()
                 self._guard.close()
+                self._terminals.close()
                 await self._upstreams.close()
                 self._rights.close()
                 await send({"type": "lifespan.shutdown.complete"})

@@ -12,6 +12,7 @@ from portal.gateway.app import Gateway
 from portal.gateway.door import Places, WorkspaceDoor
 from portal.gateway.guard import Guard
 from portal.gateway.rights import Rights
+from portal.gateway.terminals import TerminalDoor, decide_terminal
 from portal.gateway.upstream import Upstreams
 from portal.gateway.web import WebDoor
 
@@ -28,6 +29,7 @@ def build_gateway(web_socket: str | None = None, look_every_s: float = EVERY_S) 
     upstreams = Upstreams(socket, Path(key) if key else None, settings.DATA_DIR / "run" / "tunnels")
     lookout = Lookout(rights, guard, upstreams, look_every_s)
     upload_mib = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0)
+    terminal_rights = Rights(decide_terminal, used=None, threads=2)  # who types is told of by the door
     places = Places(
         settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE, upload_mib * 1024**2 or None
     )
@@ -39,6 +41,7 @@ def build_gateway(web_socket: str | None = None, look_every_s: float = EVERY_S) 
             trusted_peers=frozenset(peer.strip() for peer in trusted.split(",") if peer.strip()),
         ),
         workspaces=WorkspaceDoor(places, rights, guard, upstreams, lookout),
+        terminals=TerminalDoor(places, terminal_rights, upstreams, lookout),
         rights=rights,
         guard=guard,
         upstreams=upstreams,

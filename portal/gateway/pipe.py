@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -21,11 +22,12 @@ KEEPALIVE_S = 30
 
 
 class FrameEdges:
-    """Follows frames as they pass, to know when one ends."""
+    """Follows frames as they pass, to know when one ends; ``began`` is told the opcode of each."""
 
-    __slots__ = ("_head", "_left")
+    __slots__ = ("_began", "_head", "_left")
 
-    def __init__(self) -> None:
+    def __init__(self, began: Callable[[int], None] | None = None) -> None:
+        self._began = began
         self._left = 0
         self._head = b""
 
@@ -56,6 +58,8 @@ class FrameEdges:
                 break
             if extra:
                 length = int.from_bytes(data[position + 2 : position + 2 + extra], "big")
+            if self._began is not None:
+                self._began(data[position] & 0x0F)
             end = position + 2 + extra + masked + length
             if end > size:
                 self._left = end - size
@@ -149,6 +153,7 @@ class PipeProtocol(Half):
         self.upgraded = False
         self.gone = asyncio.get_running_loop().create_future()
         self.edges = FrameEdges()
+        self.heard: Callable[[bytes], None] | None = None  # also told what the browser sends
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -157,6 +162,8 @@ class PipeProtocol(Half):
     def data_received(self, data: bytes) -> None:
         if self._task is not None:
             if self.upgraded:
+                if self.heard is not None:
+                    self.heard(data)
                 self.pass_on(data)
             else:
                 self.close()  # nobody speaks before the handshake is answered

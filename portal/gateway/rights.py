@@ -19,7 +19,7 @@ from django.db import close_old_connections, connections
 from django.utils import timezone
 
 from portal.access import Verb, can
-from portal.models import Attempt, Task, WorkspaceSession
+from portal.models import Attempt, Node, Task, WorkspaceSession
 from portal.services.sealing import CannotOpen
 from portal.services.sessions import KEPT_EVERY_S, keep_session_of_workspace
 from portal.services.workspaces import attempt_secret, digest, do_redeem_ticket, session_user
@@ -58,6 +58,11 @@ class NodeAddress:
     port: int = 22
     account: str = ""
     host_key: str = ""
+
+    @classmethod
+    def of(cls, node: Node) -> NodeAddress:
+        """As the record has it."""
+        return cls(node.public_id, node.link, node.host, node.port, node.account, node.host_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +139,10 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
     except CannotOpen as problem:
         log.error("the secret of %s/%s does not open: %s", job.public_id, attempt.number, problem)
         return None
-    node = task.node
     return Target(
         job=job.public_id,
         attempt=attempt.number,
-        node=NodeAddress(
-            public_id=node.public_id,
-            link=node.link,
-            host=node.host,
-            port=node.port,
-            account=node.account,
-            host_key=node.host_key,
-        ),
+        node=NodeAddress.of(task.node),
         port=port,
         authorization=TOKEN_FORM.get(job.environment.tool, "Bearer {secret}").format(secret=secret),
         tool=job.environment.tool,
@@ -177,10 +174,19 @@ def note_use(cookie: str) -> None:
 
 
 class Rights:
-    """Asks the record in threads, one question at a time for each session, and keeps answers for FRESH_S."""
+    """Asks the record in threads, one question at a time for each session, and keeps answers for FRESH_S.
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rights")
+    ``question`` is asked with a name and a cookie; ``used`` is told the cookie now and then while it is open.
+    """
+
+    def __init__(
+        self,
+        question: Callable[[str, str], Decision] = decide,
+        used: Callable[[str], None] | None = note_use,
+        threads: int = THREADS,
+    ) -> None:
+        self._question, self._used, self._count = question, used, threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="rights")
         self._kept: OrderedDict[tuple[str, str], tuple[float, Decision]] = OrderedDict()
         self._asking: dict[tuple[str, str], asyncio.Task[Decision]] = {}
         self._in_use_at: dict[tuple[str, str], float] = {}
@@ -217,20 +223,21 @@ class Rights:
 
     def close(self) -> None:
         """Ends the threads and their connections to the record."""
-        together = threading.Barrier(THREADS)
-        for _ in range(THREADS):
+        together = threading.Barrier(self._count)
+        for _ in range(self._count):
             self._threads.submit(_leave, together)
         self._threads.shutdown(wait=False)
 
     async def _ask(self, key: tuple[str, str]) -> Decision:
         asked_at = monotonic()
-        decision = await self.in_thread(decide, *key)
+        decision = await self.in_thread(self._question, *key)
         if (
-            decision.answer is Answer.OPEN
+            self._used is not None
+            and decision.answer is Answer.OPEN
             and asked_at - self._in_use_at.get(key, -KEPT_EVERY_S) >= KEPT_EVERY_S
         ):
             self._in_use_at[key] = asked_at
-            await self.in_thread(note_use, key[1])
+            await self.in_thread(self._used, key[1])
         self._kept[key] = (asked_at, decision)
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT_ANSWERS:

@@ -92,8 +92,8 @@ class _Far(Half):
         self.close()
 
 
-async def forward_socket(journey: Journey, scope: Scope) -> None:
-    """Pipes the socket until either side closes or the right ends.
+async def forward_socket(journey: Journey, scope: Scope) -> bool:
+    """Pipes the socket until either side closes or the right ends; True for the latter.
 
     Raises NoAnswer or HandshakeRefused while the handshake with the browser is still open.
     """
@@ -119,17 +119,17 @@ async def forward_socket(journey: Journey, scope: Scope) -> None:
         near.upgrade([*_UPGRADE, *told])
         near.join(far)
         far.join(near)
-        await _until_end(journey, near)
+        return await _until_end(journey, near)
     finally:
         if far.answer.done() and not far.answer.cancelled():
             far.answer.exception()
         far.close()
 
 
-async def _until_end(journey: Journey, near: PipeProtocol) -> None:
+async def _until_end(journey: Journey, near: PipeProtocol) -> bool:
     if journey.guard is None or journey.hold is None:
         await near.gone
-        return
+        return False
     lost = asyncio.Event()
     with journey.guard.watching(journey.hold, lost.set):
         ending = asyncio.create_task(lost.wait())
@@ -138,9 +138,10 @@ async def _until_end(journey: Journey, near: PipeProtocol) -> None:
         finally:
             ending.cancel()
     if lost.is_set() and not near.lost:
-        near.say_close(RIGHT_ENDED, "This workspace is no longer open to you.")
+        near.say_close(RIGHT_ENDED, "This is no longer open to you.")
         near.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(near.gone), LAST_WORDS_S)
         if near.transport is not None and not near.lost:
             near.transport.abort()
+    return lost.is_set()

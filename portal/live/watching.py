@@ -21,7 +21,8 @@ from agents.samples import NodeSample
 from portal.live.directory import FollowedLog, WatchedNode
 from portal.live.frames import Heard
 from portal.live.streams import CannotWatch
-from portal.services.logs import MAX_LOG_BYTES, write_log_bytes
+from portal.selectors.log_files import MAX_LOG_BYTES
+from portal.services.logs import write_log_bytes
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.registries import RegistryLogin
 from portal.models.restored import UnknownContainer
 from portal.models.secrets import Secret
+from portal.models.terminals import Terminal
 from portal.models.trouble import NodeTrouble
 from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
 from portal.models.volumes import Volume
@@ -73,6 +74,7 @@ __all__ = [
     "Standing",
     "Task",
     "Template",
+    "Terminal",
     "Topology",
     "Totals",
     "UnknownContainer",

@@ -9,6 +9,8 @@ from pathlib import Path
 from asgiref.sync import sync_to_async
 from django.conf import settings
 
+MAX_LOG_BYTES = 256 * 1024 * 1024
+"""What is kept of one task's log; the rest is counted and dropped."""
 RAW = "raw"
 FORMATS = ("k8s", RAW)
 STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP]) ?")

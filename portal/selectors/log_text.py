@@ -50,12 +50,32 @@ def read_tail(log: LogFile, lines: int) -> Piece:
     return Piece(last, size - len(last), size)
 
 
-def whole(log: LogFile, *, stamps: bool) -> Iterator[bytes]:
-    """Everything mirrored so far, in pieces; ``stamps`` keeps time and stream before each line."""
+def whole(log: LogFile, *, stamps: bool, upto: int | None = None) -> Iterator[bytes]:
+    """What is mirrored, or its first ``upto`` bytes, in pieces; ``stamps`` keeps time and stream before each line."""
+    left = log.size_bytes if upto is None else upto
     with opened(log) as file:
-        while lines := file.readlines(PIECE_BYTES):
-            piece = b"".join(lines)
+        while left > 0 and (lines := file.readlines(min(PIECE_BYTES, left))):
+            piece = b"".join(lines)[:left]
+            left -= len(piece)
             yield piece if stamps else without_stamps(log, piece)
+
+
+def size_of(log: LogFile, *, stamps: bool, upto: int) -> int:
+    """How many bytes ``whole`` gives: counted where stamps are taken out, so it reads the log once."""
+    if stamps or log.form != "k8s":
+        return upto
+    return sum(map(len, whole(log, stamps=False, upto=upto)))
+
+
+def part(pieces: Iterator[bytes], start: int, stop: int) -> Iterator[bytes]:
+    """Of all the bytes of pieces those from ``start`` up to, not including, ``stop``."""
+    at = 0
+    for piece in pieces:
+        if at >= stop:
+            return
+        if at + len(piece) > start:
+            yield piece[max(0, start - at) : stop - at]
+        at += len(piece)
 
 
 def without_stamps(log: LogFile, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Reads mirrored logs: lines from a cursor, the tail, a search, and the bytes for a download.
+"""Reads mirrored logs: lines from a cursor, and the tail.
 
 A cursor is a byte offset at which a line begins. Two formats are read: ``k8s`` (podman's and docker's: time,
 stream and an F or P for whole and partial before each piece) and ``raw`` (bytes as the process wrote them).
@@ -7,23 +7,20 @@ stream and an F or P for whole and partial before each piece) and ``raw`` (bytes
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from portal.access import Person, Verb, require
-from portal.errors import Invalid, NotThere
+from portal.errors import NotThere
 from portal.models import Attempt, Job, Node, Task
-from portal.selectors.log_files import FORMATS, STAMP, log_path
+from portal.selectors.log_files import FORMATS, MAX_LOG_BYTES, STAMP, log_path
 from portal.words.states import NodeState
 
 MAX_LINES = 2_000
 MAX_READ_BYTES = 1024 * 1024
-MAX_SEARCH_BYTES = 32 * 1024 * 1024
 MAX_LINE_CHARACTERS = 16_384
 TAIL_BLOCK_BYTES = 64 * 1024
-DOWNLOAD_BLOCK_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,10 @@ class Lost:
 
 @dataclass(frozen=True)
 class LogFile:
-    """The mirrored log of one task; ``form`` is k8s or raw, ``complete`` when nothing more will come."""
+    """The mirrored log of one task; ``form`` is k8s or raw, ``complete`` when nothing more will come.
+
+    ``told_bytes`` is how much its node has told of it.
+    """
 
     path: Path
     form: str
@@ -45,6 +45,17 @@ class LogFile:
     attempt: int
     rank: int
     lost: Lost | None = None
+    told_bytes: int = 0
+
+    @property
+    def removed(self) -> bool:
+        """True when it was here, and was removed because of its age."""
+        return self.complete and self.told_bytes > 0 and not self.path.exists()
+
+    @property
+    def dropped_bytes(self) -> int:
+        """What came after the most that is kept here of one log."""
+        return max(0, self.told_bytes - MAX_LOG_BYTES)
 
     @property
     def size_bytes(self) -> int:
@@ -85,8 +96,23 @@ def log_for(person: Person, job: Job, rank: int = 0, attempt: int | None = None)
     task = tasks.first() if row is not None else None
     if row is None or task is None:
         raise NotThere("There is no such rank, or it has not been placed yet.", code="no_such_task")
-    file = log_file(job.public_id, row.number, rank, complete=task.log_complete)
-    return replace(file, lost=None if task.log_complete else lost_way_to(task.node))
+    return _log_of(job, row, task)
+
+
+def logs_for(person: Person, job: Job, attempt: int | None = None) -> list[LogFile]:
+    """The logs of all ranks of an attempt, as ``log_for`` gives each: three queries."""
+    require(person, Verb.READ_LOGS, job)
+    attempts = Attempt.objects.filter(job=job)
+    row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
+    if row is None:
+        raise NotThere("There is no such attempt, or nothing has been placed yet.", code="no_such_task")
+    return [_log_of(job, row, task) for task in row.task_rows.select_related("node").order_by("rank")]
+
+
+def _log_of(job: Job, attempt: Attempt, task: Task) -> LogFile:
+    file = log_file(job.public_id, attempt.number, task.rank, complete=task.log_complete)
+    lost = None if task.log_complete else lost_way_to(task.node)
+    return replace(file, lost=lost, told_bytes=task.log_bytes)
 
 
 def lost_way_to(node: Node) -> Lost | None:
@@ -149,45 +175,6 @@ def tail(log: LogFile, limit: int = 200) -> LogPage:
     lines = page.lines[-limit:]
     begin = lines[0].cursor if lines else page.start
     return LogPage(lines, begin, page.cursor, page.size_bytes, page.complete)
-
-
-def search(
-    log: LogFile, words: str, *, cursor: int = 0, limit: int = 200, case: bool = False
-) -> tuple[list[LogLine], int, bool]:
-    """Lines that hold ``words``; the cursor to go on from; True when the end was reached.
-
-    Plain words, not a pattern: a pattern of a stranger's making can take for ever. Reads at most 32 MiB.
-    """
-    if not words or len(words) > 200:
-        raise Invalid(fields={"search": "Give between 1 and 200 characters to search for."})
-    wanted = words if case else words.casefold()
-    found: list[LogLine] = []
-    begin, size = cursor, log.size_bytes
-    while cursor < size and cursor - begin < MAX_SEARCH_BYTES:
-        page = read_lines(log, cursor, MAX_LINES)
-        if page.cursor == cursor:
-            return found, cursor, True
-        for line in page.lines:
-            if wanted in (line.text if case else line.text.casefold()):
-                found.append(line)
-                if len(found) >= limit:
-                    after = next((later.cursor for later in page.lines if later.cursor > line.cursor), None)
-                    return found, after if after is not None else page.cursor, False
-        cursor = page.cursor
-    return found, cursor, cursor >= size
-
-
-def read_bytes(log: LogFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The file's bytes from ``start`` up to (not including) ``end``, in blocks, for a download."""
-    left = (log.size_bytes if end is None else min(end, log.size_bytes)) - max(0, start)
-    with opened(log) as stream:
-        stream.seek(max(0, start))
-        while left > 0:
-            block = stream.read(min(DOWNLOAD_BLOCK_BYTES, left))
-            if not block:
-                return
-            left -= len(block)
-            yield block
 
 
 # -- formats ---------------------------------------------------------------------------------------

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import os
+import shutil
+from pathlib import Path
 
+from django.conf import settings
 from django.db.models.functions import Greatest
+from django.utils import timezone
 
-from portal.models import Task
-from portal.selectors.log_files import FORMATS, RAW, log_path
+from portal.models import Job, Task
+from portal.selectors.log_files import FORMATS, MAX_LOG_BYTES, RAW, log_path
 
-MAX_LOG_BYTES = 256 * 1024 * 1024
-"""What is kept of one task's log; the rest is counted and dropped."""
+REMOVED_AT_ONCE = 500
+"""At most so many jobs lose their logs in one pass; the next goes on."""
 
 
 def write_log_bytes(job: str, attempt: int, rank: int, form: str, offset: int, data: bytes) -> int:
@@ -42,3 +48,18 @@ def note_log_progress(task_id: int, next_offset: int, *, complete: bool) -> None
     if complete:
         fields["log_complete"] = True
     Task.objects.filter(pk=task_id).update(**fields)
+
+
+def remove_old_logs() -> int:
+    """Removes the logs of jobs that ended longer ago than logs are kept; gives of how many jobs. Repeatable."""
+    if settings.LOGS_KEPT_DAYS <= 0:
+        return 0
+    before = timezone.now() - dt.timedelta(days=settings.LOGS_KEPT_DAYS)
+    with contextlib.suppress(FileNotFoundError), os.scandir(settings.LOG_DIR) as folders:
+        old = [folder.name for folder in folders if folder.stat().st_mtime < before.timestamp()]
+        ended = Job.objects.filter(public_id__in=old[: 2 * REMOVED_AT_ONCE], ended_at__lt=before)
+        gone = list(ended.order_by("ended_at").values_list("public_id", flat=True)[:REMOVED_AT_ONCE])
+        for job in gone:
+            shutil.rmtree(Path(settings.LOG_DIR) / job)
+        return len(gone)
+    return 0

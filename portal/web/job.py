@@ -147,13 +147,15 @@ def heading(user: User, found: Job) -> dict[str, Any]:
     row = rows_of(user, [found])[0]
     attempts = attempts_of(found)
     may_read_logs = can(user, Verb.READ_LOGS, found)
+    enters = not row.ended and can(user, Verb.ENTER, found)
     return {
         "job": found,
         "row": row,
         "attempts": attempts,
         "last": attempts[0] if attempts else None,
         "may_control": row.may_control,
-        "may_enter": row.is_workspace and can(user, Verb.ENTER, found),
+        "may_enter": row.is_workspace and enters,
+        "may_type": enters and found.state == JobState.RUNNING,
         "may_read_logs": may_read_logs,
         "tries": len(attempts),
     }

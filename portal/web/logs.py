@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from django.core.handlers.asgi import ASGIRequest
-from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from portal.access import Policy, Verb, policy, require, signed_in
+from portal.errors import FairwayError
+from portal.log_download import log_download
 from portal.models import Attempt
+from portal.selectors import log_search
 from portal.selectors import logs as log_lines
 from portal.selectors.jobs import job_for
-from portal.selectors.log_files import awaited
+from portal.selectors.log_search import Place, Sought
 from portal.selectors.logs import LogFile, LogLine
 from portal.web.job import heading
 from portal.web.words import whole_number
@@ -64,6 +66,8 @@ def lines(request: HttpRequest, public_id: str) -> JsonResponse:
             "cursor": page.cursor,
             "size": page.size_bytes,
             "complete": page.complete,
+            "dropped": log.dropped_bytes,
+            "removed": log.removed,
             "lost": log.lost.sentence if log.lost else "",
             "since": log.lost.since.isoformat() if log.lost and log.lost.since else "",
         }
@@ -72,17 +76,33 @@ def lines(request: HttpRequest, public_id: str) -> JsonResponse:
 
 @policy(Policy.SIGNED_IN)
 @require_safe
-def download(request: HttpRequest, public_id: str) -> StreamingHttpResponse:
-    """One rank's whole log as a text file, without the engine's stamps."""
-    log = _log(request, public_id)
-    pieces = _plain(log)
-    served = isinstance(request, ASGIRequest)
-    response = StreamingHttpResponse(
-        awaited(pieces) if served else pieces, content_type="text/plain; charset=utf-8"
+def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
+    """One rank's log as a text file, whole or a range of it, without the engine's stamps."""
+    return log_download(request, _log(request, public_id), job=public_id)
+
+
+@policy(Policy.SIGNED_IN)
+@require_safe
+def search(request: HttpRequest, public_id: str) -> JsonResponse:
+    """Lines of all ranks, or of one, that match; ``next`` is where to go on, blank at the end."""
+    user = signed_in(request.user)
+    job, asked = job_for(user, public_id), request.GET
+    attempt, rank = whole_number(asked.get("attempt", "")), whole_number(asked.get("rank", ""))
+    logs = log_lines.logs_for(user, job, attempt)
+    after = [whole_number(part) for part in asked.get("after", "").split(":")]
+    start = Place(after[0] or 0, after[1] or 0) if len(after) == 2 else None
+    sought = Sought(asked.get("q", ""), asked.get("regex") == "1", stream=asked.get("stream", ""))
+    try:
+        found = log_search.search([log for log in logs if rank in (None, log.rank)], sought, start)
+    except FairwayError as refusal:
+        return JsonResponse({"refusal": refusal.sentence}, status=refusal.status)
+    matches = [
+        [match.rank, match.line.cursor, match.line.at or "", shown(match.line), match.line.stream == "stderr"]
+        for match in found.matches
+    ]
+    return JsonResponse(
+        {"matches": matches, "next": f"{found.next.rank}:{found.next.offset}" if found.next else ""}
     )
-    name = f"{public_id}-{log.attempt}-{log.rank}.log"
-    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
-    return response
 
 
 def shown(line: LogLine) -> str:
@@ -100,16 +120,6 @@ def _log(request: HttpRequest, public_id: str) -> LogFile:
         whole_number(rank) or 0,
         whole_number(attempt),
     )
-
-
-def _plain(log: LogFile) -> Iterator[bytes]:
-    cursor = 0
-    while True:
-        page = log_lines.read_lines(log, cursor, log_lines.MAX_LINES)
-        yield b"".join(line.text.encode() + b"\n" for line in page.lines)
-        if page.cursor == cursor:
-            return
-        cursor = page.cursor
 
 
 def _attempt(attempts: list[Attempt], wanted: str) -> Attempt | None:

@@ -19,6 +19,7 @@ from portal.web import (
     search,
     secrets,
     signin,
+    terminal,
 )
 from portal.web import logs as job_logs
 
@@ -49,7 +50,11 @@ urlpatterns = [
     path("jobs/<slug:public_id>/", job.job, name="job"),
     path("jobs/<slug:public_id>/logs/", job_logs.logs, name="job-logs"),
     path("jobs/<slug:public_id>/logs/lines/", job_logs.lines, name="job-log-lines"),
+    path("jobs/<slug:public_id>/logs/search/", job_logs.search, name="job-log-search"),
     path("jobs/<slug:public_id>/logs/download/", job_logs.download, name="job-log-download"),
+    path("jobs/<slug:public_id>/terminal/", terminal.terminal, name="job-terminal"),
+    path("jobs/<slug:public_id>/terminals/", terminal.open_terminal, name="job-terminal-open"),
+    path("jobs/terminals/<slug:public_id>/", terminal.state, name="terminal-state"),
     path("jobs/<slug:public_id>/metrics/", metrics.metrics, name="job-metrics"),
     path("jobs/<slug:public_id>/metrics/series/", metrics.series, name="job-series"),
     path("jobs/<slug:public_id>/run/", job.run, name="job-run"),

@@ -15,6 +15,7 @@ async function lookAt(swapped) {
   applyProperties(root);
   if (root.querySelector("[data-plot]")) (await import("./plots.js")).drawIn(root);
   if (root.querySelector("[data-log]")) (await import("./logs.js")).followIn(root);
+  if (root.querySelector("[data-terminal]")) (await import("./terminal.js")).openIn(root);
   if (root.querySelector("[data-launch]")) (await import("./launch.js")).startLaunch(root);
   if (root.querySelector("[data-gpu-table]")) (await import("./node_values.js")).watchNode(root);
   if (root.querySelector("[data-quota-sheet]")) (await import("./quota_sheet.js")).startSheet(root);

@@ -20,11 +20,13 @@ function follow(box) {
   const filter = box.querySelector("[data-log-filter]");
   const choice = box.querySelector("[data-log-rank]");
   const button = box.querySelector("[data-log-follow]");
+  const stream = box.querySelector("[data-log-stream]");
   const save = box.querySelector("[data-log-download]");
   const all = list.dataset.ranks.split(",").filter(Boolean);
   const many = all.length > 1;
   const state = new Map(); // rank -> {cursor, complete}
   let busy = false;
+  let jumped = false;
   let dropped = 0;
 
   const following = () => button?.getAttribute("aria-pressed") === "true";
@@ -55,9 +57,11 @@ function follow(box) {
     if (!at && !who.textContent) line.className = "fw-log__plain"; // nothing to put into the columns
     line.append(time, who, words);
     line.dataset.rank = rank;
-    line.hidden = !matches(text);
+    line.dataset.stream = isError ? "stderr" : at ? "stdout" : ""; // without a time nothing told them apart
+    line.hidden = !isShown(line);
     return line;
   }
+  const isShown = (line) => (!stream?.value || ["", stream.value].includes(line.dataset.stream)) && matches(line.children[2].textContent);
 
   async function fetchRank(rank) {
     const known = state.get(rank) ?? { cursor: null, complete: false };
@@ -69,7 +73,7 @@ function follow(box) {
     if (!answer.ok) throw new Error(String(answer.status));
     const data = await answer.json();
     if (known.cursor === null) dropped += data.from;
-    state.set(rank, { cursor: data.cursor, complete: data.complete, lost: data.lost, since: data.since });
+    state.set(rank, { cursor: data.cursor, complete: data.complete, lost: data.lost, since: data.since, removed: data.removed, beyond: data.dropped });
     return { rank, lines: data.lines, more: known.cursor !== null && data.cursor < data.size && data.lines.length > 0 };
   }
 
@@ -82,10 +86,11 @@ function follow(box) {
       const came = await Promise.all(open.map(fetchRank));
       const fresh = came.flatMap(({ rank, lines }) => lines.map((line) => [rank, line]));
       if (came.length > 1) fresh.sort((a, b) => (a[1][0] < b[1][0] ? -1 : a[1][0] > b[1][0] ? 1 : 0));
+      const stay = jumped;
       const bottom = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
       list.append(...fresh.map(([rank, line]) => row(rank, line)));
       while (list.childElementCount > KEPT) list.firstElementChild.remove();
-      if (fresh.length && (following() || bottom || !box.hasAttribute("data-growing"))) list.scrollTop = list.scrollHeight;
+      if (stay) { list.scrollTop = 0; jumped = false; } else if (fresh.length && (following() || bottom || !box.hasAttribute("data-growing"))) list.scrollTop = list.scrollHeight;
       again = came.some(({ more }) => more);
       tell();
       if (again) setTimeout(look, 50);
@@ -102,6 +107,10 @@ function follow(box) {
     const parts = [];
     if (rows.length === 0) parts.push(box.hasAttribute("data-growing") ? "No line yet." : "It wrote no line.");
     else parts.push(shown === rows.length ? `${rows.length.toLocaleString("en")} ${rows.length === 1 ? "line" : "lines"}` : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} lines match`);
+    const known = ranks().map((rank) => state.get(rank)).filter(Boolean);
+    if (known.some(({ removed }) => removed)) parts.splice(0, 1, "This log is older than logs are kept here");
+    const beyond = known.reduce((sum, { beyond: bytes }) => sum + (bytes || 0), 0);
+    if (beyond > 0) parts.push(`${beyond.toLocaleString("en")} bytes more than are kept of a log`);
     if (dropped > 0) parts.push("earlier lines are in the download");
     if (done && rows.length) parts.push("the log is complete");
     const lost = new Map(ranks().map((rank) => state.get(rank)).filter((known) => known?.lost).map((known) => [known.lost, known.since]));
@@ -110,15 +119,27 @@ function follow(box) {
     foot.classList.toggle("fw-warn-t", words.length > 0);
   }
 
-  filter?.addEventListener("input", () => {
-    for (const line of list.children) line.hidden = !matches(line.lastElementChild.textContent);
+  const refilter = () => {
+    for (const line of list.children) line.hidden = !isShown(line);
     tell();
-  });
+  };
+  filter?.addEventListener("input", refilter);
+  stream?.addEventListener("change", refilter);
   choice?.addEventListener("change", () => {
     list.replaceChildren(); state.clear(); dropped = 0;
     if (save) { const url = new URL(save.href); url.searchParams.set("rank", choice.value || "0"); save.href = url; }
     look();
   });
+  // from a line that was found: what follows it, of its rank alone
+  const goTo = (rank, cursor) => {
+    if (choice) choice.value = rank;
+    list.replaceChildren(); state.clear(); dropped = cursor;
+    state.set(String(rank), { cursor, complete: false });
+    button?.setAttribute("aria-pressed", "false");
+    jumped = true;
+    look();
+  };
+  if (box.querySelector("[data-log-search]")) import("./log_search.js").then(({ startSearch }) => startSearch(box, { filter, stream, rank: () => choice?.value ?? "", goTo }));
   button?.addEventListener("click", () => {
     const on = !following();
     button.setAttribute("aria-pressed", String(on));

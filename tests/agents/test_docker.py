@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from agents.enrol import EnrolmentChoices
 from agents.link import Link, Refused
+from agents.node.runtimes import arguments
 from portal.selectors.log_files import STAMP
 from tests.agents.node.conftest import wait_for
 from tests.agents.ranks import MEETS
@@ -197,3 +199,16 @@ time.sleep(600)"""
     assert numbers == list(range(len(numbers))) and len(numbers) > 5000
     link.ask("stop", timeout_s=30, epoch=1, job="jloud", attempt=1, grace_s=0)
     assert b"".join(log_of(link, "jloud", offset) for offset in range(0, LOG_MIB << 20, 262_144)) == log
+
+
+def test_the_words_of_a_terminal_open_a_shell_that_says_its_number(
+    node: RigNode, link: Link, start: Any
+) -> None:
+    start("jshell", "sleep", "600")
+    engine = arguments.Engine("docker", "127.77.0.1", False, (), LOG_MIB)
+    words = ["docker", *arguments.shell(engine, "fw-rig-jshell-1-0")]
+    spawn = "import json, pty, sys; pty.spawn(json.loads(sys.argv[1]))"
+    typed = "id -u; echo $((40+2)); exit\n"
+    said = node.execute("python3", "-c", spawn, json.dumps(words), text_in=typed).stdout
+    assert re.search(r"\x1e\d+\x1e", said) and "20001" in said and "42" in said, said
+    link.ask("stop", timeout_s=30, epoch=1, job="jshell", attempt=1, grace_s=0)

@@ -119,6 +119,7 @@ ROWS = [
     Row("jobs_start_again", "post", "jobs/{ended}/start-again/", CONTROLLERS, {}, 201),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
+    Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
     Row("jobs_log_file", "get", "jobs/{running}/logs/download/?rank=1", INSIDE),
     Row("workspaces_list", "get", "workspaces/", EVERYBODY),
     Row("workspaces_launch", "post", "workspaces/", WORKERS, LAB, 201, hidden=400),

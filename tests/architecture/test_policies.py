@@ -16,6 +16,7 @@ import portal
 from portal.access import Policy
 from portal.door import policy_of
 from portal.gateway.door import WorkspaceDoor
+from portal.gateway.terminals import TerminalDoor
 from portal.gateway.web import WebDoor
 from portal.live.routes import SOCKETS
 
@@ -70,6 +71,6 @@ def consumers() -> list[type]:
 
 
 def test_every_consumer_declares_a_policy() -> None:
-    for consumer in [*consumers(), *SOCKETS.values(), WebDoor, WorkspaceDoor]:
+    for consumer in [*consumers(), *SOCKETS.values(), WebDoor, WorkspaceDoor, TerminalDoor]:
         declared = getattr(consumer, "access_policy", None)
         assert isinstance(declared, Policy), f"{consumer.__qualname__} declares no policy"

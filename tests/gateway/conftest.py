@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,13 +13,20 @@ import pytest
 from portal.models import Job, User
 from portal.services.workspaces import do_open_workspace
 from tests import record
+from tests.engine_room import room, shared_room
 from tests.gateway.stand import Stand, running_workspace, sign_in
+
+__all__ = ["room", "shared_room"]
 
 
 @pytest.fixture(scope="session")
-def _running(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def _running(
+    django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stand]:
     """One gateway for all tests: starting and ending it takes longer than most of them."""
-    with Stand(tmp_path_factory.mktemp("gateway")) as running:
+    with ExitStack() as opened:
+        with django_db_blocker.unblock():  # it begins with a look at the record
+            running = opened.enter_context(Stand(tmp_path_factory.mktemp("gateway")))
         yield running
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import os
+import time
+from dataclasses import replace
+
 import pytest
+from django.test import RequestFactory, override_settings
+from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from portal.errors import Invalid, NotAllowed, NotThere
-from portal.selectors import logs
+from portal.log_download import log_download
+from portal.models import Job
+from portal.selectors import log_search, logs
 from portal.selectors.log_files import log_path
-from portal.services.logs import write_log_bytes
+from portal.selectors.log_search import Sought
+from portal.services.logs import remove_old_logs, write_log_bytes
 from tests import record
 
 
@@ -150,25 +162,149 @@ def test_a_monstrous_line_does_not_stand_still():
     assert max(map(len, texts)) < 20_000
 
 
-def test_search_finds_plain_words():
-    text = b"".join(b"step %d loss (a+)+$\n" % number for number in range(3000))
-    log = _write(text, "raw")
-    found, cursor, end = logs.search(log, "STEP 2999")
-    assert [line.text for line in found] == ["step 2999 loss (a+)+$"]
-    assert end
-    found, cursor, end = logs.search(log, "(a+)+$", limit=10)
-    assert (len(found), end) == (10, False)
-    more, _, _ = logs.search(log, "(a+)+$", cursor=cursor, limit=1)
-    assert more[0].text.startswith("step 10 ")
-    with pytest.raises(Invalid):
-        logs.search(log, "")
+def _texts(found: log_search.Found) -> list[str]:
+    return [match.line.text for match in found.matches]
 
 
-def test_downloads_by_range():
-    log = _write(bytes(range(256)) * 4000, "raw")
-    assert b"".join(logs.read_bytes(log)) == bytes(range(256)) * 4000
-    assert b"".join(logs.read_bytes(log, 10, 20)) == bytes(range(10, 20))
-    assert b"".join(logs.read_bytes(log, 10**9)) == b""
+def test_search_finds_plain_words_and_goes_on_where_it_ended():
+    log = _write(b"".join(b"step %d loss (a+)+$\n" % number for number in range(3000)), "raw")
+    found = log_search.search([log], Sought("STEP 2999"))
+    assert (_texts(found), found.next) == (["step 2999 loss (a+)+$"], None)
+    assert _texts(log_search.search([log], Sought("STEP 2999", case=True))) == []
+    seen, start = [], None
+    while True:
+        found = log_search.search([log], Sought("(a+)+$"), start, limit=170)
+        seen += _texts(found)
+        start = found.next
+        if start is None:
+            break
+    assert seen == [f"step {number} loss (a+)+$" for number in range(3000)]
+    for words in ("", "x" * 201):
+        with pytest.raises(Invalid):
+            log_search.search([log], Sought(words))
+
+
+def test_search_by_pattern_over_ranks_and_streams():
+    for rank in (0, 1, 10):
+        rows = _k8s(("stdout", "F", f"rank {rank} ok"), ("stderr", "F", f"rank {rank} Loss: {rank}.5"))
+        write_log_bytes("abc", 1, rank, "k8s", 0, rows)
+    logs_of_all = [logs.log_file("abc", 1, rank) for rank in (10, 0, 1)]
+    found = log_search.search(logs_of_all, Sought(r"loss:\s+\d+\.5$|ok", pattern=True))
+    assert [(match.rank, match.line.stream) for match in found.matches] == [
+        (rank, stream) for rank in (0, 1, 10) for stream in ("stdout", "stderr")
+    ]
+    errors = log_search.search(logs_of_all, Sought("rank", stream="stderr"), log_search.Place(1), limit=1)
+    assert _texts(errors) == ["rank 1 Loss: 1.5"]
+    assert errors.next is not None
+    rest = log_search.search(logs_of_all, Sought("rank", stream="stderr"), errors.next)
+    assert (_texts(rest), rest.next) == (["rank 10 Loss: 10.5"], None)
+
+
+@pytest.mark.parametrize("pattern", ["(", "*a", "(?P<x>a)(?P<x>b)"])
+def test_what_is_no_pattern_is_said(pattern):
+    with pytest.raises(Invalid, match="no pattern"):
+        log_search.search([_write(b"x\n", "raw")], Sought(pattern, pattern=True))
+
+
+def test_a_pattern_without_end_is_ended(monkeypatch):
+    monkeypatch.setattr(log_search, "WITHIN_S", 0.7)
+    log = _write(b"a" * 200 + b"!\n", "raw")
+    began_s = time.monotonic()
+    with pytest.raises(Invalid, match="too long"):
+        log_search.search([log], Sought("(a+)+$", pattern=True))
+    assert time.monotonic() - began_s < 10
+    assert _texts(log_search.search([log], Sought("^a+!$", pattern=True))) == ["a" * 200 + "!"]
+
+
+@given(
+    words=st.text(alphabet="abA .(", min_size=1, max_size=3),
+    rows=st.lists(st.text(alphabet="abAB .(", max_size=6), max_size=40),
+    limit=st.integers(1, 5),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+def test_search_gives_what_looking_at_each_line_gives(words, rows, limit, tmp_path_factory):
+    with override_settings(LOG_DIR=tmp_path_factory.mktemp("drawn")):
+        log = _write("".join(f"{row}\n" for row in rows).encode(), "raw")
+        seen, start = [], None
+        while True:
+            found = log_search.search([log], Sought(words), start, limit)
+            assert len(found.matches) <= limit
+            seen += _texts(found)
+            start = found.next
+            if start is None:
+                break
+    assert seen == [row for row in rows if words.casefold() in row.casefold()]
+
+
+def test_old_logs_are_removed_and_that_is_said(db, settings):
+    scene = record.scene()
+    jobs = [record.job(scene["owner"], scene["project"], record.environment(tool=False)) for _ in range(3)]
+    long_ago = timezone.now() - dt.timedelta(days=40)
+    for job in jobs:
+        write_log_bytes(job.public_id, 1, 0, "raw", 0, b"line\n")
+        os.utime(log_path(job.public_id, 1, 0, "raw").parent.parent, (0, 0))
+    Job.objects.filter(pk__in=[jobs[0].pk, jobs[1].pk]).update(ended_at=timezone.now())
+    Job.objects.filter(pk=jobs[0].pk).update(ended_at=long_ago)
+    assert remove_old_logs() == 0, "kept for ever where nothing else is said"
+    settings.LOGS_KEPT_DAYS = 30
+    assert (remove_old_logs(), remove_old_logs()) == (1, 0)
+    kept = [log_path(job.public_id, 1, 0, "raw").exists() for job in jobs]
+    assert kept == [False, True, True], "one still runs, one ended today"
+    gone = replace(logs.log_file(jobs[0].public_id, 1, 0, complete=True), told_bytes=5)
+    assert gone.removed
+    assert not logs.log_file(jobs[1].public_id, 1, 0, complete=True).removed
+    with pytest.raises(NotThere, match="older than logs are kept"):
+        log_download(RequestFactory().get("/"), gone, job="abc")
+
+
+def test_what_is_beyond_the_most_that_is_kept_is_counted(monkeypatch):
+    monkeypatch.setattr("portal.selectors.logs.MAX_LOG_BYTES", 10)
+    log = replace(_write(b"0123456789", "raw"), told_bytes=25)
+    assert log.dropped_bytes == 15
+
+
+def _ranged(log: logs.LogFile, asked: str | None, *, stamps: bool = False, **headers: str):
+    given = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
+    if asked is not None:
+        given["HTTP_RANGE"] = asked
+    return log_download(RequestFactory().get("/", **given), log, job="abc", stamps=stamps)
+
+
+@pytest.mark.parametrize("stamps", [False, True])
+@given(first=st.integers(0, 90), last=st.one_of(st.none(), st.integers(0, 90)))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_a_range_is_that_part_of_the_whole(stamps, first, last, tmp_path_factory):
+    with override_settings(LOG_DIR=tmp_path_factory.mktemp("drawn")):
+        log = _write(
+            _k8s(("stdout", "F", "one"), ("stdout", "P", "tw"), ("stdout", "F", "o ✓")), complete=True
+        )
+        whole = b"".join(_ranged(log, None, stamps=stamps).streaming_content)
+        answer = _ranged(log, f"bytes={first}-{'' if last is None else last}", stamps=stamps)
+        wanted = whole[first:] if last is None else whole[first : last + 1]
+        if not wanted:
+            assert (answer.status_code, answer["Content-Range"]) == (416, f"bytes */{len(whole)}")
+            return
+        assert answer.status_code == 206
+        assert b"".join(answer.streaming_content) == wanted
+        assert answer["Content-Range"] == f"bytes {first}-{first + len(wanted) - 1}/{len(whole)}"
+        assert answer["Content-Length"] == str(len(wanted))
+
+
+def test_ranges_and_what_is_answered_with_all():
+    growing, text = _write(bytes(range(128)) * 100, "raw"), bytes(range(128)) * 100
+    assert b"".join(_ranged(growing, "bytes=-3").streaming_content) == text[-3:]
+    assert "ETag" not in _ranged(growing, "bytes=0-1"), "there is more to come"
+    assert _ranged(growing, "bytes=0-1", if_range='"x"').status_code == 200
+    for all_of_it in (None, "bytes=0-1,4-5", "lines=0-1", "bytes=-", "bytes=a-b"):
+        answer = _ranged(growing, all_of_it)
+        assert (answer.status_code, b"".join(answer.streaming_content)) == (200, text), all_of_it
+    for nothing in ("bytes=99999999-", "bytes=-0", "bytes=5-4"):
+        assert _ranged(growing, nothing).status_code == 416
+    log = logs.log_file("abc", 1, 0, complete=True)
+    tag = _ranged(log, None)["ETag"]
+    assert _ranged(log, "bytes=0-1", if_range=tag).status_code == 206
+    assert _ranged(log, "bytes=0-1", if_range='"other"').status_code == 200
+    assert _ranged(log, "bytes=0-1", if_range=f"W/{tag}").status_code == 200
 
 
 def test_a_log_that_is_not_there_is_empty():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from portal.models import Job, UsageLedger
-from portal.selectors.log_files import log_path
+from portal.selectors.logs import log_file, read_lines
 from portal.services import lifecycle
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
@@ -58,7 +58,7 @@ def test_jobs_run_and_end_as_their_commands_say(room: EngineRoom, scene) -> None
     gpus = set(scene["node"].gpus.values_list("uuid", flat=True))
     attempt = good.attempts.get()
     wait_for("the log is here", lambda: attempt.task_rows.get().log_complete)
-    lines = log_path(good.public_id, 1, 0, "raw").read_text().splitlines()
+    lines = [line.text for line in read_lines(log_file(good.public_id, 1, 0)).lines]
     assert lines[0] == f"hello from {good.public_id}"
     assert set(lines[1].split(",")) <= gpus and len(lines[1].split(",")) == 2
 

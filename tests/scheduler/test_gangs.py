@@ -7,13 +7,12 @@ import os
 import signal
 import socket
 import zlib
-from pathlib import Path
 
 import pytest
 
 from agents.engines.ssh import NodeEngine
 from portal.models import Allocation, Job, Node, NodePool, Rendezvous
-from portal.services.logs import log_path
+from portal.selectors.logs import log_file, read_lines
 from portal.words.states import JobState
 from tests.engine_room import held_milli, wait_for
 from tests.two_nodes import TwoNodes
@@ -80,7 +79,7 @@ def begun(stand: TwoNodes) -> list[str]:
 
 
 def log_of(job: Job, attempt: int, rank: int) -> str:
-    return Path(log_path(job.public_id, attempt, rank, "raw")).read_text()
+    return "".join(f"{line.text}\n" for line in read_lines(log_file(job.public_id, attempt, rank)).lines)
 
 
 def test_ranks_meet_on_two_nodes_and_one_that_is_killed_restarts_them_all(stand) -> None:

@@ -127,6 +127,14 @@ class Runtime:
         Asked every second while it runs, and before each read. Repeatable; nothing to do when there is no such task.
         """
 
+    def shell(self, name: str) -> Dict[str, Any]:
+        """How a terminal gets a shell in a running task (``agents.node.terminal_shell``).
+
+        Either ``command``, and ``hang_up`` which with a signal and a number signals that process of the task; or what
+        a process needs to stand beside it.
+        """
+        raise NotImplementedError
+
     def images(self) -> List[Image]:
         """Images on the node; empty for a runtime without images."""
         return []

@@ -16,6 +16,8 @@ LABELS = ("cluster", "job", "attempt", "task", "digest")
 """What makes a container one of ours."""
 TELLING = ("owner", "project")
 """Whose it is, for a portal that has forgotten; older containers lack them."""
+TERM = "xterm-256color"
+"""What terminals are, in the words of terminfo."""
 LISTEN_ON = "0.0.0.0"  # noqa: S104 - inside the container's own network
 
 
@@ -253,6 +255,24 @@ def pull(kind: str, image: str, login_folder: Optional[str]) -> List[str]:
     if kind == "podman":
         return ["pull", "--authfile", f"{login_folder}/{LOGIN_FILE}", image]
     return ["--config", login_folder, "pull", image]
+
+
+_SHELL = r"""printf '\036%s\036' "$$"; command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"""
+"""First of all it says its number, by which it can be signalled from outside: see ``signal_inside``."""
+_SIGNAL = 'kill -s "$1" "$2"'
+
+
+def shell(engine: Engine, name: str) -> List[str]:
+    """The words that run a shell in a container on our pseudo terminal, with the container's user and variables."""
+    # The keys by which one leaves a container would be kept from the shell: none with podman, with docker rare ones.
+    keys = "" if engine.kind == "podman" else "ctrl-^,ctrl-^,ctrl-_"
+    words = ["exec", "--interactive", "--tty", f"--detach-keys={keys}", "--env", f"TERM={TERM}"]
+    return [*words, name, "/bin/sh", "-c", _SHELL]
+
+
+def signal_inside(name: str) -> List[str]:
+    """The words that, with a signal and a number after them, signal that process of a container."""
+    return ["exec", name, "/bin/sh", "-c", _SIGNAL, "sh"]
 
 
 def inspect(names: Sequence[str]) -> List[str]:

@@ -225,6 +225,12 @@ class EngineRuntime(Runtime):
         if answer.code != 0 and not answer.says(_NOT_THERE):
             raise self.refusal("rm", answer)
 
+    def shell(self, name: str) -> Dict[str, Any]:
+        return {
+            "command": self.command(arguments.shell(self.engine, name)),
+            "hang_up": self.command(arguments.signal_inside(name)),
+        }
+
     def _make_network_of(self, order: Order) -> None:
         self.make_network(order.network or "", order.subnet or "", job=order.spec.job, keep_fd=order.hold_fd)
 

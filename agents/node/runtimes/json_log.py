@@ -14,7 +14,7 @@ from typing import IO, Iterator, List, NamedTuple, Optional, Tuple
 
 from agents.node import machine
 from agents.node.durable import full_disk_refused, locked, read_json, write_whole
-from agents.node.shim import log_cut
+from agents.node.task_log import log_cut
 
 MAX_FILES = 2
 LOST = "fairway: some lines are lost here; they came faster than they could be taken over."

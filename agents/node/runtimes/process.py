@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from agents.node import cgroup, machine, shim, word_files
 from agents.node.durable import locked, read_json, write_json
@@ -29,7 +29,7 @@ class ProcessRuntime(Runtime):
     """Tasks as plain processes. A task's folder holds its order, its claim, its number and its end."""
 
     kind = "process"
-    log_format = "raw"
+    log_format = "k8s"
 
     def __init__(self, settings: Settings, agent_command: List[str]) -> None:
         self._root = os.path.join(settings.state_dir, "tasks")
@@ -142,6 +142,12 @@ class ProcessRuntime(Runtime):
             found = (self.find(name) for name in sorted(os.listdir(self._root)))
             return [each for each in found if each is not None and each.cluster == cluster]
         return []
+
+    def shell(self, name: str) -> Dict[str, Any]:
+        order = read_json(os.path.join(self._root, name, "order.json"))
+        if order is None:
+            raise Refusal(NO_SUCH_CONTAINER, f"{name} is not running.")
+        return {key: order[key] for key in ("name", "env", "workdir", "own_uid", "limits")}
 
     def signal(self, name: str, signal_name: str) -> None:
         begun = read_json(os.path.join(self._root, name, "pid.json"))

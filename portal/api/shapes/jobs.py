@@ -386,12 +386,35 @@ class LogPage(serializers.Serializer[Any]):
     next_offset = serializers.IntegerField()
     size = serializers.IntegerField(help_text="Bytes mirrored so far.")
     complete = serializers.BooleanField(help_text="The task has ended and all of its log is here.")
+    dropped = serializers.IntegerField(help_text="Bytes after these, beyond what is kept of one log.")
+    removed = serializers.BooleanField(help_text="It was here, and is older than logs are kept.")
     lost = LogLost(
         allow_null=True,
         help_text="The node does not answer, so the log may have grown there: go on asking at `next_offset`.",
     )
     attempt = serializers.IntegerField()
     rank = serializers.IntegerField()
+
+
+class LogMatch(serializers.Serializer[Any]):
+    """A line that matches; ``offset`` is where it begins, as ``logs/`` counts."""
+
+    rank = serializers.IntegerField()
+    offset = serializers.IntegerField()
+    time = serializers.CharField(allow_null=True, help_text="As the node's engine wrote it down.")
+    stream = serializers.CharField(
+        allow_blank=True, help_text="stdout or stderr; blank where it is not known."
+    )
+    text = serializers.CharField(allow_blank=True)
+
+
+class LogMatches(serializers.Serializer[Any]):
+    """Lines that match, in the order of ranks and offsets."""
+
+    matches = LogMatch(many=True)
+    next = serializers.CharField(
+        allow_null=True, help_text="Where to go on; null: all that is here was searched."
+    )
 
 
 def job(row: JobRow) -> dict[str, Any]:

@@ -192,7 +192,8 @@ def log_of(link: Link, job: str, attempt: int = 1) -> str:
     answer = link.ask("logs", timeout_s=10, job=job, attempt=attempt, task=0, offset=0)
     text = base64.b64decode(answer["data_b64"]).decode()
     if answer["format"] == "k8s":
-        text = "".join(line.split(" ", 3)[3] + "\n" for line in text.splitlines())
+        pieces = (line.split(" ", 3) for line in text.splitlines())
+        text = "".join(words + ("\n" if mark == "F" else "") for _, _, mark, words in pieces)
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from agents.link import Refused
 from agents.node.stats import REST_S, until_phase_s
+from agents.node.task_log import stamped
 from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_of, log_with, wait_for
 from tests.unkillable import cannot_freeze, unkillable
 
@@ -278,11 +280,14 @@ def test_logs_come_by_offset(node: LoneNode) -> None:
     start(link, node.spec("jlog", "sh", "-c", "printf 0123456789; sleep 0.5; printf abc"))
     log_with(link, "jlog", "0123456789")
     where = {"job": "jlog", "attempt": 1, "task": 0}
+    begun = base64.b64decode(link.ask("logs", timeout_s=10, offset=0, **where)["data_b64"])
+    assert begun.endswith(b" stdout P 0123456789\n")
     part = link.ask("logs", timeout_s=10, offset=4, limit=3, **where)
-    assert (part["data_b64"], part["next_offset"], part["eof"]) == ("NDU2", 7, False)
+    assert (base64.b64decode(part["data_b64"]), part["next_offset"], part["eof"]) == (begun[4:7], 7, False)
     wait_for(link, "exited", job="jlog")
-    part = link.ask("logs", timeout_s=10, offset=10, **where)
-    assert (part["next_offset"], part["size"], part["eof"]) == (13, 13, True)
+    part = link.ask("logs", timeout_s=10, offset=len(begun), **where)
+    assert base64.b64decode(part["data_b64"]).endswith(b" stdout P abc\n")
+    assert (part["next_offset"], part["eof"]) == (part["size"], True)
     link.ask("remove", timeout_s=10, epoch=1, job="jlog", attempt=1)
     assert refused(link, "logs", offset=0, **where).code == "no_such_container"
     assert refused(link, "start", epoch=1, spec=node.spec("jlog")).code == "tombstoned"
@@ -295,10 +300,46 @@ def test_a_log_is_cut_at_its_size_and_the_task_goes_on(node: LoneNode) -> None:
     start(link, node.spec("jloud", "python3", "-c", noise))
     assert wait_for(link, "exited", job="jloud")["exit_code"] == 0
     where = {"job": "jloud", "attempt": 1, "task": 0}
-    last = link.ask("logs", timeout_s=10, offset=(1 << 20) - 4, **where)
-    said = "\nfairway: log cut at 1 MiB; what follows is not kept.\n"
-    assert base64.b64decode(last["data_b64"]).decode() == "xxx\n" + said
-    assert (last["size"], last["eof"]) == ((1 << 20) + len(said), True)
+    size = link.ask("logs", timeout_s=10, offset=0, **where)["size"]
+    assert (1 << 20) - 128 * 1024 < size < (1 << 20) + 512
+    last = link.ask("logs", timeout_s=10, offset=size - 200_000, **where)
+    *kept, cut, dropped = base64.b64decode(last["data_b64"]).decode().splitlines()
+    assert cut.endswith(" stdout F fairway: log cut at 1 MiB; what follows is not kept.")
+    told = re.fullmatch(r"\S+ stdout F fairway: (\d+) bytes were dropped after this place\.", dropped)
+    assert told, dropped
+    head = kept[-1].index("x")
+    assert (size - len(cut) - len(dropped) - 2) // (head + 1024) == 3000 - int(told[1]) // 1024
+
+
+def test_output_and_errors_are_told_apart(node: LoneNode) -> None:
+    link = node.open()
+    script = "echo one; echo two >&2; sleep 0.2; printf 'th'; sleep 0.2; printf 'ree' >&2; echo ' four'; echo end >&2"
+    start(link, node.spec("jtwo", "sh", "-c", script))
+    wait_for(link, "exited", job="jtwo")
+    answer = link.ask("logs", timeout_s=10, job="jtwo", attempt=1, task=0, offset=0)
+    rows = [line.split(" ", 3)[1:] for line in base64.b64decode(answer["data_b64"]).decode().splitlines()]
+    said = {stream: [row for row in rows if row[0] == stream] for stream in ("stdout", "stderr")}
+    assert said["stdout"] == [["stdout", "F", "one"], ["stdout", "P", "th"], ["stdout", "F", " four"]]
+    assert ["stderr", "F", "two"] in said["stderr"]
+    assert "".join(row[2] for row in said["stderr"]) == "tworeeend"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([b"stdout", b"stderr"]), st.binary(min_size=1, max_size=60)), max_size=12
+    )
+)
+def test_what_each_stream_said_comes_out_again(said) -> None:
+    log = b"".join(stamped(stream, data, 1_700_000_000_123_456_789) for stream, data in said)
+    again: dict[bytes, bytes] = {}
+    for line in log.split(b"\n")[:-1]:
+        at, stream, mark, words = line.split(b" ", 3)
+        assert at == b"2023-11-14T22:13:20.123456789+00:00"
+        again[stream] = again.get(stream, b"") + words + (b"\n" if mark == b"F" else b"")
+    told: dict[bytes, bytes] = {}
+    for stream, data in said:
+        told[stream] = told.get(stream, b"") + data
+    assert again == told
 
 
 def test_after_a_reboot_nothing_of_before_runs(node: LoneNode) -> None:

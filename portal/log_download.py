@@ -1,0 +1,69 @@
+"""A log as a file over HTTP, whole or a range of it (RFC 9110, 14): what pages and REST answer alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+
+from portal.errors import NotThere
+from portal.selectors import log_text
+from portal.selectors.log_files import awaited
+from portal.selectors.logs import LogFile
+
+_RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
+PLAIN = "text/plain; charset=utf-8"
+
+
+def log_download(request: HttpRequest, log: LogFile, *, job: str, stamps: bool = False) -> HttpResponseBase:
+    """Everything mirrored when it is asked for, or one range of that; several ranges at once are answered with all.
+
+    Once the log is complete it has a strong ETag, which If-Range may name; before, bytes that were once answered
+    never change, but there are more later. Raises NotThere where nothing was written, or it was removed.
+    """
+    if not log.path.is_file():
+        if log.removed:
+            raise NotThere("This log is older than logs are kept here.", code="log_removed")
+        raise NotThere("This rank has written no log yet.", code="no_log_yet")
+    upto = log.size_bytes
+    tag = f'"{job}-{log.attempt}-{log.rank}-{upto}-{"s" if stamps else "p"}"' if log.complete else ""
+    asked = _RANGE.fullmatch(request.headers.get("Range", "").strip())
+    same = request.headers.get("If-Range", tag) == tag
+    pieces: Iterator[bytes]
+    if asked is None or asked.groups() == ("", "") or not same or request.method != "GET":
+        pieces = log_text.whole(log, stamps=stamps, upto=upto)
+        answer: HttpResponseBase = _stream(request, pieces)
+    else:
+        size = log_text.size_of(log, stamps=stamps, upto=upto)
+        span = _span(asked[1], asked[2], size)
+        if span is None:
+            return HttpResponse(
+                status=416, headers={"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}
+            )
+        pieces = log_text.part(log_text.whole(log, stamps=stamps, upto=upto), span.start, span.stop)
+        answer = _stream(request, pieces, status=206)
+        answer["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
+        answer["Content-Length"] = str(len(span))
+    if tag:
+        answer["ETag"] = tag
+    answer["Accept-Ranges"] = "bytes"
+    answer["Content-Disposition"] = f'attachment; filename="{job}-{log.attempt}-{log.rank}.log"'
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+def _stream(request: HttpRequest, pieces: Iterator[bytes], status: int = 200) -> StreamingHttpResponse:
+    served = isinstance(request, ASGIRequest)
+    return StreamingHttpResponse(awaited(pieces) if served else pieces, content_type=PLAIN, status=status)
+
+
+def _span(first: str, last: str, size: int) -> range | None:
+    """The bytes that a range means of so many; None where it lies beyond them, or begins after its end."""
+    if not first:
+        start, stop = max(0, size - int(last)), size
+    else:
+        start, stop = int(first), min(int(last) + 1, size) if last else size
+    return range(start, stop) if start < stop else None

@@ -1,0 +1,41 @@
+"""Terminals that people opened in running tasks: who, where and when; never what was typed or shown."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from portal.models.public_id import PublicIdField
+
+
+class Terminal(models.Model):
+    """One shell in one task, for one portal session.
+
+    Asked for by web; opened by the actor of the node, which writes ``port`` or ``refusal``; entered once, and closed,
+    by the gateway.
+    """
+
+    public_id = PublicIdField()
+    task = models.ForeignKey("Task", on_delete=models.CASCADE, related_name="terminals")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    session_key = models.CharField(max_length=64)
+    secret = models.CharField(max_length=255, help_text="Sealed: by it the node knows the gateway.")
+    cols = models.PositiveIntegerField()
+    rows = models.PositiveIntegerField()
+    asked_at = models.DateTimeField(db_default=Now())
+    port = models.PositiveIntegerField(null=True, help_text="On the node's loopback; null: not opened yet.")
+    refusal = models.CharField(max_length=300, blank=True, default="", help_text="Why it was not opened.")
+    entered_at = models.DateTimeField(null=True)
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes = [
+            models.Index(
+                fields=["task"],
+                name="terminal_to_open",
+                condition=Q(port__isnull=True, refusal="", closed_at__isnull=True),
+            ),
+            models.Index(fields=["user"], name="terminal_open", condition=Q(closed_at__isnull=True)),
+        ]

@@ -1,0 +1,86 @@
+// Searches the whole log on the server, all ranks of it, and steps from match to match. Words are the filter's: plain, or /pattern/.
+import { clock } from "./times.js";
+
+const SHOWN_AT_MOST = 1000;
+
+export function startSearch(box, { filter, stream, rank, goTo }) {
+  const panel = box.querySelector("[data-log-found]");
+  const list = box.querySelector("[data-log-matches]");
+  const told = box.querySelector("[data-log-told]");
+  const attempt = box.dataset.attempt;
+  let next = "";
+  let asked = 0;
+
+  function row([of, cursor, at, text, isError]) {
+    const line = document.createElement("li");
+    const time = document.createElement("time");
+    if (at) { time.dateTime = at; time.textContent = clock(at, true); }
+    const who = document.createElement("b");
+    who.textContent = isError ? `r${of} err` : `r${of}`;
+    const words = document.createElement("span");
+    words.textContent = text;
+    line.append(time, who, words);
+    line.dataset.rank = of;
+    line.dataset.cursor = cursor;
+    return line;
+  }
+
+  const say = () => {
+    const count = list.childElementCount;
+    const place = [...list.children].findIndex((line) => line.hasAttribute("aria-current"));
+    const some = `${count.toLocaleString("en")}${next ? " or more" : ""} ${count === 1 && !next ? "line matches" : "lines match"}`;
+    told.textContent = place < 0 ? `${some}.` : `${place + 1} of ${some}.`;
+  };
+
+  async function more() {
+    const mine = asked;
+    const words = filter.value.trim();
+    const pattern = words.match(/^\/(.+)\/$/);
+    const url = new URL(box.dataset.search, location.href);
+    url.search = new URLSearchParams({ q: pattern ? pattern[1] : words, regex: pattern ? "1" : "", stream: stream?.value ?? "", rank: rank(), attempt, after: next });
+    const answer = await fetch(url, { headers: { Accept: "application/json" } });
+    const data = await answer.json();
+    if (mine !== asked) return false;
+    if (data.refusal) { next = ""; told.textContent = data.refusal; return false; }
+    list.append(...data.matches.map(row));
+    next = data.next;
+    return true;
+  }
+
+  async function search() {
+    asked += 1;
+    const mine = asked;
+    next = "";
+    list.replaceChildren();
+    panel.hidden = false;
+    if (!filter.value.trim()) { told.textContent = "Write what to search for first."; filter.focus(); return; }
+    told.textContent = "Searching …";
+    try {
+      do if (!(await more())) return; while (next && list.childElementCount === 0 && mine === asked);
+      say();
+    } catch { told.textContent = "The log could not be searched just now."; }
+  }
+
+  async function step(by) {
+    const lines = [...list.children];
+    const at = lines.findIndex((line) => line.hasAttribute("aria-current"));
+    const wanted = at < 0 ? (by > 0 ? 0 : lines.length - 1) : at + by;
+    if (wanted >= lines.length && next && lines.length < SHOWN_AT_MOST && !(await more())) return;
+    choose(list.children[wanted]);
+  }
+
+  function choose(line) {
+    if (!line) { say(); return; }
+    list.querySelector("[aria-current]")?.removeAttribute("aria-current");
+    line.setAttribute("aria-current", "true");
+    line.scrollIntoView({ block: "nearest" });
+    say();
+    goTo(line.dataset.rank, Number(line.dataset.cursor));
+  }
+
+  box.querySelector("[data-log-search]").addEventListener("click", search);
+  filter.addEventListener("keydown", (event) => { if (event.key === "Enter") search(); });
+  for (const button of box.querySelectorAll("[data-log-step]")) button.addEventListener("click", () => step(Number(button.dataset.logStep)));
+  box.querySelector("[data-log-close]").addEventListener("click", () => { asked += 1; panel.hidden = true; });
+  list.addEventListener("click", (event) => choose(event.target.closest("li")));
+}
