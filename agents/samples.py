@@ -136,6 +136,9 @@ class Hello:
     )  # by tool; None: not there, or it does not say
     interfaces: tuple[InterfaceState, ...] = ()  # empty: its agent does not look at them
     gang_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
+    program: str | None = (
+        None  # SHA-256 of the archive that runs, by which it is known whether it is the newest
+    )
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -164,6 +167,7 @@ class Hello:
             versions={str(name): _text(version) for name, version in row.get("versions", {}).items()},
             interfaces=tuple(map(InterfaceState.from_wire, row.get("interfaces", ()))),
             gang_ports=_span(row.get("gang_ports")),
+            program=_text(row.get("program")),
         )
 
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question, Task
 from portal.selectors.time_limits import limited
-from portal.services import lifecycle, nodes, reservations, restored, time_limits, trust
+from portal.services import lifecycle, node_acts, nodes, reservations, restored, time_limits, trust
 from portal.services.dependencies import cancel_dependents
 from portal.services.idempotency import forget_old_keys
 from portal.wake import send_hints
@@ -44,6 +44,7 @@ def sweep() -> None:
     end_unsent_on_silent_nodes()
     end_gangs_on_silent_nodes()
     mark_silent_nodes()
+    node_acts.give_up_overdue()
     trust.look_again()
     reservations.clear_begun()
     restored.end_looking()

@@ -33,7 +33,7 @@ from agents.node.spares import Spares
 from agents.node.spec import PREPARES, STOPS_TASKS, TAKES
 from agents.node.stats import Sampler
 from agents.node.tasks import Tasks
-from agents.node.upgrade import Upgrades
+from agents.node.upgrade import Upgrades, own_digest
 from agents.node.watch import Watch
 
 PROTOCOL = 1
@@ -81,6 +81,7 @@ class Session:
         self._images = Images(self.tasks, self.push)
         self._spares = Spares(self.tasks)
         self._upgrades = Upgrades(settings)
+        self._program = own_digest(agent)
         self._verbs: Dict[str, Callable[[Fields], Fields]] = {
             "hello": lambda _: {"hello": self.hello()},
             "list": self._list,
@@ -144,6 +145,7 @@ class Session:
         return {
             "protocol": PROTOCOL,
             "agent_version": AGENT_VERSION,
+            "program": self._program,
             "role": self.role,
             "cluster": self._settings.cluster,
             "boot_id": machine.boot_id(self._settings.boot_id_path),

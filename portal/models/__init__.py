@@ -23,6 +23,8 @@ from portal.models.people import User
 from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.restored import UnknownContainer
+from portal.models.rollouts import Rollout
+from portal.models.sent_signals import SentSignal
 from portal.models.trouble import NodeTrouble
 from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
@@ -64,6 +66,8 @@ __all__ = [
     "Rendezvous",
     "Reservation",
     "ReservedNode",
+    "Rollout",
+    "SentSignal",
     "SignInLink",
     "Standing",
     "Task",

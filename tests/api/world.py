@@ -18,6 +18,7 @@ from portal.models import (
     Node,
     NodeCheck,
     Quota,
+    Rollout,
     Template,
     Topology,
     UnknownContainer,
@@ -122,6 +123,7 @@ def make() -> World:
         ),
         "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
         "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
+        "rollout": Rollout.objects.create(actor=people["admin"]),
         "container": UnknownContainer.objects.create(
             node=node, name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
         ),
