@@ -1,4 +1,4 @@
-"""Carries out what was asked of a node itself: another agent, a look at the machine, tidying up.
+"""Carries out what was asked of a node beside starts and stops: signals, another agent, a look, tidying up.
 
 Each act is a row that stays until it is over, so it may be carried out again after a crash. An upgrade is two
 visits: the first sends the program and drops the link, the second meets what answers then.
@@ -11,19 +11,23 @@ from collections.abc import Callable
 
 from agents.engines.contract import Refused
 from portal.errors import FairwayError
+from portal.killpoints import killpoint
 from portal.models import NodeCheck
 from portal.selectors.agent_program import our_agent
 from portal.services.node_acts import due_orders, record_check_step, record_order_finished, record_sent
+from portal.services.sent_signals import record_signal, take_signals
 from portal.words.node_acts import SENT, TRIAL_S, NodeAct
 from portal.words.states import LinkKind
 from scheduler.dispatch import Door
 
 
 def carry_out(door: Door, reopen: Callable[[], None]) -> None:
-    """Everything that is due on a node, one act after the other; ``reopen`` drops the link for a new one.
+    """Everything that is due on a node: signals, then one act after the other.
 
-    Raises Unknown when the node does not answer: what was not finished is due again.
+    ``reopen`` drops the link, so that a new one meets another agent. Raises Unknown when the node does not answer:
+    what was not finished is due again.
     """
+    _send_signals(door)
     for check in due_orders(door.node.pk):
         if not door.engine.is_open:
             return  # what this link said of the node's agent may be out of date
@@ -44,6 +48,19 @@ def carry_out(door: Door, reopen: Callable[[], None]) -> None:
         except FairwayError as problem:
             act.step(check.title, False, problem.sentence)
             act.finish(False)
+
+
+def _send_signals(door: Door) -> None:
+    for row in take_signals(door.node.pk):
+        attempt = row.attempt
+        killpoint("signal.taken")
+        try:
+            signal = row.signal.removeprefix("SIG")
+            door.engine.signal(door.epoch(), attempt.job.public_id, attempt.number, signal)
+        except Refused as refusal:
+            record_signal(row, refusal.message)
+        else:
+            record_signal(row)
 
 
 class _Act:

@@ -12,6 +12,7 @@ from django.db.models import Q
 
 from portal.models import Lease, Node, Task
 from portal.services.node_acts import ORDERS, nodes_with_orders
+from portal.services.sent_signals import nodes_with_signals
 from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
 from scheduler import leases
 from scheduler.actors import NodeActor
@@ -99,7 +100,7 @@ class Roster:
         for node in self._with_work():
             if node in self._actors:
                 self._actors[node].hint("work")
-        for node in nodes_with_orders():
+        for node in {*nodes_with_orders(), *nodes_with_signals()}:
             if node in self._actors:
                 self._actors[node].hint(ORDERS)
 

@@ -92,6 +92,8 @@ ROWS = [
     Row("jobs_list", "get", "jobs/", EVERYBODY),
     Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=400),
     Row("jobs_get", "get", "jobs/{running}/", INSIDE),
+    # its ranks are not up yet; one that is sent is in tests/scheduler/test_node_acts.py
+    Row("jobs_signal", "post", "jobs/{running}/signal/", CONTROLLERS, {"signal": "SIGUSR1"}, 409),
     Row("jobs_cancel", "post", "jobs/{job}/cancel/", CONTROLLERS, {}),
     Row("jobs_hold", "post", "jobs/{job}/hold/", CONTROLLERS, {}),
     Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}),
