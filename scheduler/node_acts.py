@@ -14,9 +14,10 @@ from portal.errors import FairwayError
 from portal.killpoints import killpoint
 from portal.models import NodeCheck
 from portal.selectors.agent_program import our_agent
+from portal.selectors.policy import knobs_of
 from portal.services.node_acts import due_orders, record_check_step, record_order_finished, record_sent
 from portal.services.sent_signals import record_signal, take_signals
-from portal.words.node_acts import SENT, TRIAL_S, NodeAct
+from portal.words.node_acts import FREED, SENT, TRIAL_S, NodeAct
 from portal.words.states import LinkKind
 from scheduler.dispatch import Door
 
@@ -128,7 +129,9 @@ def _preflight(act: _Act) -> None:
 
 
 def _tidy(act: _Act) -> None:
-    freed = act.door.engine.gc()
-    for name, count in freed.items():
-        act.step(name.capitalize(), True, f"{count} removed.")
+    pool = act.door.node.pool
+    freed = act.door.engine.gc(keep_s=int(knobs_of([pool])[pool.pk]["tidy_keep_s"]))
+    for key, (name, words) in FREED.items():
+        if freed.get(key) is not None:  # an agent of an earlier version does not look at all of these
+            act.step(name, True, f"{freed[key]} {words}.")
     act.finish(True)

@@ -45,6 +45,7 @@ def sweep() -> None:
     end_gangs_on_silent_nodes()
     mark_silent_nodes()
     node_acts.give_up_overdue()
+    node_acts.tidy_nodes()
     trust.look_again()
     reservations.clear_begun()
     restored.end_looking()
@@ -143,4 +144,5 @@ def trim() -> None:
         rows.model._default_manager.filter(pk__in=ids).delete()
     drop_old_failures()
     trust.forget_old_troubles()
+    node_acts.forget_old_acts()
     forget_old_keys()

@@ -33,6 +33,7 @@ from agents.node.spares import Spares
 from agents.node.spec import PREPARES, STOPS_TASKS, TAKES
 from agents.node.stats import Sampler
 from agents.node.tasks import Tasks
+from agents.node.tidy import Tidier
 from agents.node.upgrade import Upgrades, own_digest
 from agents.node.watch import Watch
 
@@ -97,7 +98,7 @@ class Session:
             "pull": self._images.pull,
             "load": self._images.load,
             "preflight": lambda _: preflight(self.tasks),
-            "gc": self._gc,
+            "gc": Tidier(self.tasks, self._images, self._spares).tidy,
             "upgrade": self._upgrades.receive,
         }
 
@@ -264,14 +265,6 @@ class Session:
         if self.role == "control":
             self.tasks.heal()
         return self.tasks.list_tasks(fields)
-
-    def _gc(self, fields: Fields) -> Fields:
-        self.tasks.heal()
-        return {
-            "forgotten_jobs": self.tasks.ledger.forget_old_jobs(time.time()),
-            "uploads": self._images.tidy(),
-            "networks": self._spares.reap(),
-        }
 
     def _stats(self, fields: Fields) -> Fields:
         """``subscribe`` (true when missing) turns a sample a second on or off; ``once`` gives one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import OuterRef, Q, Subquery
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -18,10 +18,11 @@ from portal.errors import Conflict
 from portal.events import announce
 from portal.models import Node, NodeCheck, Rollout, User
 from portal.selectors.agent_program import our_agent, runs_ours
+from portal.selectors.policy import knobs_of
 from portal.services.audit import record_act
 from portal.wake import hint_node, leave_hint
-from portal.words.node_acts import ACT_TITLES, BY_ACTOR, WITHIN_S, NodeAct, Turn, may_begin
-from portal.words.states import NodeState
+from portal.words.node_acts import ACT_TITLES, BY_ACTOR, FULL_AGAIN_S, WITHIN_S, NodeAct, Turn, may_begin
+from portal.words.states import FULL_DISK, NodeState
 
 ORDERS = "orders"
 """The hint that there is such an act to carry out."""
@@ -127,6 +128,30 @@ def record_order_finished(check_id: int, ok: bool) -> None:
         if check.rollout_id is not None:
             _advance(Rollout.objects.select_for_update().get(pk=check.rollout_id))
         announce("cluster", {"kind": "node", "node": check.node.public_id, "state": check.node.state})
+
+
+def tidy_nodes() -> None:
+    """Orders the tidying that is due by itself: once in a while, and sooner where the disk is full."""
+    newest = NodeCheck.objects.filter(node=OuterRef("pk"), kind=NodeAct.GC.value).order_by("-id")
+    nodes = Node.objects.filter(reachable=True, state__in=[NodeState.READY.value, NodeState.CORDONED.value])
+    rows = list(nodes.select_related("pool").annotate(tidied_at=Subquery(newest.values("started_at")[:1])))
+    knobs, now = knobs_of({node.pool for node in rows}), timezone.now()
+    for node in rows:
+        every_s = float(knobs[node.pool_id]["tidy_every_s"])
+        if every_s and node.state_reason.startswith(FULL_DISK):
+            every_s = min(every_s, FULL_AGAIN_S)
+        last = node.tidied_at or node.created_at
+        if every_s and now - last >= dt.timedelta(seconds=every_s):
+            with transaction.atomic():
+                order(node, NodeAct.GC)
+
+
+def forget_old_acts() -> None:
+    """Drops checks and tidyings of a month ago; tests and upgrades are kept with their node."""
+    old = NodeCheck.objects.filter(
+        kind__in=[NodeAct.PREFLIGHT.value, NodeAct.GC.value], finished_at__lt=Now() - dt.timedelta(days=30)
+    )
+    old.delete()
 
 
 def give_up_overdue() -> None:

@@ -23,10 +23,7 @@ from portal.services.node_acts import order
 from portal.wake import hint_node, wake
 from portal.words.node_acts import NodeAct
 from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, FENCED, LinkKind, NodeState, RuntimeKind
-
-FULL_DISK = "The disk of the node is full"
-"""How the reason of a node begins that is out of service for want of room, and comes back by itself."""
+from portal.words.states import ATTEMPT_LIVE, FENCED, FULL_DISK, LinkKind, NodeState, RuntimeKind
 
 # -- admins ----------------------------------------------------------------------------------------
 

@@ -40,6 +40,20 @@ SENT = "Sent"
 """The step of an upgrade after which the new program is in place."""
 
 
+FREED: dict[str, tuple[str, str]] = {
+    "ended_tasks": ("Ended tasks", "removed with their logs, of which nobody took leave"),
+    "folders": ("Folders", "removed that belonged to no task"),
+    "uploads": ("Uploads", "removed that nobody went on with"),
+    "networks": ("Networks", "removed that no task has"),
+    "forgotten_jobs": ("Jobs", "forgotten that were not heard of for thirty days"),
+    "freed_mib": ("Disk", "MiB freed"),
+}
+"""What an agent counts when it tidies up: a name, and the words after the number."""
+
+FULL_AGAIN_S = 900.0
+"""A node whose disk stays full is tidied no more often than this."""
+
+
 class Turn(StrEnum):
     """Where one node of an upgrade of many stands."""
 

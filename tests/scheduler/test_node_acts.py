@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 from agents.keys import make_keys, sign_agent
@@ -92,6 +95,11 @@ def test_a_node_is_checked_tidied_and_given_another_program(room, scene) -> None
     node, agent = scene["node"], room.folder / "agent" / "agent.pyz"
     node.refresh_from_db()
     first = node.hello["program"]
+    tasks = room.folder / node.name / "state" / "tasks"
+    for name, age_s in (("fw-test-old-1-0", 8 * 86_400), ("fw-test-young-1-0", 60)):
+        (tasks / name).mkdir()
+        (tasks / name / "log").write_text("left behind")
+        os.utime(tasks / name, (time.time() - age_s,) * 2)
     checks = [do_order(scene["admin"], node, act) for act in (NodeAct.GC, NodeAct.PREFLIGHT)]
 
     def over() -> bool:
@@ -105,7 +113,9 @@ def test_a_node_is_checked_tidied_and_given_another_program(room, scene) -> None
 
     reach(scene, over)
     tidied, looked, upgraded = (NodeCheck.objects.get(pk=check.pk) for check in checks)
-    assert tidied.ok and tidied.steps
+    said = {step["name"]: step["sentence"] for step in tidied.steps}
+    assert tidied.ok and said["Folders"] == "1 removed that belonged to no task."
+    assert sorted(path.name for path in tasks.iterdir() if "test-" in path.name) == ["fw-test-young-1-0"]
     assert {step["name"] for step in looked.steps} >= {"Process", "Disk", "Gpus"}
     assert upgraded.ok and [step["name"] for step in upgraded.steps] == ["Sent", "New agent"]
     node.refresh_from_db()

@@ -14,7 +14,7 @@ from portal.models import AuditEntry, Node, NodeCheck, Rollout
 from portal.selectors.agent_program import our_agent
 from portal.services import node_acts, nodes
 from portal.words.node_acts import UPGRADES_AT_ONCE, WITHIN_S, NodeAct, Turn, may_begin
-from portal.words.states import NodeState
+from portal.words.states import FULL_DISK, NodeState
 from tests import record
 
 
@@ -131,3 +131,16 @@ def test_without_a_signed_agent_nothing_is_asked(scene, settings, tmp_path) -> N
         with pytest.raises(FairwayError, match="not there yet"):
             ask()
     assert not NodeCheck.objects.exists()
+
+
+def test_nodes_are_tidied_by_themselves_and_sooner_when_full(scene) -> None:
+    node_acts.tidy_nodes()
+    assert not NodeCheck.objects.exists(), "they are new"
+    Node.objects.update(created_at=timezone.now() - dt.timedelta(days=2))
+    node_acts.tidy_nodes()
+    node_acts.tidy_nodes()
+    assert NodeCheck.objects.filter(kind="gc").count() == 12, "once each, and not where nobody answers"
+    NodeCheck.objects.update(started_at=timezone.now() - dt.timedelta(hours=1), finished_at=timezone.now())
+    Node.objects.filter(name="n03").update(state="cordoned", state_reason=f"{FULL_DISK}: 3 MiB are left.")
+    node_acts.tidy_nodes()
+    assert [check.node.name for check in NodeCheck.objects.filter(finished_at__isnull=True)] == ["n03"]
