@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__main__", "calibration", "line", "own_database", "parts"}
+NOT_BENCHMARKS = {"__main__", "calibration", "crowd", "line", "own_database", "parts"}
 
 
 def names() -> list[str]:

@@ -195,8 +195,8 @@ def _by_hand(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
 # -- what it runs on -------------------------------------------------------------------------------
 
 
-def _prepare(portal: Any, machine: Any, image: str) -> str:
-    """Makes the machine a node of this Fairway; gives an API token of its first admin."""
+def enter_portal(portal: Any) -> Any:
+    """Sets Django up on the record of a Fairway that runs; gives its first admin."""
     from portal.config import places
 
     data = portal.folder / "data"
@@ -212,12 +212,19 @@ def _prepare(portal: Any, machine: Any, image: str) -> str:
 
     django.setup()
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from portal.models import Environment, Node, User
+    from portal.models import User
+
+    return User.objects.get(is_admin=True)
+
+
+def _prepare(portal: Any, machine: Any, image: str) -> str:
+    """Makes the machine a node of this Fairway; gives an API token of its first admin."""
+    admin = enter_portal(portal)
+    from portal.models import Environment, Node
     from portal.services.enrolment import get_script
     from portal.services.nodes import do_add_node, do_add_pool
     from portal.services.tokens import Scope, do_create_token
 
-    admin = User.objects.get(is_admin=True)
     machine.execute("sh", "-s", text_in=get_script(machine.address), timeout_s=120)
     do_add_node(
         admin,

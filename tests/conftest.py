@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import Counter
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.db import connection
 from hypothesis import settings as drawing
+from pytest_django import DjangoDbBlocker
 from xdist.scheduler import LoadScopeScheduling
 
 from portal.standalone.needs import NEEDS, missing, sentence
 from tests import emptying
 
+PATTERN = "pattern_of_tests"
 NOT_RUN = pytest.StashKey[Counter[str]]()
 
 
@@ -52,6 +56,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def django_db_keepdb() -> bool:
     """Databases on a server of this run's own end with it; dropping them would wait for their last connections."""
     return "FAIRWAY_TESTS_OWN_SERVER" in os.environ
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    django_db_modify_db_settings_parallel_suffix: None, django_db_blocker: DjangoDbBlocker
+) -> None:
+    """The first lane of a run brings one database up to date; the others, and the first, take copies of it."""
+    if not {"FAIRWAY_TESTS_OWN_SERVER", "PYTEST_XDIST_WORKER"} <= os.environ.keys():
+        return
+    named = connection.settings_dict
+    done = settings.DATA_DIR / "pattern"
+    with open(settings.DATA_DIR / "pattern.lock", "w") as lock, django_db_blocker.unblock():
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            kept = named["NAME"], named["TEST"]["NAME"]
+            named["TEST"]["NAME"] = PATTERN
+            connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+            # a database is copied only while nobody is connected to it
+            connection.close()
+            named["NAME"], named["TEST"]["NAME"] = kept
+            done.touch()
+    named["TEST"]["TEMPLATE"] = PATTERN
 
 
 def _turn(item: pytest.Item) -> int:

@@ -26,12 +26,12 @@ from agents.node.logs import read_log
 from agents.node.places import Places
 from agents.node.preflight import below_floor, preflight, versions_of
 from agents.node.probe import probe
-from agents.node.refusals import Refusal
+from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
 from agents.node.spares import Spares
 from agents.node.spec import PREPARES, STOPS_TASKS, TAKES
-from agents.node.stats import Sampler
+from agents.node.stats import Sampler, until_phase_s
 from agents.node.tasks import Tasks
 from agents.node.tidy import Tidier
 from agents.node.upgrade import Upgrades, own_digest
@@ -267,22 +267,27 @@ class Session:
         return self.tasks.list_tasks(fields)
 
     def _stats(self, fields: Fields) -> Fields:
-        """``subscribe`` (true when missing) turns a sample a second on or off; ``once`` gives one."""
+        """``subscribe`` (true when missing) turns a sample a second on or off; ``once`` gives one.
+
+        ``phase_s`` is when in each second of this node's clock samples are taken, at least 0 and less than 1.
+        """
         if fields.get("once"):
             return {"sample": Sampler(self.tasks).sample()}
         if not fields.get("subscribe", True):
             self._subscribed.clear()
         elif not self._subscribed.is_set():
+            phase_s = fields.get("phase_s", time.time() % 1.0)
+            if isinstance(phase_s, bool) or not isinstance(phase_s, (int, float)) or not 0 <= phase_s < 1:
+                raise bad_spec("phase_s is a number of at least 0 and less than 1.")
             self._subscribed.set()
-            threading.Thread(target=self._stream_samples, name="stats", daemon=True).start()
+            threading.Thread(target=self._stream_samples, args=(phase_s,), name="stats", daemon=True).start()
         return {"subscribed": self._subscribed.is_set()}
 
-    def _stream_samples(self) -> None:
-        sampler, next_s = Sampler(self.tasks), time.monotonic()
+    def _stream_samples(self, phase_s: float) -> None:
+        sampler = Sampler(self.tasks)
         while self._subscribed.is_set() and not self._closing.is_set():
             self.push(sampler.sample())
-            next_s = max(next_s + 1.0, time.monotonic() + 0.2)
-            self._closing.wait(max(0.0, next_s - time.monotonic()))
+            self._closing.wait(until_phase_s(phase_s, time.time()))
 
 
 def serve(settings: Settings, role: str, agent: List[str]) -> int:

@@ -11,6 +11,14 @@ from agents.node.ledger import RUNNING, Record
 from agents.node.owners import Owners, is_own_group
 from agents.node.tasks import Tasks
 
+REST_S = 0.2
+"""Even a sample that took long is followed by a pause."""
+
+
+def until_phase_s(phase_s: float, now_s: float) -> float:
+    """How long to wait for that moment (0 to 1) of a second of the clock that says ``now_s``: 0.2 to 1.2 s."""
+    return REST_S + (phase_s - now_s - REST_S) % 1.0
+
 
 class Sampler:
     """Samples of one subscription; percentages are between two samples, so the first are unknown."""

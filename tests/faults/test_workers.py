@@ -22,7 +22,7 @@ from tests import record
 from tests.engine_room import EngineRoom, containers_alive, engine_room, held_milli, wait_for
 from tests.faults.counted import submit
 
-pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.calm, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
 TAKEOVER_WITHIN_S = 15.0
 HEALED_WITHIN_S = 60.0

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agents.link import Refused
+from agents.node.stats import REST_S, until_phase_s
 from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_of, log_with, wait_for
 from tests.unkillable import cannot_freeze, unkillable
 
@@ -337,6 +340,24 @@ def test_samples_come_every_second(node: LoneNode) -> None:
     assert sample["gpus"][0]["utilisation_percent"] > 50
     assert sample["gpus"][1]["utilisation_percent"] == 0
     assert sample["cpu_percent"] is not None
+
+
+def test_samples_are_taken_when_they_are_wanted(node: LoneNode) -> None:
+    watch = node.open("watch")
+    for nonsense in (1, -0.1, "0.5", True):
+        assert refused(watch, "stats", phase_s=nonsense).code == "bad_spec"
+    phase_s = (time.time() + 0.5) % 1.0
+    watch.ask("stats", timeout_s=10, phase_s=phase_s)
+    wait_for(watch, "sample")  # the first comes at once
+    assert (wait_for(watch, "sample")["at_s"] - phase_s) % 1.0 < 0.5
+
+
+@given(phase_s=st.floats(0, 1, exclude_max=True), now_s=st.floats(1e9, 2e9))
+def test_the_wait_ends_at_the_moment_wanted(phase_s: float, now_s: float) -> None:
+    wait_s = until_phase_s(phase_s, now_s)
+    assert REST_S <= wait_s <= 1 + REST_S
+    missed_s = (now_s + wait_s - phase_s) % 1.0
+    assert min(missed_s, 1 - missed_s) < 1e-5
 
 
 def test_a_disk_below_its_floor_takes_no_work(node: LoneNode) -> None:
