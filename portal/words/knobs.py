@@ -284,6 +284,12 @@ CHOICES: dict[str, Choice] = {
             "Which of the jobs that may be asked to leave goes first.",
         ),
         Choice(
+            "share_gpus",
+            ("in_project", "anybody"),
+            "in_project",
+            "Who may hold shares of the same GPU: jobs of one project alone, or anybody; sharing is cooperative.",
+        ),
+        Choice(
             "use_predictions",
             ("yes", "no"),
             "yes",
