@@ -133,6 +133,7 @@ class LaunchForm(forms.Form):
         initial=1000,
         widget=_select(),
         required=False,
+        help_text="A share is cooperative: other jobs of the project may use the same GPU.",
     )
     mig_profile = forms.ChoiceField(
         label="MIG slices", required=False, widget=_select(),
