@@ -88,6 +88,7 @@ class Link:
     ) -> None:
         self.role = role
         self.process_id: int | None = None  # of the agent, where it is a child of ours
+        self.before_waiting: Callable[[], None] | None = None  # called by who asks, once the question is out
         self.events: queue.Queue[Wire] = queue.Queue(maxsize=MAX_EVENTS_WAITING)
         self._on_event = on_event
         self._reading = reading
@@ -127,6 +128,8 @@ class Link:
             self._waiting[number] = answers
         try:
             self._write({"id": number, "verb": verb, **fields}, deadline_s=deadline_s)
+            if self.before_waiting is not None:
+                self.before_waiting()
             answer = answers.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
             raise LinkUnknown(f"No answer to {verb} within {timeout_s:g} s.") from None

@@ -1,7 +1,7 @@
 """Hundreds of nodes in one process: it speaks as agents do over streams that are handed to it, and runs no task.
 
 For ``bench nodes``. The portal starts its agents as always, as child processes or over SSH; the program it starts
-there (:data:`PROGRAM`) hands its own standard streams to this process and sleeps until it is killed.
+there (:data:`PROGRAM`) hands its own standard streams to this process and waits until this one lets it go.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import json
 import os
 import random
 import selectors
-import signal
 import socket
-import struct
 import sys
 import time
 from typing import Any
@@ -34,7 +32,9 @@ crowd = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 crowd.connect(settings["crowd"])
 streams = array.array("i", [0, 1])
 crowd.sendmsg([f"{role} {node}".encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
-os.execv("/bin/sleep", ["sleep", "infinity"])
+os.dup2(crowd.fileno(), 0)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+os.execv("/bin/cat", ["cat"])
 """
 
 
@@ -154,8 +154,8 @@ class _Node:
 class _Stream:
     """One conversation: the two descriptors that an agent would have as its standard streams."""
 
-    def __init__(self, node: _Node, role: str, fds: tuple[int, int], pid: int) -> None:
-        self.node, self.role, self.pid = node, role, pid
+    def __init__(self, node: _Node, role: str, fds: tuple[int, int], guest: socket.socket) -> None:
+        self.node, self.role, self._guest = node, role, guest
         self.reading, self.writing = fds
         for fd in fds:
             os.set_blocking(fd, False)
@@ -198,8 +198,7 @@ class _Stream:
     def close(self) -> None:
         for fd in {self.reading, self.writing}:
             os.close(fd)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self._guest.close()
 
 
 class Crowd:
@@ -232,16 +231,13 @@ class Crowd:
 
     def _welcome(self) -> None:
         guest, _ = self._door.accept()
-        with guest:
-            size = array.array("i").itemsize
-            words, others, _, _ = guest.recvmsg(300, socket.CMSG_SPACE(2 * size))
-            peer = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        words, others, _, _ = guest.recvmsg(300, socket.CMSG_SPACE(2 * array.array("i").itemsize))
         fds = array.array("i")
         fds.frombytes(others[0][2])
         role, _, name = words.decode().partition(" ")
         if name not in self._nodes:
             self._nodes[name] = _Node(name, self._folder)
-        stream = _Stream(self._nodes[name], role, (fds[0], fds[1]), struct.unpack("3i", peer)[0])
+        stream = _Stream(self._nodes[name], role, (fds[0], fds[1]), guest)
         self._streams[stream.reading] = stream
         self._selector.register(stream.reading, selectors.EVENT_READ)
 

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         data = portal.folder / "data"
         (data / "agent" / "agent.pyz").write_bytes(_program())
         far = [FAR.format(number // 250, number % 250 + 1) for number in range(wanted.over_ssh)]
-        with _sshd(data, crowd, far) as (port, host_key):
+        with _sshd(data, crowd) as (port, host_key):
             _measure(wanted, portal, admin, crowd, far, port, host_key)
     return 0
 
@@ -145,8 +145,8 @@ def _program() -> bytes:
 
 
 @contextlib.contextmanager
-def _sshd(data: Path, crowd: str, addresses: list[str]) -> Iterator[tuple[int, str]]:
-    """One sshd at an address for each node, whose forced commands hand their streams over."""
+def _sshd(data: Path, crowd: str) -> Iterator[tuple[int, str]]:
+    """One sshd, reached at an address for each node, whose forced commands hand their streams over."""
     from agents.keys import PURPOSES, key_path, public_line
     from tests.rig.loopback import loopback_sshd
 
@@ -154,7 +154,7 @@ def _sshd(data: Path, crowd: str, addresses: list[str]) -> Iterator[tuple[int, s
     with (
         tempfile.TemporaryDirectory(prefix="fairway-crowd-sshd-") as folder,
         loopback_sshd(
-            Path(folder), _program(), keys, options="MaxStartups 500\n", addresses=addresses
+            Path(folder), _program(), keys, options="MaxStartups 500\n", listens_at="0.0.0.0"
         ) as sshd,
     ):
         (Path(folder) / "node.json").write_text(json.dumps({"crowd": crowd}))

@@ -28,6 +28,7 @@ from agents.engines.contract import (
     TaskKey,
     Unknown,
 )
+from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
 from portal.services import nodes, trust
 from portal.services.gpus import record_gpu_health
@@ -37,7 +38,7 @@ from portal.words.states import GpuHealth
 from portal.words.trust import Trouble
 from scheduler import dispatch
 from scheduler.dispatch import Door
-from scheduler.hands import Hands, leave_connection, rest_connection
+from scheduler.hands import Hands
 from scheduler.images import ImageBringer, note_images
 from scheduler.leases import Deposed, Held
 from scheduler.node_acts import carry_out
@@ -140,13 +141,13 @@ class NodeActor:
                     log.exception("%s: the turn failed", self.node_name)
                     self._lose_link("An error on our side; see the log of worker-nodes.")
                 finally:
-                    rest_connection()
+                    connection.close_if_unusable_or_obsolete()
         finally:
             if self._door is not None:
                 self._door.engine.close()
             self._hands.end()
             self._images.end()
-            leave_connection()
+            connection.close()
 
     def _turn(self) -> None:
         self._tell_troubles()
@@ -180,6 +181,7 @@ class NodeActor:
         wait_s = min(IDLE_S, max(0.0, due_s - time.monotonic()))
         looked = False
         try:
+            give_back()
             item = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
             while True:
                 if isinstance(item, str):

@@ -10,11 +10,6 @@ from collections.abc import Callable
 from django.db import connection
 
 HANDS = 4
-KEPT_CONNECTIONS = 24
-"""Database connections that idle threads of this process keep; the others reconnect when they have work."""
-
-_kept = threading.BoundedSemaphore(KEPT_CONNECTIONS)
-_mine = threading.local()
 
 
 class Hands:
@@ -57,27 +52,8 @@ class Hands:
             except BaseException as problem:  # told to the actor, whose turn it is to decide
                 self._failed(problem)
             finally:
-                rest_connection()
+                connection.close_if_unusable_or_obsolete()
                 with self._lock:
                     self._busy.discard(what)
                 self._done()
-        leave_connection()
-
-
-def rest_connection() -> None:
-    """Called when a thread has nothing to do: keeps its database connection only while few others do."""
-    if getattr(_mine, "keeps", False):
-        connection.close_if_unusable_or_obsolete()
-        return
-    if _kept.acquire(blocking=False):
-        _mine.keeps = True
-    else:
         connection.close()
-
-
-def leave_connection() -> None:
-    """Called when a thread ends."""
-    connection.close()
-    if getattr(_mine, "keeps", False):
-        _mine.keeps = False
-        _kept.release()

@@ -11,6 +11,7 @@ from django.conf import settings
 from agents.engines.contract import Engine, Refused, Unknown
 from agents.engines.ssh import NodeEngine
 from agents.ssh import Role, SshError
+from portal.database.turns import give_back
 from portal.models import ClusterSettings, Node
 from portal.words.states import LinkKind
 
@@ -28,18 +29,20 @@ class CannotOpen(Exception):
 def open_engine(node: Node, role: Role = "control") -> Engine:
     """An open engine. Raises CannotOpen; every step on the way has a limit of some seconds."""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
+    give_back()  # nobody holds a connection to the database while a node takes its time
     try:
         if node.link == LinkKind.LOCAL.value:
-            return NodeEngine.local(agent_program(), _local_settings(node), cluster=cluster, role=role)
-        return NodeEngine.ssh(
-            node.host,
-            node.port,
-            node.account,
-            control_key(),
-            node.host_key,
-            cluster=cluster,
-            role=role,
-        )
+            engine = NodeEngine.local(agent_program(), _local_settings(node), cluster=cluster, role=role)
+        else:
+            engine = NodeEngine.ssh(
+                node.host,
+                node.port,
+                node.account,
+                control_key(),
+                node.host_key,
+                cluster=cluster,
+                role=role,
+            )
     except SshError as problem:
         raise CannotOpen(str(problem), problem.code) from problem
     except Refused as refusal:
@@ -50,6 +53,8 @@ def open_engine(node: Node, role: Role = "control") -> Engine:
         raise CannotOpen(
             f"The agent of {node.name} cannot be started: {problem}", "agent_missing"
         ) from problem
+    engine.before_waiting(give_back)
+    return engine
 
 
 def control_key() -> Path:

@@ -71,10 +71,8 @@ def reconcile(door: Door) -> Differences:
         for job, attempt in sorted({(each.key.job, each.key.attempt) for each in found.unknown}):
             log.warning("stopping %s/%s on %s: the record does not know it", job, attempt, door.node.name)
             _stop_unknown(door, job, attempt, found.unknown)
-    nodes.record_seen(door.node.pk, skew_s)
-    nodes.record_disk(door.node.pk, seen.full_disk)
-    if not (adopting and found.unknown):
-        nodes.record_reconciled(door.node.pk, timezone.now())
+    agreed = not (adopting and found.unknown)
+    nodes.record_seen(door.node.pk, skew_s, full_disk=seen.full_disk, compared=agreed)
     killpoint("reconcile.done")
     return found
 

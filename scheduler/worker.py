@@ -16,12 +16,15 @@ from portal.config.celery import app
 
 django.setup()
 
+from portal.database.turns import share_connections  # noqa: E402
 from scheduler import tasks  # noqa: E402 - models need Django to be ready
 from scheduler.answers import say_alive  # noqa: E402
 from scheduler.roster import ROSTER  # noqa: E402
 
 __all__ = ["app", "tasks"]
 
+TURN_WITHIN_S = 10.0
+"""So long a thread of worker-nodes waits for its turn at the database: longer than a request, as nobody looks on."""
 CYCLE_EVERY_S = 5.0
 SWEEP_EVERY_S = 5.0
 OUTBOX_EVERY_S = 2.0
@@ -56,6 +59,7 @@ class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, parent: Any) -> None:
         if "nodes" in parent.app.amqp.queues.consume_from:
             self._started = True
+            share_connections(wait_s=TURN_WITHIN_S)
             ROSTER.start()
 
     def stop(self, parent: Any) -> None:

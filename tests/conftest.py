@@ -73,8 +73,9 @@ def django_db_modify_db_settings(
             kept = named["NAME"], named["TEST"]["NAME"]
             named["TEST"]["NAME"] = PATTERN
             connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
-            # a database is copied only while nobody is connected to it
+            # a database is copied only while nobody is connected to it, also not a connection that is to be shared
             connection.close()
+            connection.close_pool()
             named["NAME"], named["TEST"]["NAME"] = kept
             done.touch()
     named["TEST"]["TEMPLATE"] = PATTERN

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,10 @@ class NodeEngine:
         engine = cls()
         engine._link = open_ssh(target, key_path, role, cluster=cluster, on_event=engine._on_event)
         return engine
+
+    def before_waiting(self, rest: Callable[[], None]) -> None:
+        """Has ``rest`` called by each thread that begins to wait for an answer."""
+        self._link.before_waiting = rest
 
     @property
     def hello(self) -> dict[str, Any]:

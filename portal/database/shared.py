@@ -1,8 +1,8 @@
-"""A bounded set of connections that the requests of one process take in turns, instead of opening one each.
+"""A bounded set of connections that the threads of one process take in turns, instead of opening one each.
 
 Under ASGI every request has a thread of its own, so Django's own way to keep a connection, which is to leave it with
-the thread, keeps none. ``portal.asgi`` begins to share; every other process opens its connections as before. See
-docs/decisions/connection-pool.md.
+the thread, keeps none; and worker-nodes has a thread for each node. Both share; every other process opens its
+connections as before. See docs/decisions/connection-pool.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psycopg.pq import TransactionStatus
 from portal.database.impatient import ImpatientConnection
 
 WAIT_S = 3.0
-"""For a turn, when all connections are in use."""
+"""For a turn, when all connections are in use, unless the process says otherwise."""
 PING_WITHIN_S = 3.0
 """So long a server may take to say that it is there: with the wait before it less than a request's eight seconds."""
 IDLE_S = 300.0
@@ -31,8 +31,8 @@ IDLE_S = 300.0
 class SharedConnections:
     """At most ``size`` connections; the one that came back last is given out first."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, wait_s: float = WAIT_S) -> None:
+        self.size, self.wait_s = size, wait_s
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
@@ -49,13 +49,13 @@ class SharedConnections:
     def take(self, name: str, connect: Callable[[], ImpatientConnection]) -> ImpatientConnection:
         """A connection to the database of this name that has just answered.
 
-        Raises OperationalError when there is no turn within ``WAIT_S``, no answer, or no new connection.
+        Raises OperationalError when there is no turn within ``wait_s``, no answer, or no new connection.
         """
         try:
-            self._turns.get(timeout=WAIT_S)
+            self._turns.get(timeout=self.wait_s)
         except Empty:
             raise psycopg.OperationalError(
-                f"all {self.size} connections to the database were in use for {WAIT_S:.0f} s"
+                f"all {self.size} connections to the database were in use for {self.wait_s:.0f} s"
             ) from None
         try:
             connection = self._standing(name) or connect()

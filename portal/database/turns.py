@@ -10,13 +10,16 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from portal.database.base import DatabaseWrapper
-from portal.database.shared import SharedConnections
+from portal.database.shared import WAIT_S, SharedConnections
 
 
-def share_connections() -> None:
-    """From here on the threads of this process share ``settings.DATABASE_POOL`` connections; 0 changes nothing."""
+def share_connections(wait_s: float = WAIT_S) -> None:
+    """From here on the threads of this process share ``settings.DATABASE_POOL`` connections; 0 changes nothing.
+
+    ``wait_s`` is how long one waits for a turn.
+    """
     if settings.DATABASE_POOL and DatabaseWrapper.shared is None:
-        DatabaseWrapper.shared = SharedConnections(settings.DATABASE_POOL)
+        DatabaseWrapper.shared = SharedConnections(settings.DATABASE_POOL, wait_s)
 
 
 def give_back() -> None:

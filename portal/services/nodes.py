@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -212,8 +211,7 @@ def record_disk(node_id: int, full: str | None) -> None:
 
     What runs there goes on. A node that an administrator took out of service stays as they left it.
     """
-    closed = Q(state=NodeState.CORDONED.value, state_reason__startswith=FULL_DISK)
-    if not Node.objects.filter(Q(state=NodeState.READY.value) if full else closed, pk=node_id).exists():
+    if not Node.objects.filter(_changes_by_disk(full), pk=node_id).exists():
         return
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
@@ -233,18 +231,38 @@ def record_disk(node_id: int, full: str | None) -> None:
         wake("node")
 
 
-def record_seen(node_id: int, clock_skew_s: float | None = None) -> None:
-    """The node answered just now, and by so much its clock was ahead of ours; None: it did not say."""
+def _changes_by_disk(full: str | None) -> Q:
+    """Nodes whose state another word about their disk would change."""
+    if full:
+        return Q(state=NodeState.READY.value)
+    return Q(state=NodeState.CORDONED.value, state_reason__startswith=FULL_DISK)
+
+
+def record_seen(
+    node_id: int, clock_skew_s: float | None = None, *, full_disk: str | None = None, compared: bool = False
+) -> None:
+    """The node answered just now, and by so much its clock was ahead of ours; None: it did not say.
+
+    ``full_disk`` is its word about its disk, ``compared`` whether record and node were compared and agree.
+    One statement as long as nothing about the node changes by that: each node does it every ten seconds.
+    """
+    told: dict[str, Any] = {"reconciled_at": timezone.now()} if compared else {}
+    if clock_skew_s is not None:
+        told["clock_skew_s"] = round(clock_skew_s, 3)
+    calm = Node.objects.filter(pk=node_id, reachable=True, problem="").exclude(_changes_by_disk(full_disk))
+    if calm.update(last_seen_at=timezone.now(), **told):
+        return
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
         back = not node.reachable
         _seen(node)
-        if clock_skew_s is not None:
-            node.clock_skew_s = round(clock_skew_s, 3)
-        node.save(update_fields=["reachable", "unreachable_since", "problem", "last_seen_at", "clock_skew_s"])
+        for name, value in told.items():
+            setattr(node, name, value)
+        node.save(update_fields=["reachable", "unreachable_since", "problem", "last_seen_at", *told])
         if back:
             announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
             wake("node_back")
+    record_disk(node_id, full_disk)
 
 
 def record_unreachable(node_id: int, sentence: str) -> None:
@@ -258,11 +276,6 @@ def record_unreachable(node_id: int, sentence: str) -> None:
         node.save(update_fields=["reachable", "unreachable_since", "problem"])
         if changed:
             announce("cluster", {"kind": "node", "node": node.public_id, "problem": node.problem})
-
-
-def record_reconciled(node_id: int, at: dt.datetime) -> None:
-    """Record and node were compared and agree."""
-    Node.objects.filter(pk=node_id).update(reconciled_at=at)
 
 
 # -- inside ----------------------------------------------------------------------------------------

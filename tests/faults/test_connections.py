@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 
+from agents.local import open_local
 from portal.database import impatient, shared
 from portal.database.base import DatabaseWrapper
 from portal.database.shared import SharedConnections
 from portal.database.turns import give_back
 from portal.models import User
 from tests import record
+from tests.rig.agent import rig_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,11 +31,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedConnections]:
     """Two connections for this process, and little patience."""
-    monkeypatch.setattr(shared, "WAIT_S", 0.3)
     monkeypatch.setattr(shared, "PING_WITHIN_S", 0.3)
     monkeypatch.setattr(impatient.PAUSE, "lasts_s", 0.3)
     connection.close()
-    made = SharedConnections(2)
+    made = SharedConnections(2, wait_s=0.3)
     monkeypatch.setattr(DatabaseWrapper, "shared", made)
     yield made
     connection.close()
@@ -187,3 +191,43 @@ def plain_parameters(name: str = "") -> dict[str, object]:
     parameters = connection.get_connection_params()
     wanted = {key: parameters[key] for key in ("host", "user", "password", "port") if key in parameters}
     return wanted | {"dbname": name or parameters["dbname"], "autocommit": True}
+
+
+def test_who_waits_for_a_silent_node_holds_none(pool: SharedConnections, tmp_path: Path) -> None:
+    program, settings = tmp_path / "agent.pyz", tmp_path / "node.json"
+    program.write_bytes(rig_agent())
+    folders = {"state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
+    settings.write_text(json.dumps({"cluster": "test", "runtimes": [{"kind": "process"}], **folders}))
+    with open_local(program, "control", settings, cluster="test") as link, frozen(link.process_id):
+        link.before_waiting = give_back
+        begun = threading.Barrier(3)
+
+        def ask() -> None:
+            backend()
+            begun.wait(5)
+            link.outcome("list", timeout_s=3)
+            connection.close()
+
+        asking = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        assert pool.in_use() <= 2
+        begun.wait(5)
+        for _ in range(5):
+            backend()  # within 0.3 s, while both still wait
+            give_back()
+            time.sleep(0.05)
+        assert all(thread.is_alive() for thread in asking)
+        for thread in asking:
+            thread.join(5)
+
+
+@contextlib.contextmanager
+def frozen(process_id: int | None) -> Iterator[None]:
+    """A process that is there and says nothing."""
+    assert process_id is not None
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process_id, signal.SIGCONT)

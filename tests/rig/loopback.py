@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +54,11 @@ def loopback_sshd(
     public_keys: Mapping[str, str],
     *,
     options: str = "",
-    addresses: Sequence[str] = ("127.0.0.1",),
+    listens_at: str = "127.0.0.1",
 ) -> Iterator[LoopbackSshd]:
     """Runs an sshd for the present account, whose keys may run the agent (control, watch) or tunnel.
 
-    ``options`` are further lines of its configuration; it listens at all ``addresses``, of the loopback network.
+    ``options`` are further lines of its configuration; ``listens_at`` 0.0.0.0 gives it all of 127.x.x.x.
     """
     program = folder / "agent.pyz"
     program.write_bytes(agent)
@@ -81,8 +81,7 @@ def loopback_sshd(
     # long, and a killed session leaves its lock behind (pyenv's makes the next ones wait for a minute).
     quiet = "SetEnv SHLVL=9\n"
     (folder / "sshd_config").write_text(
-        "".join(f"ListenAddress {address}:{port}\n" for address in addresses)
-        + f"HostKey {key}\nAuthorizedKeysFile {folder}/authorized_keys\n"
+        f"ListenAddress {listens_at}:{port}\nHostKey {key}\nAuthorizedKeysFile {folder}/authorized_keys\n"
         f"PidFile {folder}/sshd.pid\nStrictModes no\nPasswordAuthentication no\nUsePAM no\n"
         f"PermitRootLogin prohibit-password\nMaxStartups 100\n{quiet}{options}"
     )
@@ -90,9 +89,9 @@ def loopback_sshd(
         [str(find_tool("sshd")), "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]
     )
     try:
-        _wait_for(addresses[0], port)
+        _wait_for("127.0.0.1", port)
         host_key = " ".join(key.with_name("host_key.pub").read_text().split()[:2])
-        yield LoopbackSshd(addresses[0], port, getpass.getuser(), host_key, folder, process.pid)
+        yield LoopbackSshd("127.0.0.1", port, getpass.getuser(), host_key, folder, process.pid)
     finally:
         for pid in _descendants(process.pid):
             with contextlib.suppress(ProcessLookupError):

@@ -210,6 +210,23 @@ def test_a_full_disk_takes_a_node_out_of_service_until_there_is_room(scene):
     assert (node.state, node.state_reason) == (NodeState.CORDONED, "new fans")
 
 
+def test_a_node_that_goes_on_as_before_costs_one_statement(scene, django_assert_num_queries):
+    node = scene["node"]
+    with django_assert_num_queries(1):
+        nodes.record_seen(node.pk, 0.1234, compared=True)
+    node.refresh_from_db()
+    assert node.clock_skew_s == 0.123 and node.reconciled_at and node.last_seen_at >= node.reconciled_at
+    full = "The disk of the node is full: /var has 3 MiB left."
+    nodes.record_seen(node.pk, full_disk=full)
+    node.refresh_from_db()
+    assert node.state == NodeState.CORDONED and node.state_reason.startswith(full)
+    nodes.record_unreachable(node.pk, "It does not answer.")
+    nodes.record_seen(node.pk, 0.2)
+    node.refresh_from_db()
+    assert (node.reachable, node.problem, node.unreachable_since) == (True, "", None)
+    assert (node.state, node.clock_skew_s) == (NodeState.READY, 0.2)
+
+
 def test_a_busy_node_is_not_retired_and_members_cannot_drain(scene):
     running(scene)
     with pytest.raises(Conflict, match="1 tasks"):

@@ -209,7 +209,7 @@ def test_jobs_start_again_once_every_node_was_compared_or_fenced(scene) -> None:
     missing = restored()
     assert missing.adopting and {left.node for left in missing.nodes} == {near, far}
     assert missing.sentence == "1 node does not answer and 1 unknown container waits for a decision."
-    nodes.record_reconciled(near.pk, row.first_seen_at)
+    nodes.record_seen(near.pk, compared=True)
     assert not end_looking()
     with pytest.raises(Invalid):
         nodes.do_fence_node(scene["admin"], far, reason=" ")
