@@ -123,8 +123,11 @@ def _measure(wanted: Any, port: int, origin: str, keys: list[str], pids: dict[st
 
 def _cpu_s(pid: int) -> float:
     """Time on a processor of all threads so far. Clock ticks (/proc/PID/stat) miss the short bursts after a second."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    spent_ns = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has ended meanwhile
+            spent_ns += int((thread / "schedstat").read_text().split()[0])
+    return spent_ns / 1e9
 
 
 def _sign_in(people: int, nodes: int) -> list[str]:

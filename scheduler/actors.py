@@ -28,6 +28,7 @@ from agents.engines.contract import (
     TaskKey,
     Unknown,
 )
+from agents.openings import Openings
 from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
 from portal.services import nodes, trust
@@ -63,6 +64,9 @@ CERTAIN = frozenset({"host_key_mismatch", "authentication_refused", "protocol_ve
 
 IMAGES = "images"
 """The hint that an environment was changed: which nodes have its image is asked anew."""
+
+
+_OPENINGS = Openings()
 
 
 class NodeActor:
@@ -205,8 +209,10 @@ class NodeActor:
         if time.monotonic() < self._connect_at_s:
             return
         node = Node.objects.select_related("pool").get(pk=self.node_id)
+        give_back()
         try:
-            engine = self._opener(node)
+            with _OPENINGS.turn(doubtful=self._backoff_s > FIRST_BACKOFF_S):
+                engine = self._opener(node)
         except CannotOpen as problem:
             self._note_unreachable(node, str(problem), certain=problem.code in CERTAIN)
             return

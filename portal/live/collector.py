@@ -24,6 +24,7 @@ from portal.live.log_frames import LogTeller
 from portal.live.overuse import OVER_S, Overuse, OveruseWatch
 from portal.live.rollup import NodeRollup, columns
 from portal.live.streams import open_watch
+from portal.live.watched import watched_topics
 from portal.live.watching import NodeWatch, OpenWatch
 from portal.services.gpu_shares import end_overuse
 from portal.services.gpus import record_foreign
@@ -61,6 +62,7 @@ class Collector:
         self._grown: dict[int, int] = {}
         self._watches: dict[str, NodeWatch] = {}
         self._directory = Directory()
+        self._watched: frozenset[str] = frozenset()
         self._record = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._last = ThreadPoolExecutor(1, thread_name_prefix="last-samples")
         self._log_teller = LogTeller()
@@ -137,6 +139,8 @@ class Collector:
 
     async def _tick(self) -> None:
         began = time.perf_counter()
+        self._watched = await asyncio.get_running_loop().run_in_executor(self._last, watched_topics)
+        self._log_teller.watched = self._watched
         now_s = time.time()
         with self._lock:
             heard, fresh, self._fresh = dict(self._heard), self._fresh, set()
@@ -154,13 +158,14 @@ class Collector:
                 frames[f"node.{node}"] = text
                 texts[node] = text
         for job, seats in directory.seats.items():
-            frame = job_frame(seats, heard, now_s)
+            watched = f"job.{job}" in self._watched
+            frame = job_frame(seats, heard, now_s) if watched else None
             if frame is not None:
                 frames[f"job.{job}"] = json.dumps(frame, separators=(",", ":"))
         known = {node: latest for node, latest in heard.items() if node in directory.nodes}
         cluster = cluster_frame(known, directory.gpu_orders, now_s)
         frames["cluster"] = texts[last_samples.ALL] = json.dumps(cluster, separators=(",", ":"))
-        await self._send(frames)
+        await self._send({topic: text for topic, text in frames.items() if topic in self._watched})
         await asyncio.get_running_loop().run_in_executor(self._last, last_samples.keep, texts)
         self.tick_took_s = time.perf_counter() - began
 
@@ -188,7 +193,7 @@ class Collector:
             if found is None:
                 found = self._watches[public_id] = NodeWatch(node, self, self._open)
                 found.start()
-            found.follow(self._directory.logs.get(public_id, ()))
+            found.follow(self._directory.logs.get(public_id, ()), self._watched)
 
     async def _note(self) -> None:
         """Writes down what has gathered: finished minutes, how far logs are mirrored, who works on GPUs."""

@@ -39,6 +39,11 @@ class FollowedLog:
     rank: int
     mirrored_bytes: int
 
+    @property
+    def topic(self) -> str:
+        """What pages watch that have it open."""
+        return f"logs.{self.job}.{self.rank}"
+
 
 @dataclass
 class Directory:

@@ -15,6 +15,7 @@ from channels.layers import get_channel_layer
 from redis.exceptions import RedisError
 
 from portal.events import group_of
+from portal.live.watched import RENEW_S, mark_watched
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +138,14 @@ class Hub:
 
     async def _keep_joined(self, layer: Any, channel: str) -> None:
         """Keeps the groups joined equal to the topics watched; ends when there are none for a while."""
+        marked_s = 0.0
         while True:
             self._changed.clear()
             wanted = set(self._watchers)
+            # before a subscription stands: what its topic is sent from then on must be sent
+            renewed = time.monotonic() - marked_s >= RENEW_S
+            await asyncio.to_thread(mark_watched, wanted if renewed else wanted - self._joined)
+            marked_s = time.monotonic() if renewed else marked_s
             for topic in wanted - self._joined:
                 await layer.group_add(group_of(topic), channel)
                 self._joined.add(topic)
@@ -151,7 +157,7 @@ class Hub:
                 self._unproven.pop(topic, None)
             self._say_moved()
             await self._prove(layer, channel)
-            limit_s = PROVE_AGAIN_S if self._unproven else None if self._watchers else LEAVE_AFTER_S
+            limit_s = PROVE_AGAIN_S if self._unproven else RENEW_S if self._watchers else LEAVE_AFTER_S
             try:
                 await asyncio.wait_for(self._changed.wait(), limit_s)
             except TimeoutError:

@@ -31,6 +31,8 @@ class LogTeller:
         self._lock = threading.Lock()
         self._grown: dict[int, FollowedLog] = {}
         self._told: dict[int, int] = {}
+        self.watched: frozenset[str] = frozenset()
+        """The topics that some browser watches; of other logs nothing is told."""
 
     def grew(self, followed: FollowedLog, offset: int) -> None:
         """From a node's thread: the mirror now reaches ``offset``."""
@@ -47,10 +49,13 @@ class LogTeller:
             with self._lock:
                 grown, self._grown = self._grown, {}
             for followed in grown.values():
+                if followed.topic not in self.watched:
+                    self._told.pop(followed.task_id, None)
+                    continue
                 try:
                     frame = await asyncio.to_thread(self._frame, followed)
                     if frame is not None:
-                        await _send(f"logs.{followed.job}.{followed.rank}", frame)
+                        await _send(followed.topic, frame)
                 except (OSError, RedisError) as problem:
                     log.warning("open pages were not told of a log: %s", problem)
 

@@ -12,10 +12,11 @@ import random
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 
 from agents.link import Link, LinkUnknown, Refused
+from agents.openings import Openings
 from agents.samples import NodeSample
 from portal.live.directory import FollowedLog, WatchedNode
 from portal.live.frames import Heard
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 LOOK_AT_LOGS_S = 0.5
+UNWATCHED_LOGS_S = 4.0
+"""Logs that nobody has open are mirrored at this pace."""
 LOG_PIECE_BYTES = 262_144
 LOG_PIECES_A_LOOK = 4
 ANSWER_WITHIN_S = 10.0
@@ -36,6 +39,8 @@ SILENT_AFTER_S = 15.0
 FIRST_PHASE_S, PHASES_SPAN_S = 0.15, 0.5
 """When in each second of our clock nodes take their samples, one after the other: late enough to be fresh at the
 collector's tick, which is on the whole second, and early enough to be there and read."""
+
+_OPENINGS = Openings()
 
 OpenWatch = Callable[[WatchedNode, Callable[[dict[str, Any]], None]], Link]
 
@@ -69,6 +74,9 @@ class NodeWatch:
         self._stopped = threading.Event()
         self._logs: dict[int, FollowedLog] = {}
         self._offsets: dict[int, int] = {}
+        self._quick: set[int] = set()
+        self._failed = False
+        self._all_logs_at = 0.0
         self._skew_s: float | None = None
         self._heard_at = 0.0
         self._lock = threading.Lock()
@@ -84,11 +92,12 @@ class NodeWatch:
         if wait_s:
             self._thread.join(wait_s)
 
-    def follow(self, logs: Iterable[FollowedLog]) -> None:
-        """Says which logs to mirror from now on."""
+    def follow(self, logs: Iterable[FollowedLog], watched: Container[str]) -> None:
+        """Says which logs to mirror from now on, quickly those whose topics are watched."""
         wanted = {each.task_id: each for each in logs}
+        quick = {task for task, each in wanted.items() if each.topic in watched}
         with self._lock:
-            self._logs = wanted
+            self._logs, self._quick = wanted, quick
             self._offsets = {
                 task: max(self._offsets.get(task, 0), each.mirrored_bytes) for task, each in wanted.items()
             }
@@ -112,7 +121,12 @@ class NodeWatch:
             pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
     def _watch(self) -> None:
-        link = self._open(self.node, self._on_event)
+        with _OPENINGS.turn(doubtful=self._failed):
+            if self._stopped.is_set():
+                return
+            self._failed = True
+            link = self._open(self.node, self._on_event)
+            self._failed = False
         try:
             self._skew_s = link.hello.clock_s - time.time()
             phase_s = phase_of(self.node.public_id, self._skew_s)
@@ -145,8 +159,11 @@ class NodeWatch:
         self._listener.on_sample(self.node.public_id, Heard(sample, min(taken_s, now_s), now_s))
 
     def _mirror_logs(self, link: Link) -> None:
+        all_due = time.monotonic() >= self._all_logs_at
+        if all_due:
+            self._all_logs_at = time.monotonic() + UNWATCHED_LOGS_S * random.uniform(0.8, 1.2)  # noqa: S311
         with self._lock:
-            wanted = list(self._logs.values())
+            wanted = [each for task, each in self._logs.items() if all_due or task in self._quick]
         for followed in wanted:
             if self._stopped.is_set():
                 return

@@ -10,9 +10,11 @@ import threading
 import time
 
 import pytest
+from channels.layers import get_channel_layer
 from django.db import connections, transaction
 
 from portal import last_samples
+from portal.events import group_of
 from portal.live.collector import Collector
 from portal.live.streams import CannotWatch, open_watch
 from portal.models import Gpu, Task, UsageMinute
@@ -115,6 +117,35 @@ def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
     assert row.gpu_uuids == uuids
     assert all(value is not None for value in row.utilisation_percent)
     assert all(joules > 0 for joules in row.energy_joules)
+
+
+def test_what_nobody_watches_is_not_sent(stand, tmp_path):
+    node, person = local_node(tmp_path), record.person()
+    topic = f"node.{node.public_id}"
+
+    async def run():
+        layer = get_channel_layer()
+        unmarked = await layer.new_channel()
+        await layer.group_add(group_of(topic), unmarked)
+        async with browser_of(stand, person) as browser:
+            await browser.say(subscribe=["cluster"])
+            while (
+                node.public_id
+                not in (await browser.hear(10, topic="cluster", kind="sample"))["data"]["nodes"]
+            ):
+                pass
+            await browser.hear(3, topic="cluster", kind="sample")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await layer.receive(unmarked)
+            await browser.say(subscribe=[topic])
+            await browser.hear(3, topic=topic, kind="sample")
+            async with asyncio.timeout(2):
+                while (await layer.receive(unmarked)).get("text") is None:
+                    pass  # the hub's proof that it has joined
+
+    with collecting():
+        asyncio.run(run())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")

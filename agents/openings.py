@@ -1,0 +1,28 @@
+"""How many links one process opens at the same time, so that each of hundreds comes about within its limits.
+
+A key exchange costs processor time here and a process there. All at once, at the start of a portal or after its
+network was away, none of them would end in time, and all would begin again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+AT_ONCE = 12
+DOUBTFUL_AT_ONCE = 12
+
+
+class Openings:
+    """Turns of one process. Nodes whose last try failed wait for each other only: some of them answer nothing."""
+
+    def __init__(self) -> None:
+        self._steady = threading.BoundedSemaphore(AT_ONCE)
+        self._doubtful = threading.BoundedSemaphore(DOUBTFUL_AT_ONCE)
+
+    @contextlib.contextmanager
+    def turn(self, *, doubtful: bool) -> Iterator[None]:
+        """Waits for a turn to open a link; ``doubtful`` is a node of which the last try failed."""
+        with self._doubtful if doubtful else self._steady:
+            yield
