@@ -137,6 +137,7 @@ class Hello:
     interfaces: tuple[InterfaceState, ...] = ()  # empty: its agent does not look at them
     gang_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
     storage: tuple[Mapping[str, Any], ...] = ()  # disks behind volumes: use, path, filesystem, MiB, quotas
+    program: str | None = None  # SHA-256 of the archive that runs: whether it is the newest
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -166,6 +167,7 @@ class Hello:
             interfaces=tuple(map(InterfaceState.from_wire, row.get("interfaces", ()))),
             gang_ports=_span(row.get("gang_ports")),
             storage=tuple(dict(each) for each in row.get("storage", ())),
+            program=_text(row.get("program")),
         )
 
 

@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from django.db import Error as DatabaseError
 from django.db import connection
@@ -32,6 +33,7 @@ from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
 from portal.services import nodes, trust
 from portal.services.gpus import record_gpu_health
+from portal.services.node_acts import ORDERS
 from portal.services.restored import COMPARE
 from portal.words.states import GpuHealth
 from portal.words.trust import Trouble
@@ -40,6 +42,7 @@ from scheduler.dispatch import Door
 from scheduler.hands import Hands
 from scheduler.images import ImageBringer, note_images
 from scheduler.leases import Deposed, Held
+from scheduler.node_acts import carry_out
 from scheduler.node_work import NodeWork
 from scheduler.opening import CannotOpen, open_engine
 from scheduler.reconcile import collect_and_remove, reconcile, welcome
@@ -79,6 +82,8 @@ class NodeActor:
         self._stopping = threading.Event()
         self._door: Door | None = None
         self._images_asked = False
+        self._orders_asked = False
+        self._reopening: Engine | None = None
         self._faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self._images = ImageBringer(lambda: self.hint("image"))
         self._hands = Hands(f"hand-{node.name}", self._faults.put, lambda: self.hint("done"))
@@ -168,6 +173,9 @@ class NodeActor:
         if self._images_asked:
             self._images_asked = False
             note_images(self._door.node, self._door.engine.images())
+        if self._orders_asked:
+            self._orders_asked = False
+            self._hands.take("orders", partial(carry_out, self._door, partial(self._reopen, self._door)))
         if looked or now_s >= self._look_at_s:
             self._look_at_s = time.monotonic() + self._work.look(self._door)
 
@@ -183,6 +191,7 @@ class NodeActor:
                 if isinstance(item, str):
                     looked = True
                     self._images_asked |= item == IMAGES
+                    self._orders_asked |= item == ORDERS
                     if item == COMPARE:
                         self._compare_soon()
                 else:
@@ -216,7 +225,7 @@ class NodeActor:
         except BaseException:
             engine.close()
             raise
-        self._door = door
+        self._door, self._orders_asked = door, True
         self._heard_s = time.monotonic()
         self._linked_s, self._reconcile_at_s = self._heard_s, 0.0
         log.info("connected to %s", node.name)
@@ -247,11 +256,16 @@ class NodeActor:
             trust.record_trouble(self.node_id, trouble, sentence=why)
             del self._befell[0]
 
+    def _reopen(self, door: Door) -> None:
+        """Called in a hand: another agent is to answer, so the link to this one goes. The node is not to blame."""
+        self._reopening = door.engine
+        door.engine.close()
+
     def _lose_link(self, why: str, trouble: Trouble | None = None) -> None:
         """``trouble`` where the node, or the way to it, is the cause."""
         log.warning("lost the link to %s: %s", self.node_name, why)
         if self._door is not None:
-            if trouble is not None:
+            if trouble is not None and self._door.engine is not self._reopening:
                 self._befell = [*self._befell, (trouble, why)][-TROUBLES_KEPT:]
             self._door.engine.close()
             self._door = None

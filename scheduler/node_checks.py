@@ -16,7 +16,7 @@ from agents.ssh import SshError, SshTarget
 from portal.errors import FairwayError
 from portal.models import ClusterSettings, Node, NodeCheck
 from portal.services.enrolment import get_script, take_sudo_login
-from portal.services.nodes import record_check_finished, record_check_step
+from portal.services.node_acts import record_check_finished, record_check_step
 from portal.words.states import LinkKind
 from scheduler.opening import CannotOpen, control_key, open_engine
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question, Task
 from portal.selectors.time_limits import limited
-from portal.services import lifecycle, nodes, reservations, restored, time_limits, trust
+from portal.services import lifecycle, node_acts, nodes, reservations, restored, time_limits, trust
 from portal.services.dependencies import cancel_dependents
 from portal.services.idempotency import forget_old_keys
 from portal.services.logs import remove_old_logs
@@ -46,6 +46,8 @@ def sweep() -> None:
     end_unsent_on_silent_nodes()
     end_gangs_on_silent_nodes()
     mark_silent_nodes()
+    node_acts.give_up_overdue()
+    node_acts.tidy_nodes()
     trust.look_again()
     reservations.clear_begun()
     restored.end_looking()
@@ -144,6 +146,7 @@ def trim() -> None:
         rows.model._default_manager.filter(pk__in=ids).delete()
     drop_old_failures()
     trust.forget_old_troubles()
+    node_acts.forget_old_acts()
     forget_old_keys()
     forget_old_terminals()
     remove_old_logs()

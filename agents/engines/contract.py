@@ -94,6 +94,15 @@ class LogPiece:
 
 
 @dataclass(frozen=True)
+class Check:
+    """One thing that a node looked at on itself."""
+
+    name: str
+    ok: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
 class TaskExited:
     """Pushed when a task has ended and its container is gone."""
 
@@ -122,6 +131,7 @@ EngineEvent = TaskExited | GpuHealthChanged | PullProgress
 Tell = Callable[[EngineEvent], None]
 
 __all__ = [
+    "Check",
     "Container",
     "Engine",
     "EngineEvent",
@@ -222,6 +232,28 @@ class Engine(Protocol):
 
     def load(self, upload: str, offset: int, data: bytes, *, sha256: str | None = None) -> int:
         """Takes a piece of an image's archive and says how much is there; ``sha256`` ends the upload."""
+
+    def upgrade(self, program: bytes, signature: str, *, trial_s: float) -> None:
+        """Puts another agent in place, which the next connection meets; what runs is not touched.
+
+        Unless it is confirmed within ``trial_s``, the node goes back to the one before. Refused ``not_allowed``
+        when the signature is not of the enrolment's key. Repeatable.
+        """
+
+    def confirm_upgrade(self, digest: str) -> None:
+        """The agent of this digest (SHA-256) does well: its trial is over. Repeatable."""
+
+    def preflight(self) -> list[Check]:
+        """What the machine has and lacks, each with a sentence; may take some seconds."""
+
+    def gc(self, **how: Any) -> dict[str, Any]:
+        """Tidies up what nobody needs any more and gives how much of what was removed. Repeatable."""
+
+    def signal(self, epoch: int, job: str, attempt: int, signal: str) -> None:
+        """Sends a signal to every task of an attempt that runs there. Each call sends it once more.
+
+        Refused ``no_such_container`` when none does.
+        """
 
     def watch(self, tell: Tell) -> None:
         """From now on tells what happens; events from before the call are told by ``poll``."""

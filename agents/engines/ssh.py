@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.engines.contract import (
+    Check,
     Container,
     EngineEvent,
     GpuHealthChanged,
@@ -33,7 +34,10 @@ ANSWER_WITHIN_S = 20.0
 START_WITHIN_S = 60.0
 PULL_WITHIN_S = 3600.0
 HELLO_WITHIN_S = 10.0
+PREFLIGHT_WITHIN_S = 60.0
+GC_WITHIN_S = 180.0
 LOG_PIECE_BYTES = 262_144
+PROGRAM_PIECE_BYTES = 512 * 1024
 
 
 class NodeEngine:
@@ -206,6 +210,28 @@ class NodeEngine:
             fields |= {"last": True, "sha256": sha256}
         timeout_s = ANSWER_WITHIN_S if sha256 is None else PULL_WITHIN_S
         return int(self._link.ask("load", timeout_s=timeout_s, **fields)["size"])
+
+    def upgrade(self, program: bytes, signature: str, *, trial_s: float) -> None:
+        for offset in range(0, len(program), PROGRAM_PIECE_BYTES):
+            piece = program[offset : offset + PROGRAM_PIECE_BYTES]
+            fields: dict[str, Any] = {"offset": offset, "data_b64": base64.b64encode(piece).decode("ascii")}
+            if offset + len(piece) == len(program):
+                fields |= {"last": True, "signature": signature, "trial_s": trial_s}
+            self._link.ask("upgrade", timeout_s=START_WITHIN_S, **fields)
+
+    def confirm_upgrade(self, digest: str) -> None:
+        self._link.ask("upgrade", timeout_s=ANSWER_WITHIN_S, confirm=digest)
+
+    def preflight(self) -> list[Check]:
+        answer = self._link.ask("preflight", timeout_s=PREFLIGHT_WITHIN_S)
+        return [Check(str(row["name"]), bool(row["ok"]), str(row["sentence"])) for row in answer["checks"]]
+
+    def gc(self, **how: Any) -> dict[str, Any]:
+        return self._link.ask("gc", timeout_s=GC_WITHIN_S, **how)
+
+    def signal(self, epoch: int, job: str, attempt: int, signal: str) -> None:
+        fields = {"epoch": epoch, "job": job, "attempt": attempt, "signal": signal}
+        self._link.ask("signal", timeout_s=ANSWER_WITHIN_S, **fields)
 
     def watch(self, tell: Tell) -> None:
         with self._lock:

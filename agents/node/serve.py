@@ -34,7 +34,8 @@ from agents.node.spec import LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS, TAK
 from agents.node.stats import Sampler, until_phase_s
 from agents.node.tasks import Tasks
 from agents.node.terminals import Terminals
-from agents.node.upgrade import Upgrades
+from agents.node.tidy import Tidier
+from agents.node.upgrade import Upgrades, own_digest
 from agents.node.watch import Watch
 
 PROTOCOL = 1
@@ -83,6 +84,7 @@ class Session:
         self._spares = Spares(self.tasks)
         self._upgrades = Upgrades(settings)
         self._terminals = Terminals(self.tasks, agent)
+        self._program = own_digest(agent)
         self._verbs: Dict[str, Callable[[Fields], Fields]] = {
             "hello": lambda _: {"hello": self.hello()},
             "list": self._list,
@@ -98,7 +100,7 @@ class Session:
             "pull": self._images.pull,
             "load": self._images.load,
             "preflight": lambda _: preflight(self.tasks),
-            "gc": self._gc,
+            "gc": Tidier(self.tasks, self._images, self._spares).tidy,
             "upgrade": self._upgrades.receive,
             "terminal": self._terminals.open,
         }
@@ -147,6 +149,7 @@ class Session:
         return {
             "protocol": PROTOCOL,
             "agent_version": AGENT_VERSION,
+            "program": self._program,
             "role": self.role,
             "cluster": self._settings.cluster,
             "boot_id": machine.boot_id(self._settings.boot_id_path),
@@ -266,15 +269,6 @@ class Session:
         if self.role == "control":
             self.tasks.heal()
         return self.tasks.list_tasks(fields)
-
-    def _gc(self, fields: Fields) -> Fields:
-        self.tasks.heal()
-        return {
-            "forgotten_jobs": self.tasks.ledger.forget_old_jobs(time.time()),
-            "uploads": self._images.tidy(),
-            "networks": self._spares.reap(),
-            "scratch": self._places.volumes.tidy(),
-        }
 
     def _stats(self, fields: Fields) -> Fields:
         """``subscribe`` (true when missing) turns a sample a second on or off; ``once`` gives one.

@@ -4,32 +4,56 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import hashlib
 import os
 import subprocess
-from typing import Any, Dict
+import time
+from typing import Any, Dict, List, Optional
 
 from agents.node.durable import full_disk_refused, sync_folder, write_whole
 from agents.node.refusals import ENGINE_ERROR, NOT_ALLOWED, Refusal, bad_spec
 from agents.node.settings import Settings
-from agents.node.spec import whole_number
+from agents.node.spec import seconds, whole_number
 
 IDENTITY, NAMESPACE = "fairway-upgrade", "fairway-node"
 _VERIFY_WITHIN_S = 20.0
 
 
+def digest_of(path: str) -> Optional[str]:
+    """The SHA-256 of a program as hexadecimal digits; None when it cannot be read."""
+    with contextlib.suppress(OSError), open(path, "rb") as stream:
+        return hashlib.sha256(stream.read()).hexdigest()
+    return None
+
+
+def own_digest(agent: List[str]) -> Optional[str]:
+    """That of the archive which this process came in, by the command that runs it; None outside of one."""
+    return digest_of(agent[-1]) if "-I" in agent else None
+
+
 class Upgrades:
-    """The verb ``upgrade``. The loader verifies the signature once more before it runs anything."""
+    """The verb ``upgrade``. The loader verifies the signature once more before it runs anything.
+
+    A program that came with ``trial_s`` is on trial for so long: unless it is confirmed by then, the loader goes
+    back to the one before, so that one which does not answer does not cost the node.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def receive(self, fields: Dict[str, Any]) -> Dict[str, Any]:
-        """One piece of the program; with ``last`` and ``signature`` it is checked and replaces the old."""
+        """One piece of the program; with ``last`` and ``signature`` it is checked and replaces the old.
+
+        With ``confirm`` instead, the digest of the program in place: its trial is over.
+        """
         target, signers = self._settings.program_path, self._settings.upgrade_signers
         if target is None or signers is None:
             raise Refusal(
                 NOT_ALLOWED, "This node was enrolled without upgrades: it has no key to check them with."
             )
+        if fields.get("confirm") is not None:
+            return self._confirm(target, fields["confirm"])
         part = target + ".new"
         try:
             data = base64.b64decode(fields.get("data_b64") or "", validate=True)
@@ -48,8 +72,17 @@ class Upgrades:
             raise bad_spec("The last piece comes with a signature.")
         write_whole(part + ".sig", signature.encode(), mode=0o644)
         self._verify(part, signers)
-        self._exchange(part, target)
+        trial_s = None if fields.get("trial_s") is None else seconds(fields["trial_s"], 0.0)
+        self._exchange(part, target, trial_s)
         return {"upgraded": True}
+
+    @staticmethod
+    def _confirm(target: str, wanted: Any) -> Dict[str, Any]:
+        if digest_of(target) != wanted:
+            raise Refusal(NOT_ALLOWED, "Another program than the one that is confirmed is in place.")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_trial(target))
+        return {"confirmed": True}
 
     @staticmethod
     def _verify(part: str, signers: str) -> None:
@@ -78,7 +111,7 @@ class Upgrades:
             raise Refusal(NOT_ALLOWED, "The program is not signed with the key of this node's enrolment.")
 
     @staticmethod
-    def _exchange(part: str, target: str) -> None:
+    def _exchange(part: str, target: str, trial_s: Optional[float]) -> None:
         """Keeps the program in use as ``.previous`` and puts the new one, then its signature, in place."""
         for ending in ("", ".sig"):
             if os.path.exists(target + ending):
@@ -86,7 +119,17 @@ class Upgrades:
                 if os.path.exists(previous):
                     os.unlink(previous)
                 os.link(target + ending, previous)
+        if trial_s is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_trial(target))
+        else:
+            write_whole(_trial(target), f"{int(time.time() + trial_s)}\n".encode(), mode=0o644)
         # At each instant one of the two, the present program or the previous one, has its own signature.
         for ending in (".sig", ""):
             os.replace(part + ending, target + ending)
         sync_folder(os.path.dirname(target))
+
+
+def _trial(target: str) -> str:
+    """Holds the Unix time at which the trial of the program in place ends; the loader reads it."""
+    return target + ".trial"

@@ -15,14 +15,16 @@ from portal.api.bodies import Closed, Nothing, Text
 from portal.api.route import Route, operation
 from portal.api.shapes import cluster as shapes
 from portal.errors import NotThere
-from portal.models import Gpu, Node
+from portal.models import Gpu, Node, Rollout
 from portal.selectors.machines import gpus_for, holders_of, nodes_by_id, nodes_for, one_of
 from portal.services.gpus import do_give_back_gpu
-from portal.services.nodes import do_fence_node, do_set_node_state, do_start_check
+from portal.services.node_acts import do_order, do_start_check, do_upgrade_all
+from portal.services.nodes import do_fence_node, do_set_node_state
 from portal.services.tokens import Scope
 from portal.services.topologies import do_set_labels
 from portal.services.trust import do_trust_node
 from portal.words.labels import LONGEST_LABEL
+from portal.words.node_acts import NodeAct
 from portal.words.states import NodeState
 
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
@@ -215,13 +217,109 @@ class NodeTestRoute(NodeActRoute):
         return self.once(lambda: shapes.node_check(do_start_check(self.person, self.node)))
 
 
+def _order(name: str, summary: str, detail: str) -> Callable[[_Method], _Method]:
+    return operation(
+        name,
+        summary,
+        tag="cluster",
+        scope=Scope.ADMIN,
+        body=Nothing,
+        answer=shapes.NodeCheck,
+        status=201,
+        idempotent=True,
+        refusals=(404,),
+        detail=f"{detail} Its steps appear under checks/{{id}}/ as they finish; one that is under way is given "
+        "instead of a second. Refused with `node_unreachable` while the node does not answer.",
+    )
+
+
+class NodeOrderRoute(NodeActRoute):
+    """What the routes share that ask something of the node itself."""
+
+    def ordered(self, act: NodeAct) -> HttpResponse:
+        """The act, which its node carries out."""
+        return self.once(lambda: shapes.node_check(do_order(self.person, self.node, act)))
+
+
+@policy(Policy.ADMIN)
+class NodeUpgradeRoute(NodeOrderRoute):
+    """Another agent."""
+
+    @_order("nodes_upgrade", "Upgrade the agent of a node", "What runs there goes on.")
+    def post(self, request: Request, node: str) -> HttpResponse:
+        """The upgrade that has begun."""
+        return self.ordered(NodeAct.UPGRADE)
+
+
+@policy(Policy.ADMIN)
+class NodePreflightRoute(NodeOrderRoute):
+    """A look at the machine."""
+
+    @_order("nodes_preflight", "Check what a node has and lacks", "A sentence for each thing it looked at.")
+    def post(self, request: Request, node: str) -> HttpResponse:
+        """The check that has begun."""
+        return self.ordered(NodeAct.PREFLIGHT)
+
+
+@policy(Policy.ADMIN)
+class NodeTidyRoute(NodeOrderRoute):
+    """Tidying up."""
+
+    @_order("nodes_gc", "Tidy up a node", "Removes what nothing needs any more, and says what.")
+    def post(self, request: Request, node: str) -> HttpResponse:
+        """The tidying that has begun."""
+        return self.ordered(NodeAct.GC)
+
+
+@policy(Policy.ADMIN)
+class RolloutsRoute(Route):
+    """Upgrading every node."""
+
+    @operation(
+        "rollouts_start",
+        "Upgrade the agents of all nodes",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        body=Nothing,
+        answer=shapes.Rollout,
+        status=201,
+        idempotent=True,
+        detail="One node first, then some side by side, up to the first that fails. Nodes that do not answer, or "
+        "have this agent, are left out. Refused with `rollout_runs` while one is under way, and with "
+        "`nothing_to_upgrade`.",
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """The upgrade that has begun."""
+        return self.once(lambda: shapes.rollout(do_upgrade_all(self.person)))
+
+
+@policy(Policy.ADMIN)
+class RolloutRoute(Route):
+    """One such upgrade."""
+
+    @operation(
+        "rollouts_get",
+        "Get an upgrade of all nodes",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        answer=shapes.Rollout,
+        refusals=(404,),
+    )
+    def get(self, request: Request, rollout: str) -> HttpResponse:
+        """With every node and where it stands."""
+        row = Rollout.objects.filter(public_id=rollout).first()
+        if row is None:
+            raise NotThere("There is no such upgrade.")
+        return self.answer(shapes.rollout(row))
+
+
 @policy(Policy.ADMIN)
 class NodeCheckRoute(NodeActRoute):
-    """One connection test."""
+    """One act on a node, such as a connection test."""
 
     @operation(
         "nodes_check",
-        "Get a connection test",
+        "Get a test, a check or an upgrade of a node",
         tag="cluster",
         scope=Scope.ADMIN,
         answer=shapes.NodeCheck,

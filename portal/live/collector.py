@@ -21,10 +21,12 @@ from portal.live.directory import Directory, FollowedLog, read_directory
 from portal.live.foreign import ForeignWatch
 from portal.live.frames import SILENT_AFTER_S, Heard, cluster_frame, job_frame, node_frame
 from portal.live.log_frames import LogTeller
+from portal.live.overuse import OVER_S, Overuse, OveruseWatch
 from portal.live.rollup import NodeRollup, columns
 from portal.live.streams import open_watch
 from portal.live.watched import watched_topics
 from portal.live.watching import NodeWatch, OpenWatch
+from portal.services.gpu_shares import end_overuse
 from portal.services.gpus import record_foreign
 from portal.services.logs import note_log_progress
 from portal.services.minutes import delete_old_minutes, write_minutes
@@ -53,6 +55,8 @@ class Collector:
         self._rollups: dict[str, NodeRollup] = {}
         self._foreign: dict[str, ForeignWatch] = {}
         self._users: dict[tuple[str, str], str] = {}
+        self._overuse: dict[str, OveruseWatch] = {}
+        self._over: dict[str, Overuse] = {}
         self._joules: dict[tuple[str, int], float] = {}
         self._rows: list[Row] = []
         self._grown: dict[int, int] = {}
@@ -74,6 +78,10 @@ class Collector:
             self._fresh.add(node)
             users = self._foreign.setdefault(node, ForeignWatch()).add(heard.heard_s, heard.sample)
             self._users |= {(node, gpu): who for gpu, who in users.items()}
+            directory = self._directory
+            watch = self._overuse.setdefault(node, OveruseWatch())
+            for over in watch.add(heard.heard_s, heard.sample, directory.holders, directory.room_mib):
+                self._over[over.job] = over
             minute = self._rollups.setdefault(node, NodeRollup()).add(
                 heard.heard_s, heard.sample, self._directory.holders
             )
@@ -194,10 +202,11 @@ class Collector:
             grown, self._grown = self._grown, {}
             users, self._users = self._users, {}
             joules, self._joules = self._joules, {}
-        if not rows and not grown and not users:
+            over, self._over = self._over, {}  # who is over is told again with the next sample
+        if not rows and not grown and not users and not over:
             return
         try:
-            await self._in_record(_write, rows, joules, grown, users)
+            await self._in_record(_write, rows, joules, grown, users, over)
         except DatabaseError:
             with self._lock:
                 self._rows = (rows + self._rows)[-MINUTES_WAITING:]
@@ -243,6 +252,7 @@ def _write(
     joules: dict[tuple[str, int], float],
     grown: dict[int, int],
     users: dict[tuple[str, str], str],
+    over: dict[str, Overuse],
 ) -> None:
     if rows:
         write_minutes(rows, joules)
@@ -250,3 +260,6 @@ def _write(
         note_log_progress(task_id, offset, complete=False)
     if users:
         record_foreign(users)
+    for each in over.values():
+        figures = {"used_mib": each.used_mib, "share_mib": each.share_mib}
+        end_overuse(each.job, each.attempt, each.uuid, seconds=OVER_S, **figures)

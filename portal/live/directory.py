@@ -53,6 +53,7 @@ class Directory:
     gpu_orders: dict[str, tuple[str, ...]] = field(default_factory=dict)
     seats: dict[str, list[Seat]] = field(default_factory=dict)  # by job
     holders: dict[str, list[Holder]] = field(default_factory=dict)  # by GPU
+    room_mib: dict[str, int] = field(default_factory=dict)  # by GPU: its memory less what its driver keeps
     logs: dict[str, list[FollowedLog]] = field(default_factory=dict)  # by node
 
 
@@ -74,10 +75,12 @@ def read_directory() -> Directory:
             cluster=cluster,
         )
     orders: dict[str, list[str]] = defaultdict(list)
-    for uuid, owner in (
-        Gpu.objects.filter(present=True).order_by("node_id", "index").values_list("uuid", "node__public_id")
+    gpus = Gpu.objects.filter(present=True).order_by("node_id", "index")
+    for uuid, owner, mib, kept_mib in gpus.values_list(
+        "uuid", "node__public_id", "memory_mib", "reserved_mib"
     ):
         orders[owner].append(uuid)
+        found.room_mib[uuid] = mib - (kept_mib or 0)
     found.gpu_orders = {owner: tuple(uuids) for owner, uuids in orders.items()}
     held: dict[int, list[tuple[str, int]]] = defaultdict(list)
     allocations = Allocation.objects.filter(ended_at__isnull=True)

@@ -24,7 +24,9 @@ from portal.models.progress import Progress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.registries import RegistryLogin
 from portal.models.restored import UnknownContainer
+from portal.models.rollouts import Rollout
 from portal.models.secrets import Secret
+from portal.models.sent_signals import SentSignal
 from portal.models.terminals import Terminal
 from portal.models.trouble import NodeTrouble
 from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
@@ -69,7 +71,9 @@ __all__ = [
     "Rendezvous",
     "Reservation",
     "ReservedNode",
+    "Rollout",
     "Secret",
+    "SentSignal",
     "SignInLink",
     "Standing",
     "Task",

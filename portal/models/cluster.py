@@ -11,6 +11,7 @@ from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
 from django.db import models
 
 from portal.models.public_id import PublicIdField, slug_validator
+from portal.words.node_acts import ACT_TITLES, NodeAct, Turn
 from portal.words.states import GpuHealth, LinkKind, NodeState, RuntimeKind
 from portal.words.trust import Phase, takes_another
 
@@ -137,11 +138,14 @@ class Topology(models.Model):
 
 
 class NodeCheck(models.Model):
-    """One live connection test or enrolment of a node: its steps appear one by one while it runs."""
+    """One act on a node while somebody may watch, such as a test or an upgrade: its steps appear one by one.
+
+    Those over the control channel (``portal.words.node_acts``) are found by this row, whatever became of its hint.
+    """
 
     public_id = PublicIdField()
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="checks")
-    kind = models.CharField(max_length=8, default="test")  # test, enrol
+    kind = models.CharField(max_length=12, default=NodeAct.TEST.value)
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -151,11 +155,41 @@ class NodeCheck(models.Model):
     steps = models.JSONField(
         default=list, help_text="[{name, ok, sentence, seconds}] in the order they finished."
     )
+    rollout = models.ForeignKey(
+        "Rollout", null=True, blank=True, on_delete=models.CASCADE, related_name="checks"
+    )
+    begun_at = models.DateTimeField(
+        null=True, blank=True, help_text="Of one over the control channel; null: it waits for its turn."
+    )
+    program = models.CharField(
+        max_length=64, blank=True, default="", db_default="", help_text="Digest of what an upgrade has sent."
+    )
 
     class Meta:
         constraints = [
-            models.CheckConstraint(condition=models.Q(kind__in=["test", "enrol"]), name="node_check_kind"),
+            models.CheckConstraint(
+                condition=models.Q(kind__in=[act.value for act in NodeAct]), name="node_check_kind"
+            ),
         ]
+        indexes = [
+            models.Index(
+                fields=["node"],
+                condition=models.Q(finished_at__isnull=True, begun_at__isnull=False),
+                name="node_check_due",
+            ),
+        ]
+
+    @property
+    def title(self) -> str:
+        """What it is, for its page."""
+        return ACT_TITLES[NodeAct(self.kind)]
+
+    @property
+    def turn(self) -> Turn:
+        """Where it stands, of one over the control channel."""
+        if self.finished_at is not None:
+            return Turn.WORKED if self.ok else Turn.FAILED
+        return Turn.WAITS if self.begun_at is None else Turn.BEGUN
 
 
 class Gpu(models.Model):

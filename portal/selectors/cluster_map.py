@@ -8,6 +8,7 @@ from itertools import groupby
 
 from portal.access import Person, visible_jobs, visible_nodes
 from portal.models import Allocation, Gpu, Node, Task
+from portal.selectors.agent_program import newer_for
 from portal.selectors.cluster import GpuFacts, Square, gpu_facts, square_of
 from portal.words.states import AttemptState, GpuHealth, NodeState
 from portal.words.trust import CLOCK_OFF_S, Phase
@@ -39,6 +40,11 @@ class NodeBox:
     def below_floor(self) -> int:
         """How many of its programs are older than they should be, as it told last."""
         return len(self.node.hello.get("below_floor", ()))
+
+    @property
+    def newer_agent(self) -> bool:
+        """The portal has another agent than the one that runs there."""
+        return newer_for(self.node)
 
     @property
     def symbol(self) -> str:

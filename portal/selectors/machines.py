@@ -12,7 +12,8 @@ from django.db.models.functions import Coalesce
 
 from portal.access import Person, visible_environments, visible_jobs, visible_nodes
 from portal.errors import NotThere
-from portal.models import Allocation, Environment, Gpu, Node, NodePool, Template
+from portal.models import Allocation, Environment, Gpu, Node, NodeCheck, NodePool, Template
+from portal.words.node_acts import NodeAct
 from portal.words.states import GpuHealth, NodeState
 
 _Row = TypeVar("_Row", NodePool, Node, Environment, Template)
@@ -89,6 +90,12 @@ def templates_for(person: Person) -> QuerySet[Template]:
     """The offered templates with their environments."""
     usable = Q(environment__isnull=True) | Q(environment__in=visible_environments(person))
     return Template.objects.filter(usable, enabled=True).select_related("environment").order_by("name", "id")
+
+
+def last_look(node: Node) -> NodeCheck | None:
+    """The newest check of a node that has finished; None: it was never checked."""
+    looks = node.checks.filter(kind=NodeAct.PREFLIGHT.value, finished_at__isnull=False)
+    return looks.order_by("-id").first()
 
 
 def one_of(rows: QuerySet[_Row], key: str) -> _Row:

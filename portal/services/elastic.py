@@ -89,7 +89,12 @@ def grow_attempts(growths: Sequence[Growth]) -> None:
     when one is not healthy.
     """
     now = timezone.now()
-    take_gpus(share for each in growths for seat in each.seats for share in seat.gpus)
+    take_gpus(
+        (gpu, milli, each.attempt.job.project_id)
+        for each in growths
+        for seat in each.seats
+        for gpu, milli in seat.gpus
+    )
     placed = [
         (
             Task(

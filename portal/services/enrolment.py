@@ -16,16 +16,18 @@ from django.conf import settings
 from django.db import transaction
 from redis.exceptions import RedisError
 
-from agents.enrol import EnrolmentChoices, EnrolmentError, PublicKeys, SignedAgent, enrolment_script
+from agents.enrol import EnrolmentChoices, EnrolmentError, PublicKeys, enrolment_script
 from agents.keys import PURPOSES, key_path, make_keys, public_line, sign_agent
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Verb, require
 from portal.errors import Invalid, Unavailable
 from portal.models import ClusterSettings, Node, NodeCheck, User
+from portal.selectors.agent_program import our_agent
 from portal.services.nodes import check_host
 from portal.services.sealing import CannotOpen, Place, seal, unseal
 from portal.valkey import valkey
 from portal.wake import leave_hint
+from portal.words.node_acts import NodeAct
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +58,7 @@ def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", acco
     Containers there may not connect to this machine by the address that it has towards ``host``.
     """
     public = {name: public_line(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
-    folder = settings.DATA_DIR / "agent"
-    try:
-        agent = SignedAgent((folder / "agent.pyz").read_bytes(), (folder / "agent.pyz.sig").read_text())
-    except FileNotFoundError as missing:
-        raise Unavailable(
-            "The signed agent is not there yet; start Fairway with `manage.py up`."
-        ) from missing
+    agent = our_agent().signed
     try:
         return enrolment_script(
             ClusterSettings.objects.get(id=1).cluster_id,
@@ -108,7 +104,7 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeCheck:
     if not login.account or not login.password:
         raise Invalid(fields={"password": "Give an account that may use sudo, and its password."})
     with transaction.atomic():
-        check = NodeCheck.objects.create(node=node, kind="enrol", actor=actor)
+        check = NodeCheck.objects.create(node=node, kind=NodeAct.ENROL.value, actor=actor)
         sealed = seal(f"{login.account}\0{login.password}", _place(check.public_id))
         try:
             valkey(STORE_WITHIN_S).set(_name(check.public_id), sealed, ex=PASSWORD_LIFE_S)

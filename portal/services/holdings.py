@@ -7,7 +7,7 @@ allocation ends.
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from django.db.models import F
@@ -15,11 +15,19 @@ from django.utils import timezone
 
 from portal.errors import Conflict
 from portal.models import Allocation, Gpu, NodePool, Task, UsageLedger
+from portal.selectors.policy import knobs_of
+
+WHOLE = 1000
+"""All of a GPU, in thousandths."""
 
 
-def take_gpus(shares: Iterable[tuple[int, int]]) -> None:
-    """Moves ``used_milli`` by (GPU row, milli) pairs, locked in order; Conflict when one takes no work."""
-    wanted = _sums(shares)
+def take_gpus(shares: Iterable[tuple[int, int, int]]) -> None:
+    """Moves ``used_milli`` by (GPU row, milli, project row), locked in order.
+
+    Raises Conflict when a GPU takes no work, or would be shared by projects that may not.
+    """
+    asked = list(shares)
+    wanted = _sums((gpu, milli) for gpu, milli, _ in asked)
     held = Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").in_bulk()
     for gpu in wanted:
         row = held.get(gpu)
@@ -27,7 +35,27 @@ def take_gpus(shares: Iterable[tuple[int, int]]) -> None:
             raise Conflict(f"GPU {row.uuid if row else gpu} is not healthy.", code="gpu_not_healthy")
         if row.foreign_user:
             raise Conflict(f"On GPU {row.uuid} works {row.foreign_user}.", code="gpu_foreign")
+    _check_company(asked)
     _add(wanted)
+
+
+def _check_company(asked: Iterable[tuple[int, int, int]]) -> None:
+    """Refuses shares beside those of other projects, where the policy keeps these apart. The GPUs are locked."""
+    projects: dict[int, set[int]] = defaultdict(set)
+    for gpu, milli, project in asked:
+        if milli < WHOLE:
+            projects[gpu].add(project)
+    if not projects:
+        return
+    standing = Allocation.objects.filter(gpu__in=projects, ended_at__isnull=True, milli__lt=WHOLE)
+    for gpu, project in standing.values_list("gpu_id", "task__attempt__job__project_id"):
+        projects[gpu].add(project)
+    mixed = Gpu.objects.filter(pk__in=[gpu for gpu, found in projects.items() if len(found) > 1])
+    rows = list(mixed.select_related("node__pool"))
+    knobs = knobs_of({row.node.pool for row in rows}) if rows else {}
+    for row in rows:
+        if knobs[row.node.pool_id]["share_gpus"] != "anybody":
+            raise Conflict(f"GPU {row.uuid} is shared by another project.", code="gpu_company")
 
 
 def take_running_gpus(shares: Iterable[tuple[int, int]]) -> None:

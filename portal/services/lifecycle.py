@@ -118,7 +118,12 @@ def begin_attempts(
             raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_moved_on")
         if not job.least_tasks <= len(each.seats) <= job.tasks:
             raise ValueError(f"{len(each.seats)} seats for {job.tasks} tasks")
-    take_gpus(share for each in beginnings for seat in each.seats for share in seat.gpus)
+    take_gpus(
+        (gpu, milli, each.job.project_id)
+        for each in beginnings
+        for seat in each.seats
+        for gpu, milli in seat.gpus
+    )
     attempts = Attempt.objects.bulk_create(
         Attempt(
             job=each.job,

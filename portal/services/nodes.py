@@ -14,16 +14,15 @@ from django.utils import timezone
 from portal.access import Verb, require, require_admin
 from portal.errors import Conflict, Invalid
 from portal.events import announce
-from portal.models import Node, NodeCheck, NodePool, Task, UnknownContainer, User
+from portal.models import Node, NodePool, Task, UnknownContainer, User
 from portal.models.public_id import fault_of_name
 from portal.services import elastic, gpus, lifecycle
 from portal.services.audit import record_act
-from portal.wake import hint_node, leave_hint, wake
+from portal.services.node_acts import order
+from portal.wake import hint_node, wake
+from portal.words.node_acts import NodeAct
 from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, FENCED, LinkKind, NodeState, RuntimeKind
-
-FULL_DISK = "The disk of the node is full"
-"""How the reason of a node begins that is out of service for want of room, and comes back by itself."""
+from portal.words.states import ATTEMPT_LIVE, FENCED, FULL_DISK, LinkKind, NodeState, RuntimeKind
 
 # -- admins ----------------------------------------------------------------------------------------
 
@@ -130,6 +129,8 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
             raise Conflict("It has not answered yet; test the connection first.", code="node_never_seen")
         row.state, row.state_reason = state.value, reason[:500]
         row.save(update_fields=["state", "state_reason"])
+        if state is NodeState.READY and row.reachable:
+            order(row, NodeAct.PREFLIGHT)  # what is amiss is told on its page; it keeps nobody from the node
         if state is NodeState.DRAINED:
             sentence = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
             tasks = held.values_list("pk", flat=True)
@@ -166,15 +167,6 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
     return ended
 
 
-def do_start_check(actor: User, node: Node, kind: str = "test") -> NodeCheck:
-    """Asks the process that holds the node key to test the connection; steps appear on the row."""
-    require(actor, Verb.CHANGE, node)
-    with transaction.atomic():
-        check = NodeCheck.objects.create(node=node, kind=kind, actor=actor)
-        leave_hint("scheduler.check_node", [check.public_id], "nodes")
-    return check
-
-
 # -- what nodes tell -------------------------------------------------------------------------------
 
 
@@ -201,6 +193,7 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
         if node.state == NodeState.ENROLLING.value:
             node.state = NodeState.READY.value
             record_act(None, "node.ready", node, after={"gpus": len(hello["gpus"])})
+            order(node, NodeAct.PREFLIGHT)
         node.save()
         if silent:
             gpus.record_silent(node, silent)
@@ -283,29 +276,6 @@ def record_unreachable(node_id: int, sentence: str) -> None:
         node.save(update_fields=["reachable", "unreachable_since", "problem"])
         if changed:
             announce("cluster", {"kind": "node", "node": node.public_id, "problem": node.problem})
-
-
-def record_check_step(check_id: str, *, name: str, ok: bool, sentence: str, seconds: float) -> None:
-    """One more step of a connection test, for the page that waits."""
-    with transaction.atomic():
-        check = NodeCheck.objects.select_for_update(no_key=True).get(public_id=check_id)
-        check.steps = [
-            *check.steps,
-            {"name": name, "ok": ok, "sentence": sentence[:1000], "seconds": round(seconds, 3)},
-        ]
-        check.save(update_fields=["steps"])
-
-
-def record_check_finished(check_id: str, ok: bool) -> None:
-    """The test has ended; a good one hints the node's actor to connect now."""
-    with transaction.atomic():
-        check = (
-            NodeCheck.objects.select_for_update(no_key=True).select_related("node").get(public_id=check_id)
-        )
-        check.ok, check.finished_at = ok, timezone.now()
-        check.save(update_fields=["ok", "finished_at"])
-        if ok:
-            hint_node(check.node.public_id, "connect")
 
 
 # -- inside ----------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ from django.views.decorators.http import require_safe
 from portal.access import Policy, policy, signed_in, visible_nodes
 from portal.errors import NotThere
 from portal.last_samples import last_frames
-from portal.models import ClusterSettings, Node
+from portal.models import ClusterSettings, Node, Rollout
+from portal.selectors.agent_program import newer_for
 from portal.selectors.cluster_map import clock_sentence, cluster_map, tasks_on
 from portal.selectors.interfaces import interface_of
 from portal.selectors.links import pairs_of
+from portal.selectors.machines import last_look
 from portal.selectors.reservations import windows_of
 from portal.words.states import GpuHealth
 
@@ -43,7 +45,12 @@ def cluster(request: HttpRequest) -> HttpResponse:
     context = {"map": drawn, "search": search, "may_add": user.is_admin}
     if user.is_admin:
         cluster_row = ClusterSettings.objects.filter(id=1).first()
-        context |= {"cluster": cluster_row, "trial_servers": settings.TRIAL_SERVERS}
+        context |= {
+            "cluster": cluster_row,
+            "trial_servers": settings.TRIAL_SERVERS,
+            "behind": sum(box.newer_agent and box.node.reachable for box in drawn.boxes),
+            "rollout": Rollout.objects.order_by("-id").first(),
+        }
     return render(request, template, context)
 
 
@@ -73,6 +80,8 @@ def node_page(
         "facts": _facts(row),
         "below_floor": row.hello.get("below_floor", []),
         "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
+        "looked": last_look(row) if user.is_admin else None,
+        "newer_agent": newer_for(row),
         "may_change": user.is_admin,
         "clock_off": clock_sentence(row),
         "windows": windows_of(row),
@@ -114,6 +123,13 @@ def _versions(told: dict[str, str | None]) -> list[tuple[str, str]]:
     return [(title, str(told[name])) for name, title in SHOWN_VERSIONS.items() if told.get(name)]
 
 
+def _agent(row: Node) -> str:
+    if not row.agent_version:
+        return "not seen yet"
+    program = str(row.hello.get("program") or "")[:12]
+    return f"{row.agent_version} {program}".strip() + (", newer available" if newer_for(row) else "")
+
+
 def _facts(row: Node) -> list[tuple[str, str]]:
     """What the agent told in its last hello, for people."""
     hello = row.hello
@@ -132,7 +148,7 @@ def _facts(row: Node) -> list[tuple[str, str]]:
         ),
         ("Runtime", runtimes or row.runtime),
         ("Driver", str(hello.get("driver") or "none")),
-        ("Agent", row.agent_version or "not seen yet"),
+        ("Agent", _agent(row)),
     ]
     facts.extend(_versions(hello.get("versions") or {}))
     if hello.get("disk_free_mib") is not None:

@@ -86,6 +86,14 @@ def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None)
             f"Ask for more memory, such as {memory(more)}", f"Per task {used}.", "Change and launch", "launch"
         )
         return "It ran out of memory", [raised, logs]
+    if reason is EndReason.GPU_SHARE_EXCEEDED:
+        larger = Fix(
+            "Ask for a larger share, or the whole GPU",
+            "Or let the program keep to its share: frameworks have a setting for it.",
+            "Change and launch",
+            "launch",
+        )
+        return "It used more than its share of a GPU", [larger, logs]
     if reason is EndReason.TIME_LIMIT:
         longer = Fix(
             "Ask for a longer time limit",

@@ -36,6 +36,7 @@ from portal.web.job_time import time_limit_of
 from portal.web.receipt import sums_of
 from portal.web.when import when_of
 from portal.web.words import duration
+from portal.words.sent_signals import SIGNALS
 from portal.words.states import ATTEMPT_LIVE, AttemptState, JobState
 
 NEWEST_EVENTS = 60
@@ -154,6 +155,7 @@ def heading(user: User, found: Job) -> dict[str, Any]:
         "attempts": attempts,
         "last": attempts[0] if attempts else None,
         "may_control": row.may_control,
+        "signals": SIGNALS.items(),
         "may_enter": row.is_workspace and enters,
         "may_type": enters and found.state == JobState.RUNNING,
         "may_read_logs": may_read_logs,

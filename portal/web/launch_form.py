@@ -134,6 +134,7 @@ class LaunchForm(DataFields):
         initial=1000,
         widget=_select(),
         required=False,
+        help_text="A share is cooperative: other jobs of the project may use the same GPU.",
     )
     mig_profile = forms.ChoiceField(
         label="MIG slices", required=False, widget=_select(),

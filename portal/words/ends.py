@@ -18,7 +18,7 @@ RETRIED = frozenset(
 )
 """Ends of the cluster's making: the job waits again until its tries are used up."""
 
-OWN_FAILURES = frozenset({EndReason.EXIT_CODE, EndReason.OUT_OF_MEMORY})
+OWN_FAILURES = frozenset({EndReason.EXIT_CODE, EndReason.OUT_OF_MEMORY, EndReason.GPU_SHARE_EXCEEDED})
 """Ends of the command's own making: such a job waits again only if it asked for that."""
 
 END_STATES: dict[EndReason, AttemptState] = {
@@ -42,6 +42,7 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.NEVER_READY: AttemptState.FAILED,
     EndReason.STALE_GANG: AttemptState.FAILED,
     EndReason.DEPENDENCY_FAILED: AttemptState.CANCELLED,
+    EndReason.GPU_SHARE_EXCEEDED: AttemptState.FAILED,
 }
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0

@@ -246,6 +246,24 @@ KNOBS: dict[str, Knob] = {
             "For so long a reason in words keeps an idle workspace, unless it is cut short; 0 takes no reasons.",
             decides=False,
         ),
+        Knob(
+            "tidy_every_s",
+            "s",
+            0.0,
+            30 * DAY_S,
+            DAY_S,
+            "So often a node is tidied up by itself, and at once when its disk is full; 0 leaves it to people.",
+            decides=False,
+        ),
+        Knob(
+            "tidy_keep_s",
+            "s",
+            3_600.0,
+            90 * DAY_S,
+            7 * DAY_S,
+            "What is left of ended attempts on a node is kept so long when nobody took leave of it.",
+            decides=False,
+        ),
     )
 }
 
@@ -264,6 +282,12 @@ CHOICES: dict[str, Choice] = {
             ("least_lost_work", "youngest"),
             "least_lost_work",
             "Which of the jobs that may be asked to leave goes first.",
+        ),
+        Choice(
+            "share_gpus",
+            ("in_project", "anybody"),
+            "in_project",
+            "Who may hold shares of the same GPU: jobs of one project alone, or anybody; sharing is cooperative.",
         ),
         Choice(
             "use_predictions",

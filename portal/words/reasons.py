@@ -59,6 +59,7 @@ class EndReason(StrEnum):
     STALE_GANG = "stale_gang"
     CONSOLIDATED = "consolidated"
     DEPENDENCY_FAILED = "dependency_failed"
+    GPU_SHARE_EXCEEDED = "gpu_share_exceeded"
 
 
 END_SENTENCES: dict[EndReason, str] = {
@@ -81,6 +82,8 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.NEVER_READY: "Its server did not answer within {seconds} s.",
     EndReason.CONSOLIDATED: "It moves to another place, so that a job that needs more room together can start.",
     EndReason.DEPENDENCY_FAILED: "It was to start after {job}, which {how}, so it can never start.",
+    EndReason.GPU_SHARE_EXCEEDED: "It used {used} of the memory of GPU {gpu} of {node} for {seconds} s, where its "
+    "share is {share}. Others share that GPU with it.",
     EndReason.STALE_GANG: "Another task of the job ended, so the whole attempt ended.",
 }
 

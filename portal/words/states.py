@@ -118,6 +118,9 @@ class NodeState(StrEnum):
     RETIRED = "retired"
 
 
+FULL_DISK = "The disk of the node is full"
+"""How the reason of a node begins that is out of service for want of room, and comes back by itself."""
+
 FENCED = "Fenced"
 """How the reason of a node begins that an administrator declared fenced."""
 

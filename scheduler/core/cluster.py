@@ -45,6 +45,11 @@ class Ask(NamedTuple):
     mig_profile: str | None = None  # only slices of this profile; None is whole GPUs only
     min_compute_capability: float | None = None
 
+    @property
+    def shares(self) -> bool:
+        """True when it asks for parts of GPUs, beside which others may stand."""
+        return self.gpus > 0 and (self.share_mib is not None or self.milli < WHOLE_MILLI)
+
 
 @dataclass(frozen=True, slots=True)
 class Near:

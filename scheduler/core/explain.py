@@ -410,6 +410,9 @@ class Explainer:
                 if possible_tasks == 0
                 else f"{possible_tasks} of its {job.least} tasks would find room now"
             )
+            if elsewhere := floor.shared_elsewhere(shape):
+                numbers["gpus_shared_elsewhere"] = elsewhere
+                text += f"; {words.shared_elsewhere(elsewhere)}"
         elif largest >= job.gpus_per_task and possible_tasks == 0:
             text = (
                 f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "

@@ -180,7 +180,7 @@ class Outlook:
         found: Counter[Shape] = Counter()
         amounts = NOTHING
         for ask, count in Counter((row.asks or (row.ask,) * row.tasks)[: row.min_tasks]).items():
-            shape, each = shape_of(ask, avoid, row.node_affinity, self._smallest_gpu_mib)
+            shape, each = shape_of(ask, row.project, avoid, row.node_affinity, self._smallest_gpu_mib)
             amounts = amounts.plus(each.times(count))
             if ask.gpus:
                 found[shape] += count

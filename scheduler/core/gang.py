@@ -320,9 +320,12 @@ def total(tasks: Iterable[Task]) -> Amounts:
 
 
 def shape_of(
-    ask: Ask, avoid: tuple[NodeId, ...], affinity: NodeId | None, smallest_gpu_mib: int
+    ask: Ask, project: ProjectId, avoid: tuple[NodeId, ...], affinity: NodeId | None, smallest_gpu_mib: int
 ) -> tuple[Shape, Amounts]:
-    """The shape of a task and what it counts for; a share by memory becomes milli of the smallest GPU."""
+    """The shape of a task of ``project`` and what it counts for.
+
+    A share by memory becomes milli of the smallest GPU.
+    """
     milli = ask.milli
     if ask.share_mib is not None:
         milli = min(WHOLE_MILLI + 1, ceil(WHOLE_MILLI * ask.share_mib / max(1, smallest_gpu_mib)))
@@ -337,6 +340,7 @@ def shape_of(
         affinity,
         mig_profile=ask.mig_profile,
         min_compute_capability=ask.min_compute_capability,
+        tenant=project if ask.shares else None,
     )
     return shape, Amounts(ask.gpus * milli if ask.gpus else 0, ask.cpu_milli, ask.memory_mib)
 
@@ -358,7 +362,7 @@ def add_waiting(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> None:
     shapes: dict[Ask, tuple[Shape, Amounts]] = {}
     for i, ask in enumerate(asks):
         if ask not in shapes:
-            shapes[ask] = shape_of(ask, avoid, row.node_affinity, smallest_gpu_mib)
+            shapes[ask] = shape_of(ask, row.project, avoid, row.node_affinity, smallest_gpu_mib)
         shape, amounts = shapes[ask]
         group = gang.groups[row.group_of[i]] if row.group_of else gang.root
         task = Task(gang, row.ranks[i] if row.ranks else i, group, shape, amounts)
@@ -392,6 +396,7 @@ def gang_of_running(row: RunningRow, leaf: ProjectId, held: Sequence[tuple[Held,
             row.node_affinity,
             mig_profile=row.mig_profile,
             min_compute_capability=row.min_compute_capability,
+            tenant=row.project if stands.gpus and stands.gpus[0].milli < WHOLE_MILLI else None,
         )
         group = gang.groups[stands.group or ""]
         task = Task(gang, rank, group, shape, Amounts(milli, stands.cpu_milli, stands.memory_mib))

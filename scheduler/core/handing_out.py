@@ -35,8 +35,10 @@ class HandingOut:
         places: list[tuple[Task, Held]] = []
         for i, stand in enumerate(kept):
             task = tasks.get(i if stand.rank is None else stand.rank)
-            place = scene.floor.place_of(stand)
+            place = None if task is None else scene.floor.place_of(stand, task.shape.tenant)
             if task is None or place is None or not scene.floor.open_to(task.shape)[place.node]:
+                return
+            if not (scene.later if scene.split else scene.floor).is_welcome(task.shape, place):
                 return
             places.append((task, place))
         amounts = total(task for task, _ in places)

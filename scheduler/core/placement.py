@@ -14,7 +14,17 @@ from typing import TypeVar
 import numpy as np
 
 from portal.words.throughput import Speed, models_as_one
-from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuShare, NodeId, NodeRow, RunningTask, TopologyRow
+from scheduler.core.cluster import (
+    WHOLE_MILLI,
+    Ask,
+    GpuShare,
+    NodeId,
+    NodeRow,
+    ProjectId,
+    RunningRow,
+    RunningTask,
+    TopologyRow,
+)
 from scheduler.core.fragmentation import TOGETHER, Fragmentation, Kind, Task, milli_by_memory, suits, usual
 from scheduler.core.pace import UNSEEN, Pace, Spot, Spots, SpotTable
 from scheduler.core.plan import TaskPlacement
@@ -27,6 +37,9 @@ NO_BOUND = 1_000_000
 """Tasks of a shape that asks for nothing countable: as many as anyone asks."""
 
 WORST = np.int64(1) << 60
+
+STRANGERS = -1
+"""Instead of a tenant: shares of several projects stand there, so no other may join before all have gone."""
 
 
 class _Scores:
@@ -72,6 +85,9 @@ class Floor:
         self.cpu_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.memory_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.usable: Bools = np.zeros(len(self.nodes), dtype=bool)
+        self._keeps_apart = False
+        self._tenant: Ints = np.zeros_like(self.free_milli)  # whose shares stand there, where any do
+        self._tenants: dict[ProjectId, int] = {}
         self._fabric = None if strategy == "spread" else fabric_of(self.topologies, self.nodes)
         self._islands = [
             [NOWHERE if gpu.island is None else gpu.island for gpu in gpus]
@@ -160,6 +176,36 @@ class Floor:
                     mask[i, slot] = suits(Kind.of(gpu), *key)
             self._masks[key] = mask
         return self._masks[key]
+
+    def let_share(self, running: Iterable[RunningRow] | None) -> None:
+        """Shares of a GPU are for one project alone: those of ``running`` stand already. None: for anybody."""
+        self._keeps_apart = running is not None
+        before, self._tenant = self._tenant, np.zeros_like(self.free_milli)
+        for row in running or ():
+            for task in row.tasks:
+                for gpu in task.gpus:
+                    if gpu.milli < WHOLE_MILLI and gpu.uuid in self._slot_of:
+                        place, mine = self._slot_of[gpu.uuid], self._number_of(row.project)
+                        self._tenant[place] = mine if self._tenant[place] in (0, mine) else STRANGERS
+        self._changed += np.flatnonzero((before != self._tenant).any(axis=1)).tolist()
+
+    def welcome(self, shape: Shape, rows: Ints | int) -> Bools:
+        """Which GPU slots of these nodes are of the kind asked for, and shared with no other project."""
+        kind: Bools = self.eligible(shape)[rows]
+        if shape.tenant is None or not self._keeps_apart:
+            return kind
+        mine: Bools = self._tenant[rows] == self._number_of(shape.tenant)
+        alone: Bools = self.free_milli[rows] == WHOLE_MILLI
+        return np.asarray(kind & (mine | alone))
+
+    def shared_elsewhere(self, shape: Shape) -> int:
+        """GPUs with enough free for a share, on nodes open to it, beside which another project's stand."""
+        rows = np.flatnonzero(self.open_to(shape))
+        roomy = self.eligible(shape)[rows] & (self.free_milli[rows] >= self._milli(shape, rows))
+        return int((roomy & ~self.welcome(shape, rows)).sum())
+
+    def _number_of(self, tenant: ProjectId | None) -> int:
+        return 0 if tenant is None else self._tenants.setdefault(tenant, len(self._tenants) + 1)
 
     def milli_on(self, shape: Shape) -> Ints:
         """What a task takes of each of its GPUs, by node; more than a whole GPU where it cannot stand.
@@ -347,7 +393,7 @@ class Floor:
         most = NO_BOUND
         if shape.gpus:
             milli = shape.milli
-            eligible = self.eligible(shape)[node].tolist()
+            eligible = self.welcome(shape, node).tolist()
             free = self.free_milli[node].tolist()
             most = sum(amount // milli for amount, ok in zip(free, eligible, strict=True) if ok) // shape.gpus
         if shape.cpu_milli:
@@ -368,7 +414,7 @@ class Floor:
         return capacity
 
     def _gpu_capacities(self, shape: Shape, rows: Ints) -> Ints:
-        eligible = self.eligible(shape)[rows]
+        eligible = self.welcome(shape, rows)
         per_gpu = np.where(eligible, self.free_milli[rows], 0) // self._milli(shape, rows)
         if shape.whole or shape.gpus == 1:
             return np.asarray(per_gpu.sum(axis=1) // shape.gpus, dtype=np.int64)
@@ -395,7 +441,7 @@ class Floor:
             return np.asarray(-free.sum(axis=1), dtype=np.int64)
         if shape.whole or shape.gpus != 1:
             return np.asarray(room, dtype=np.int64)
-        eligible = self.eligible(shape)[rows]
+        eligible = self.welcome(shape, rows)
         milli = self._milli(shape, rows)
         shared = eligible & (free < WHOLE_MILLI) & (free >= milli)
         left = np.where(shared, free - milli, WHOLE_MILLI).min(axis=1)
@@ -414,8 +460,8 @@ class Floor:
         nodes = rows[able]
         free, slots = self._emptiest_first(nodes)
         fits = free >= self._milli(shape, nodes)
-        if self._sliced or shape.picky:
-            eligible = self.eligible(shape)[nodes]
+        if self._sliced or shape.picky or shape.tenant is not None:
+            eligible = self.welcome(shape, nodes)
             fits &= np.take_along_axis(eligible, slots, axis=1)
         task = Task(
             shape.gpus,
@@ -454,7 +500,8 @@ class Floor:
         if shape.gpus:
             free = self.free_milli[node].tolist()
             slots = self._pick(node, shape, count, milli, free, rather_not, best_free)
-        held = Held(node, slots, milli, shape.cpu_milli, shape.memory_mib)
+        tenant = self._number_of(shape.tenant)
+        held = Held(node, slots, milli, shape.cpu_milli, shape.memory_mib, tenant)
         self.change(held, -1)
         return held
 
@@ -469,7 +516,7 @@ class Floor:
         best_free: int = 0,
     ) -> tuple[int, ...]:
         """The GPUs for one of ``count`` tasks on a node that has so much ``free`` on each."""
-        eligible = self.eligible(shape)[node].tolist()
+        eligible = self.welcome(shape, node).tolist()
         fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= milli]
         roomy = [s for s in fitting if free[s] >= milli * count]
         alone = shape.whole or shape.gpus == 1
@@ -493,6 +540,8 @@ class Floor:
         """Take (-1) or give back (+1) what a task holds."""
         for slot in held.slots:
             self.free_milli[held.node, slot] += sign * held.milli
+            if held.tenant and sign < 0:
+                self._tenant[held.node, slot] = held.tenant
         self.cpu_free[held.node] += sign * held.cpu_milli
         self.memory_free[held.node] += sign * held.memory_mib
         self._changed.append(held.node)
@@ -501,6 +550,7 @@ class Floor:
         """The same floor, to change on its own; what never changes is shared."""
         other = copy(self)
         other.free_milli = self.free_milli.copy()
+        other._tenant = self._tenant.copy()
         other.cpu_free = self.cpu_free.copy()
         other.memory_free = self.memory_free.copy()
         other._scores = {}
@@ -519,6 +569,13 @@ class Floor:
         """Have free on ``nodes`` what is free on both of two other floors of the same nodes."""
         for node in set(nodes):
             self.free_milli[node] = np.minimum(one.free_milli[node], other.free_milli[node])
+            if self._keeps_apart:
+                ours, theirs = (
+                    np.where(floor.free_milli[node] < WHOLE_MILLI, floor._tenant[node], 0)
+                    for floor in (one, other)
+                )
+                same = (ours == theirs) | (ours == 0) | (theirs == 0)
+                self._tenant[node] = np.where(same, np.where(ours == 0, theirs, ours), STRANGERS)
             self.cpu_free[node] = min(one.cpu_free[node], other.cpu_free[node])
             self.memory_free[node] = min(one.memory_free[node], other.memory_free[node])
             self._changed.append(node)
@@ -534,7 +591,8 @@ class Floor:
             for gpu in task.gpus:
                 slot = self._slot_of[gpu.uuid][1]
                 if self.gpus[node][slot].healthy:
-                    held.append(Held(node, (slot,), gpu.milli, 0, 0))
+                    tenant = int(self._tenant[node, slot]) if gpu.milli < WHOLE_MILLI else 0
+                    held.append(Held(node, (slot,), gpu.milli, 0, 0, tenant))
         return held
 
     def overfull(self, held: Iterable[Held]) -> bool:
@@ -560,7 +618,7 @@ class Floor:
         np.add.at(self.free_milli, (pile.gpu_node[:gpus], pile.gpu_slot[:gpus]), pile.gpu_milli[:gpus])
         self._changed += np.unique(node).tolist()
 
-    def place_of(self, stand: RunningTask) -> Held | None:
+    def place_of(self, stand: RunningTask, tenant: ProjectId | None) -> Held | None:
         """The place where a task was to stand; None when it is no place here any more, or of several kinds."""
         node = self.index_of.get(stand.node)
         slots = [self._slot_of.get(gpu.uuid) for gpu in stand.gpus]
@@ -569,7 +627,12 @@ class Floor:
         if len({gpu.milli for gpu in stand.gpus}) > 1:
             return None
         milli = stand.gpus[0].milli if stand.gpus else WHOLE_MILLI
-        return Held(node, tuple(slot[1] for slot in slots if slot), milli, stand.cpu_milli, stand.memory_mib)
+        taken = tuple(slot[1] for slot in slots if slot)
+        return Held(node, taken, milli, stand.cpu_milli, stand.memory_mib, self._number_of(tenant))
+
+    def is_welcome(self, shape: Shape, place: Held) -> bool:
+        """True when no share of another project stands at a place of a task."""
+        return bool(self.welcome(shape, place.node)[list(place.slots)].all())
 
     def placement(self, rank: int, place: Held) -> TaskPlacement:
         """A place in the words of the plan."""

@@ -44,6 +44,7 @@ class Policy:
     placement: str = CHOICES["placement"].default
     victim_order: str = CHOICES["victim_order"].default
     use_predictions: str = CHOICES["use_predictions"].default  # whether photographs tell any
+    share_gpus: str = CHOICES["share_gpus"].default
     fill_back: bool = True  # spare each victim that turns out not to be needed
     actions: tuple[str, ...] = ACTIONS
     settles: bool = True  # as long as making room seats somebody, what is left is handed out again
@@ -113,6 +114,7 @@ class Policy:
             whole_remainder=True,
             placement="pack",
             use_predictions="no",
+            share_gpus="anybody",
             predicted_ageing=0.0,
             spare_ending_s=0.0,
         )

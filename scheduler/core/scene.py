@@ -66,6 +66,8 @@ class PoolScene:
         )
         if memory is not None:
             memory.floors[pool.id] = self._floor
+        stands = (row for row in snapshot.running if row.pool == pool.id)
+        self._floor.let_share(None if policy.share_gpus == "anybody" else stands)
         self._now = self._later = self._floor
         self._torn: set[int] = set()  # nodes on which ``floor`` is older than the other two
         self.changes = 0  # counts every change, so that others know what they know is old
@@ -311,7 +313,8 @@ class PoolScene:
         if not job.asks:
             return self.domains.most_together(job.near, floor, self.shape_at_best(job)) >= job.least
         shapes = {
-            shape_of(ask, avoid_at_best(job), job.node_affinity, self.smallest_gpu_mib)[0] for ask in job.asks
+            shape_of(ask, job.project, avoid_at_best(job), job.node_affinity, self.smallest_gpu_mib)[0]
+            for ask in job.asks
         }
         return all(floor.room(shape) >= 1 for shape in shapes)
 
@@ -329,7 +332,8 @@ class PoolScene:
 
     def _shape_and_amounts(self, job: PendingRow) -> tuple[Shape, Amounts]:
         """Of one task of a job whose tasks are alike."""
-        return shape_of(job.ask, tuple(sorted(job.avoid_nodes)), job.node_affinity, self.smallest_gpu_mib)
+        avoid = tuple(sorted(job.avoid_nodes))
+        return shape_of(job.ask, job.project, avoid, job.node_affinity, self.smallest_gpu_mib)
 
     def amounts(self, job: PendingRow) -> Amounts:
         """What of the job must start together counts for in this pool's ledger."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.cluster import WHOLE_MILLI, NodeId, PendingRow
+from scheduler.core.cluster import WHOLE_MILLI, NodeId, PendingRow, ProjectId
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -33,6 +33,7 @@ class Shape(NamedTuple):
     share_mib: int | None = None
     mig_profile: str | None = None
     min_compute_capability: float | None = None
+    tenant: ProjectId | None = None  # of a share of a GPU, whose shares alone may stand beside it
 
     @classmethod
     def of(cls, job: PendingRow) -> Shape:
@@ -49,6 +50,7 @@ class Shape(NamedTuple):
             job.share_mib if job.gpus_per_task else None,
             job.mig_profile,
             job.min_compute_capability,
+            job.project if job.gpus_per_task and job.ask.shares else None,
         )
 
     @classmethod
@@ -76,6 +78,7 @@ class Held(NamedTuple):
     milli: int
     cpu_milli: int
     memory_mib: int
+    tenant: int = 0  # whose shares, by the floor's number; 0: none, or it does not matter
 
 
 class Pile:

@@ -87,3 +87,9 @@ def some_of(names: Sequence[str], count: int) -> str:
     if not shown:
         return {0: "others", 1: "a job of another project"}.get(more, f"{more} jobs of other projects")
     return f"{shown} and {more} more" if more else shown
+
+
+def shared_elsewhere(gpus: int) -> str:
+    """Why so many GPUs with room for a share do not take it."""
+    have = "1 GPU with room is" if gpus == 1 else f"{gpus} GPUs with room are"
+    return f"{have} shared by other projects, and shares of a GPU are for one project alone"

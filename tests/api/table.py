@@ -100,6 +100,8 @@ ROWS = [
     Row("jobs_list", "get", "jobs/", EVERYBODY),
     Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=400),
     Row("jobs_get", "get", "jobs/{running}/", INSIDE),
+    # its ranks are not up yet; one that is sent is in tests/scheduler/test_node_acts.py
+    Row("jobs_signal", "post", "jobs/{running}/signal/", CONTROLLERS, {"signal": "SIGUSR1"}, 409),
     Row("jobs_cancel", "post", "jobs/{job}/cancel/", CONTROLLERS, {}),
     Row("jobs_hold", "post", "jobs/{job}/hold/", CONTROLLERS, {}),
     Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}),
@@ -175,6 +177,12 @@ ROWS = [
     Row("topologies_put", "put", "topologies/{topology}/", ADMIN, {"levels": ["rack"]}, hidden=403),
     Row("topologies_remove", "delete", "topologies/{topology}/", ADMIN, status=204, hidden=403),
     Row("nodes_test", "post", "nodes/{node}/test/", ADMIN, {}, 201, hidden=403),
+    # no signed agent is at hand here; tests/services/test_node_acts.py has one
+    Row("nodes_upgrade", "post", "nodes/{node}/upgrade/", ADMIN, {}, 503, hidden=403),
+    Row("nodes_preflight", "post", "nodes/{node}/preflight/", ADMIN, {}, 201, hidden=403),
+    Row("nodes_gc", "post", "nodes/{node}/gc/", ADMIN, {}, 201, hidden=403),
+    Row("rollouts_start", "post", "rollouts/", ADMIN, {}, 503, hidden=403),
+    Row("rollouts_get", "get", "rollouts/{rollout}/", ADMIN, hidden=403),
     Row("nodes_check", "get", "nodes/{node}/checks/{check}/", ADMIN, hidden=403),
     Row("gpus_give_back", "post", "gpus/{gpu}/give-back/", ADMIN, {}, hidden=403),
     Row("restored_get", "get", "restored/", ADMIN, hidden=403),

@@ -19,6 +19,7 @@ from portal.models import (
     NodeCheck,
     Project,
     Quota,
+    Rollout,
     Template,
     Topology,
     UnknownContainer,
@@ -128,6 +129,7 @@ def make() -> World:
         "volume": volume_of(project),
         "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
         "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
+        "rollout": Rollout.objects.create(actor=people["admin"]),
         "container": UnknownContainer.objects.create(
             node=node, name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
         ),

@@ -87,7 +87,10 @@ def test_cells_hold_one_task_where_the_floor_does(snapshot: Snapshot) -> None:
             replace(row, cpu_used_milli=0, memory_used_mib=0) for row in snapshot.nodes if row.pool == pool.id
         ]
         rows = [row for row in snapshot.pending if row.gpus_per_task == 1]
-        shapes = [shape_of(row.ask, tuple(sorted(row.avoid_nodes)), row.node_affinity, 1)[0] for row in rows]
+        shapes = [
+            shape_of(row.ask, row.project, tuple(sorted(row.avoid_nodes)), row.node_affinity, 1)[0]
+            for row in rows
+        ]
         survey = Survey(nodes, list(dict.fromkeys(shapes)), [row.nodes for row in snapshot.reservations])
         running = [survey.places(row.tasks) for row in snapshot.running if row.pool == pool.id]
         needs = [Need(shape.gpus, shape.milli, survey.sorts_of[shape]) for shape in shapes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from portal.words.reasons import VerdictCode
 from scheduler.core.carry import after_commit, after_release
 from scheduler.core.check import check_plan, check_snapshot
-from scheduler.core.cluster import ProjectId, Snapshot
+from scheduler.core.cluster import WHOLE_MILLI, ProjectId, Snapshot
 from scheduler.core.decide import _Decision, decide
 from scheduler.core.memory import Memory
 from scheduler.core.policy import Policy
@@ -174,6 +174,29 @@ def what_is_remembered_changes_no_plan(snapshot: Snapshot) -> None:
         snapshot = replace(after_release(after), now_s=snapshot.now_s + 60)
 
 
+def shares_of_a_gpu_are_of_one_project(snapshot: Snapshot) -> None:
+    """No start joins shares of another project, also not where these are leaving."""
+    milli = (300, 500, 700)
+    shared = tuple(
+        replace(row, milli_per_gpu=milli[i % 3]) if row.gpus_per_task and not (row.asks or row.kept) else row
+        for i, row in enumerate(snapshot.pending)
+    )
+    snapshot = replace(snapshot, pending=shared)
+    waiting = {row.job: row.project for row in snapshot.pending}
+    stands: dict[str, set[str]] = defaultdict(set)
+    for row in snapshot.running:
+        for task in row.tasks:
+            for gpu in task.gpus:
+                if gpu.milli < WHOLE_MILLI:
+                    stands[gpu.uuid].add(row.project)
+    for start in decide(snapshot, POLICY).starts:
+        for place in start.tasks:
+            for gpu in place.gpus:
+                if gpu.milli < WHOLE_MILLI:
+                    stands[gpu.uuid].add(waiting[start.job])
+                    assert stands[gpu.uuid] == {waiting[start.job]}
+
+
 LAWS: list[Callable[[Snapshot], None]] = [
     every_plan_obeys_the_laws,
     nothing_that_fits_is_said_not_to_fit,
@@ -186,6 +209,7 @@ LAWS: list[Callable[[Snapshot], None]] = [
     shares_meet_the_max_min_certificate,
     a_receipt_adds_up,
     every_victim_is_needed,
+    shares_of_a_gpu_are_of_one_project,
     what_is_remembered_changes_no_plan,
 ]
 

@@ -174,3 +174,26 @@ def test_a_node_of_several_kinds_counts_a_share_by_its_smallest_gpu() -> None:
     found = here.place_gang(shape(2, share_mib=20_480), 1)
     assert found is not None
     assert found[0].milli == 500
+
+
+def test_shares_of_a_gpu_are_of_one_project() -> None:
+    """Until the last of them has gone; a share that is undone leaves the GPU to whom it was shared with before."""
+    ours, theirs = shape(milli=400, tenant="ours"), shape(milli=400, tenant="theirs")
+    floor = Floor([node("n1", 1)], "pack")
+    floor.let_share(())
+    assert (floor.room(ours), floor.room(theirs)) == (2, 2)
+    mine = floor.place_gang(ours, 1)
+    assert (floor.room(ours), floor.room(theirs)) == (1, 0)
+    assert floor.place_gang(theirs, 1) is None
+    other = floor.copy()
+    other.give_back(mine)
+    guest = other.place_gang(theirs, 1)
+    assert (other.room(ours), floor.room(ours)) == (0, 1)
+    both = floor.copy()
+    both.set_to_least(floor, other, [0])
+    assert (both.room(ours), both.room(theirs)) == (0, 0), "each stands there at another time"
+    other.give_back(guest)
+    other.change(mine[0], -1)
+    assert (other.room(ours), other.room(theirs)) == (1, 0)
+    floor.let_share(None)
+    assert floor.room(theirs) == 1, "anybody"

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 import pytest
 from django.conf import settings
 
+from tests.engine_room import room, shared_room
 from tests.live.stand import LiveStand
+
+__all__ = ["room", "shared_room"]
 
 # Test processes beside this one use the same Redis; each has groups of its own.
 settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = f"fairway-{os.getpid()}"

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from portal.models import Allocation, Attempt, Gpu, Job, Quota, Standing, UsageLedger, Volume
+from portal.models import Allocation, Attempt, ClusterSettings, Gpu, Job, Quota, Standing, UsageLedger, Volume
 from portal.services import lifecycle
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason
@@ -427,3 +427,18 @@ def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> No
         "PENDING",
     )
     assert list(scene["node"].gpus.values_list("used_milli", flat=True)) == [1000, 0, 1000, 0]
+
+
+def test_shares_of_a_gpu_are_of_one_project_whatever_plans_say(scene, leader) -> None:
+    ours = submit(scene, milli_per_gpu=400)
+    other = record.project(member=scene["owner"])
+    theirs = [submit(scene, project=other, milli_per_gpu=400) for _ in range(2)]
+    refused = commit_starts(leader, [plan(scene, ours, 0, milli=400), plan(scene, theirs[0], 0, milli=400)])
+    assert [(each.job, each.code) for each in refused] == [(theirs[0].public_id, "gpu_company")]
+    theirs[0].refresh_from_db()
+    assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)).code == "gpu_company"
+    assert commit_start(leader, plan(scene, theirs[1], 1, milli=400)) is None
+    record.cluster()
+    ClusterSettings.objects.update(policy={"share_gpus": "anybody"})
+    assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)) is None
+    assert sorted(Gpu.objects.values_list("used_milli", flat=True))[-2:] == [400, 800]

@@ -221,7 +221,7 @@ def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(scene) -> None
     (row,) = take_photo(record.cluster(), album).snapshot.nodes
     assert [each.uuid for each in row.gpus if not each.healthy] == [gpu.uuid]
     with transaction.atomic(), pytest.raises(Conflict, match="process 7"):
-        take_gpus([(gpu.pk, 1000)])
+        take_gpus([(gpu.pk, 1000, 0)])
     record_foreign({(scene["node"].public_id, gpu.uuid): ""})
     (row,) = take_photo(record.cluster(), album).snapshot.nodes
     assert all(each.healthy for each in row.gpus)

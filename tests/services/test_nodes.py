@@ -6,7 +6,7 @@ import pytest
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import AuditEntry, Gpu, Job, Node
-from portal.services import lifecycle, nodes
+from portal.services import lifecycle, node_acts, nodes
 from portal.services.gpus import do_give_back_gpu, record_gpu_health
 from portal.words.reasons import EndReason
 from portal.words.states import GpuHealth, LinkKind, NodeState
@@ -253,10 +253,10 @@ def test_nonsense_addresses_are_refused(scene, bad):
 
 
 def test_check_steps_appear_in_order(scene):
-    check = nodes.do_start_check(scene["admin"], scene["node"])
-    nodes.record_check_step(check.public_id, name="tcp", ok=True, sentence="Answers.", seconds=0.01)
-    nodes.record_check_step(check.public_id, name="key", ok=False, sentence="Another key.", seconds=0.02)
-    nodes.record_check_finished(check.public_id, False)
+    check = node_acts.do_start_check(scene["admin"], scene["node"])
+    node_acts.record_check_step(check.public_id, name="tcp", ok=True, sentence="Answers.", seconds=0.01)
+    node_acts.record_check_step(check.public_id, name="key", ok=False, sentence="Another key.", seconds=0.02)
+    node_acts.record_check_finished(check.public_id, False)
     check.refresh_from_db()
     assert [step["name"] for step in check.steps] == ["tcp", "key"]
     assert check.ok is False

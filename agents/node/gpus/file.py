@@ -9,7 +9,7 @@ import time
 import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
-from agents.node.gpus import LOST, OK, QUARANTINED, GpuFacts, GpuProvider, GpuReading
+from agents.node.gpus import LOST, OK, QUARANTINED, GpuFacts, GpuProcess, GpuProvider, GpuReading
 
 
 class FileGpus(GpuProvider):
@@ -18,7 +18,8 @@ class FileGpus(GpuProvider):
     ``island``, ``compute_capability``, ``mig_profile``, ``fatal`` and ``ecc_uncorrected`` are optional; without
     ``island`` all are joined.
     ``load`` is optional; without it a GPU that is given away hums between 60 and 95 percent, and an idle one
-    stands still. A file that is missing or half written keeps the last good picture.
+    stands still. It may name ``processes`` (pid, memory_mib) of this machine, as if they used the GPU. A file that
+    is missing or half written keeps the last good picture.
     """
 
     def __init__(self, path: str) -> None:
@@ -88,5 +89,7 @@ def _reading(row: Dict[str, Any], facts: GpuFacts, busy_milli: int) -> GpuReadin
         power_watts=load.get("power_watts", round(45.0 + 2.4 * float(utilisation or 0.0), 1)),
         temperature_c=load.get("temperature_c", round(31.0 + 0.4 * float(utilisation or 0.0), 1)),
         health=facts.health,
-        processes=[],
+        processes=[
+            GpuProcess(int(each["pid"]), each.get("memory_mib")) for each in load.get("processes", ())
+        ],
     )

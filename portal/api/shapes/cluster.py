@@ -12,9 +12,12 @@ from portal.models import Environment as EnvironmentRow
 from portal.models import Gpu as GpuRow
 from portal.models import Node as NodeRow
 from portal.models import NodeCheck as NodeCheckRow
+from portal.models import Rollout as RolloutRow
 from portal.models import Template as TemplateRow
 from portal.models import Topology as TopologyRow
+from portal.selectors.agent_program import newer_for
 from portal.selectors.interfaces import interface_of
+from portal.words.node_acts import NodeAct, Turn
 from portal.words.states import GpuHealth, JobKind, NodeState, RuntimeKind
 from portal.words.trust import Phase, Trouble
 
@@ -104,6 +107,10 @@ class Node(Named):
     simulated = serializers.BooleanField()
     runtime = serializers.ChoiceField(RUNTIMES)
     agent_version = serializers.CharField(allow_blank=True)
+    agent_program = serializers.CharField(
+        allow_null=True, help_text="SHA-256 of the agent that runs there; null: it does not say."
+    )
+    agent_newer = serializers.BooleanField(help_text="The portal has another agent for it; upgrade it.")
     last_seen_at = serializers.DateTimeField(allow_null=True)
     cpu_milli = serializers.IntegerField()
     memory_mib = serializers.IntegerField()
@@ -136,14 +143,33 @@ class CheckStep(serializers.Serializer[Any]):
 
 
 class NodeCheck(serializers.Serializer[Any]):
-    """A connection test or an enrolment, with the steps that have finished."""
+    """An act on a node, such as a test or an upgrade, with the steps that have finished."""
 
     id = serializers.CharField()
-    kind = serializers.ChoiceField(["test", "enrol"])
+    kind = serializers.ChoiceField([act.value for act in NodeAct])
     ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
     steps = CheckStep(many=True)
+
+
+class RolloutNode(serializers.Serializer[Any]):
+    """One node of an upgrade of many."""
+
+    node = Named()
+    check = serializers.CharField(help_text="The act on that node, under checks/.")
+    state = serializers.ChoiceField([turn.value for turn in Turn])
+
+
+class Rollout(serializers.Serializer[Any]):
+    """An upgrade of many nodes: one first, then some side by side, up to the first that fails."""
+
+    id = serializers.CharField()
+    ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
+    started_at = serializers.DateTimeField()
+    finished_at = serializers.DateTimeField(allow_null=True)
+    sentence = serializers.CharField(allow_blank=True)
+    nodes = RolloutNode(many=True)
 
 
 class Environment(Named):
@@ -242,6 +268,8 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "simulated": row.simulated,
         "runtime": row.runtime,
         "agent_version": row.agent_version,
+        "agent_program": row.hello.get("program"),
+        "agent_newer": newer_for(row),
         "last_seen_at": when(row.last_seen_at),
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
@@ -267,6 +295,22 @@ def node_check(row: NodeCheckRow) -> dict[str, Any]:
         "started_at": when(row.started_at),
         "finished_at": when(row.finished_at),
         "steps": row.steps,
+    }
+
+
+def rollout(row: RolloutRow) -> dict[str, Any]:
+    """An upgrade of many nodes, and where each stands."""
+    checks = row.checks.select_related("node").order_by("node__name")
+    return {
+        "id": row.public_id,
+        "ok": row.ok,
+        "started_at": when(row.started_at),
+        "finished_at": when(row.finished_at),
+        "sentence": row.sentence,
+        "nodes": [
+            {"node": named(check.node), "check": check.public_id, "state": check.turn.value}
+            for check in checks
+        ],
     }
 
 

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from portal.access import Policy, policy, signed_in
 from portal.errors import Invalid, NotThere
 from portal.models import Gpu, Node, NodeCheck, NodePool
-from portal.services import enrolment, nodes
+from portal.services import enrolment, node_acts, nodes
 from portal.services.gpus import do_give_back_gpu
 from portal.services.topologies import do_set_labels
 from portal.services.trust import do_trust_node
@@ -162,7 +162,7 @@ def _start(request: HttpRequest, node: Node) -> HttpResponse:
         login = enrolment.SudoLogin(request.POST.get("sudo_account", "").strip(), password)
         check = enrolment.do_enrol_by_sudo(user, node, login)
     else:
-        check = nodes.do_start_check(user, node)
+        check = node_acts.do_start_check(user, node)
     return HttpResponseRedirect(reverse("node-check", args=[node.public_id, check.public_id]))
 
 

@@ -7,6 +7,7 @@ from django.urls import path
 from portal.web.admin import (
     audit,
     environments,
+    node_acts,
     node_network,
     nodes,
     people,
@@ -50,6 +51,9 @@ urlpatterns = [
     path("topologies/", topologies.topologies_page, name="topologies"),
     path("topologies/save/", topologies.save_topology, name="save-topology"),
     path("topologies/<slug:name>/remove/", topologies.remove_topology, name="remove-topology"),
+    path("nodes/<slug:public_id>/act/", node_acts.order_act, name="order-act"),
+    path("rollouts/start/", node_acts.upgrade_all, name="upgrade-all"),
+    path("rollouts/<slug:public_id>/", node_acts.rollout_page, name="rollout"),
     path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
     path("nodes/<slug:public_id>/checks/<slug:check_id>/", nodes.node_check, name="node-check"),
     path("volumes/", volumes.volumes_page, name="volumes"),

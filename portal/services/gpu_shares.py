@@ -1,0 +1,34 @@
+"""What becomes of attempts that use more of a GPU than their share."""
+
+from __future__ import annotations
+
+from portal.models import Allocation
+from portal.services import lifecycle
+from portal.words.amounts import memory
+from portal.words.reasons import EndReason, end_sentence
+
+
+def end_overuse(job: str, attempt: int, uuid: str, *, used_mib: int, share_mib: int, seconds: float) -> None:
+    """Asks an attempt (public id of its job, number) to leave that still holds a share of this GPU.
+
+    The figures are its reason. Repeatable.
+    """
+    held = Allocation.objects.filter(
+        task__attempt__job__public_id=job,
+        task__attempt__number=attempt,
+        gpu__uuid=uuid,
+        milli__lt=1000,
+        ended_at__isnull=True,
+    )
+    row = held.select_related("gpu__node", "task").first()
+    if row is None:
+        return  # it has let go since
+    sentence = end_sentence(
+        EndReason.GPU_SHARE_EXCEEDED,
+        gpu=row.gpu.index,
+        node=row.gpu.node.name,
+        used=memory(used_mib),
+        share=memory(share_mib),
+        seconds=round(seconds),
+    )
+    lifecycle.want_stop(row.task.attempt_id, EndReason.GPU_SHARE_EXCEEDED, sentence=sentence)
