@@ -343,5 +343,7 @@ def visible_environments(person: Person) -> QuerySet[Environment]:
 
 def _lines(user: User) -> set[int]:
     """Row numbers of the projects a person is in, and of all above these: what is lent to one is lent below it."""
+    own = set(Membership.objects.filter(user=user).values_list("project_id", flat=True))
     parents = dict(Project.objects.values_list("id", "parent_id"))
-    return {above for row in project_ids(user) for above in lineage(row, parents.get)}
+    lines = [lineage(row, parents.get) for row in parents]
+    return {above for line in lines if not own.isdisjoint(line) for above in line}
