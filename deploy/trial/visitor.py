@@ -1,0 +1,104 @@
+"""A visitor of the portal behind its front: TLS with our own certificate, cookies, forms; standard library alone."""
+
+from __future__ import annotations
+
+import html
+import http.client
+import http.cookies
+import json
+import re
+import socket
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+LIMIT_S = 30
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    text: str
+    location: str
+    headers: dict[str, str]
+
+
+class _ToFront(http.client.HTTPSConnection):
+    """TLS to a port of this machine under the name that the front serves."""
+
+    def __init__(self, name: str, port: int, certificate: Path) -> None:
+        self._tls = ssl.create_default_context(cafile=str(certificate))
+        super().__init__(name, timeout=LIMIT_S, context=self._tls)
+        self._at = port
+
+    def connect(self) -> None:
+        plain = socket.create_connection(("127.0.0.1", self._at), timeout=LIMIT_S)
+        self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
+
+
+@dataclass
+class Visitor:
+    """One person's browser, as far as forms and cookies go."""
+
+    name: str
+    port: int
+    certificate: Path
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        """One request; redirects are given, not followed."""
+        connection = _ToFront(self.name, self.port, self.certificate)
+        sent = {"Referer": f"https://{self.name}/", **headers}
+        if self.cookies:
+            sent["Cookie"] = "; ".join(f"{key}={value}" for key, value in self.cookies.items())
+        try:
+            connection.request(method, path, body=body, headers=sent)
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+            for line in answer.headers.get_all("Set-Cookie", []):
+                for key, morsel in http.cookies.SimpleCookie(line).items():
+                    self.cookies[key] = morsel.value
+            return Answer(answer.status, text, answer.getheader("Location", ""), dict(answer.getheaders()))
+        finally:
+            connection.close()
+
+    def page(self, path: str) -> str:
+        """A page that must be there."""
+        answer = self.ask("GET", path)
+        if answer.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"{path}: {answer.status} {answer.location} {answer.text[:300]}")
+        return answer.text
+
+    def send(self, path: str, form: dict[str, str], *, first: str = "") -> Answer:
+        """Sends a form as the page ``first`` (or ``path``) holds it."""
+        body = urlencode({"csrfmiddlewaretoken": self._token(first or path), **form}).encode()
+        return self.ask("POST", path, body, **{"Content-Type": "application/x-www-form-urlencoded"})
+
+    def rest(self, method: str, path: str, body: Any = None) -> Any:
+        """A call of REST with the session's cookies; raises what is no success."""
+        headers = {"Content-Type": "application/json"}
+        sent = None if body is None else json.dumps(body).encode()
+        if method != "GET":
+            headers["X-CSRFToken"] = self._token("/account/")
+        answer = self.ask(method, f"/api/v1/{path}", sent, **headers)
+        if not 200 <= answer.status < 300:
+            raise RuntimeError(f"{method} {path}: {answer.status} {answer.text[:500]}")
+        return json.loads(answer.text) if answer.text else None
+
+    def _token(self, path: str) -> str:
+        """What a page's forms prove themselves with."""
+        return field_of(self.page(path), "csrfmiddlewaretoken")
+
+
+def field_of(text: str, name: str) -> str:
+    """The value of a hidden field, or the text of a text area by its id."""
+    found = re.search(rf'name="{name}" value="([^"]*)"', text) or re.search(
+        rf'<textarea[^>]* id="{name}"[^>]*>(.*?)</textarea>', text, re.DOTALL
+    )
+    if found is None:
+        raise RuntimeError(f"The page has no field {name}.")
+    return html.unescape(found[1])
