@@ -12,6 +12,9 @@ from collections.abc import Iterator
 
 AT_ONCE = 12
 DOUBTFUL_AT_ONCE = 12
+MANY_THREADS_S = 0.05
+"""`sys.setswitchinterval` of a process with a thread for each node: each of those that wait for their turn wakes up
+so often to ask for it, and with hundreds that was most of what the process did."""
 
 
 class Openings:

@@ -1,10 +1,11 @@
 """Jobs through one node, from the first submission to the last end, beside a tuned Slurm with the same command.
 
-    python -m bench jobs [--jobs N] [--rounds N] [--podman N]
+    python -m bench jobs [--jobs N] [--rounds N]
+    python -m bench jobs --podman [--jobs N]
 
 A whole Fairway (``manage.py up``) with its node on this machine and the runtime ``process``, over REST; and Slurm with
 as many slots as that node has GPUs, by ``sbatch``. Both take the same number of jobs from as many people at once, in
-turns. ``--podman`` jobs then go through a node of the rig with podman; a Slurm of this kind starts no containers, so
+turns. With ``--podman`` they go through a node of the rig with podman; a Slurm of this kind starts no containers, so
 that figure stands alone. Needs root and Slurm's programs; without Slurm it says so.
 """
 
@@ -31,19 +32,20 @@ LIMIT_S = 300.0
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the line of the runtime process beside Slurm, and one of podman."""
+    """Prints the line of the runtime process beside Slurm, or that of podman."""
     parser = argparse.ArgumentParser(prog="bench jobs")
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--podman", type=int, default=30, help="jobs through podman; 0: none")
+    parser.add_argument("--podman", action="store_true", help="through a node with podman, without Slurm")
     wanted = parser.parse_args(arguments)
+    if wanted.podman:
+        _with_podman(wanted.jobs)
+        return 0
     reason = why_no_slurm()
     if reason is not None:
         say("jobs_through_one_node", skipped=reason)
         return 0
     _beside_slurm(wanted.jobs, wanted.rounds)
-    if wanted.podman:
-        _with_podman(wanted.podman)
     return 0
 
 

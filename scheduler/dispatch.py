@@ -10,7 +10,7 @@ import enum
 import logging
 from dataclasses import dataclass
 
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
 from agents.node.spec import VOLUMES
@@ -330,10 +330,14 @@ def remove_ended(door: Door, job: str, attempt: int) -> None:
 
 
 def tasks_held(node: Node) -> list[Task]:
-    """Tasks of live attempts that hold GPUs on a node, oldest first, with what their start needs."""
+    """Tasks of live attempts that hold GPUs on a node, oldest first. Each node asks this every ten seconds."""
+    return list(_held(node).select_related("attempt__job", "attempt__progress"))
+
+
+def tasks_to_serve(node: Node) -> list[Task]:
+    """The same with what starts and first answers of servers need."""
     return list(
-        Task.objects.filter(node=node, gone=False, attempt__state__in=ATTEMPT_LIVE)
-        .select_related(
+        _held(node).select_related(
             "node",
             "attempt__progress",
             "attempt__rendezvous",
@@ -341,5 +345,10 @@ def tasks_held(node: Node) -> list[Task]:
             "attempt__job__project",
             "attempt__job__environment",
         )
-        .order_by("attempt_id", "rank")
+    )
+
+
+def _held(node: Node) -> QuerySet[Task]:
+    return Task.objects.filter(node=node, gone=False, attempt__state__in=ATTEMPT_LIVE).order_by(
+        "attempt_id", "rank"
     )

@@ -48,6 +48,8 @@ class NodeWork:
     def look(self, door: Door) -> float:
         """Begins what is due; gives the seconds until something else is."""
         held = dispatch.tasks_held(door.node)
+        if any(lifecycle.is_to_start(task, task.attempt) or _waits_for_its_server(task) for task in held):
+            held = dispatch.tasks_to_serve(door.node)
         wanted: dict[Key, Callable[[], None]] = {}
         adopting: bool | None = None  # after a restore nothing starts, also not what the record had begun
         for task in held:

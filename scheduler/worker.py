@@ -6,6 +6,7 @@ worker-cycle runs with ``-P solo``, worker-ask with ``-P threads`` or prefork, w
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from typing import Any
 
@@ -16,6 +17,7 @@ from portal.config.celery import app
 
 django.setup()
 
+from agents.openings import MANY_THREADS_S  # noqa: E402
 from portal.database.turns import share_connections  # noqa: E402
 from scheduler import tasks  # noqa: E402 - models need Django to be ready
 from scheduler.answers import say_alive  # noqa: E402
@@ -60,6 +62,7 @@ class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if "nodes" in parent.app.amqp.queues.consume_from:
             self._started = True
             share_connections(wait_s=TURN_WITHIN_S)
+            sys.setswitchinterval(MANY_THREADS_S)
             ROSTER.start()
 
     def stop(self, parent: Any) -> None:

@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from portal.access import Policy, policy
 from portal.api.bodies import Closed
 from portal.api.route import Route, operation
-from portal.api.shapes.jobs import LogMatches, LogPage
+from portal.api.shapes.logs import LogMatches, LogPage
 from portal.api.shapes.words import when
 from portal.errors import Invalid
 from portal.log_download import log_download

@@ -37,7 +37,7 @@ ANSWER_WITHIN_S = 10.0
 SILENT_AFTER_S = 15.0
 """A stream without a sample for so long is closed and opened anew."""
 
-FIRST_PHASE_S, PHASES_SPAN_S = 0.15, 0.5
+FIRST_PHASE_S, PHASES_SPAN_S = 0.25, 0.45
 """When in each second of our clock nodes take their samples, one after the other: late enough to be fresh at the
 collector's tick, which is on the whole second, and early enough to be there and read."""
 

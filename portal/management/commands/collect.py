@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand
 
+from agents.openings import MANY_THREADS_S
 from portal.live.collector import Collector
 
 
@@ -18,6 +20,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serves until SIGINT or SIGTERM."""
+        sys.setswitchinterval(MANY_THREADS_S)
         asyncio.run(_collect())
 
 

@@ -1,0 +1,54 @@
+"""The shapes of logs: a page of lines, and what a search found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+
+class LogLost(serializers.Serializer[Any]):
+    """The connection to a log's node, while it is lost."""
+
+    node = serializers.CharField()
+    since = serializers.DateTimeField(allow_null=True)
+    sentence = serializers.CharField()
+
+
+class LogPage(serializers.Serializer[Any]):
+    """A piece of a task's log, by byte offsets."""
+
+    text = serializers.CharField(allow_blank=True, help_text="Bytes that are not UTF-8 read as U+FFFD.")
+    offset = serializers.IntegerField()
+    next_offset = serializers.IntegerField()
+    size = serializers.IntegerField(help_text="Bytes mirrored so far.")
+    complete = serializers.BooleanField(help_text="The task has ended and all of its log is here.")
+    dropped = serializers.IntegerField(help_text="Bytes after these, beyond what is kept of one log.")
+    removed = serializers.BooleanField(help_text="It was here, and is older than logs are kept.")
+    lost = LogLost(
+        allow_null=True,
+        help_text="The node does not answer, so the log may have grown there: go on asking at `next_offset`.",
+    )
+    attempt = serializers.IntegerField()
+    rank = serializers.IntegerField()
+
+
+class LogMatch(serializers.Serializer[Any]):
+    """A line that matches; ``offset`` is where it begins, as ``logs/`` counts."""
+
+    rank = serializers.IntegerField()
+    offset = serializers.IntegerField()
+    time = serializers.CharField(allow_null=True, help_text="As the node's engine wrote it down.")
+    stream = serializers.CharField(
+        allow_blank=True, help_text="stdout or stderr; blank where it is not known."
+    )
+    text = serializers.CharField(allow_blank=True)
+
+
+class LogMatches(serializers.Serializer[Any]):
+    """Lines that match, in the order of ranks and offsets."""
+
+    matches = LogMatch(many=True)
+    next = serializers.CharField(
+        allow_null=True, help_text="Where to go on; null: all that is here was searched."
+    )
