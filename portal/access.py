@@ -314,9 +314,7 @@ def visible_volumes(person: Person) -> QuerySet[Volume]:
     rows = Volume.objects.filter(owner__isnull=True)
     if user.is_admin:
         return rows
-    parents = dict(Project.objects.values_list("id", "parent_id"))
-    lines = {above for row in project_ids(user) for above in lineage(row, parents.get)}
-    return rows.filter(Q(projects__isnull=True) | Q(projects__in=lines)).distinct()
+    return rows.filter(Q(projects__isnull=True) | Q(projects__in=_lines(user))).distinct()
 
 
 def visible_secrets(person: Person) -> QuerySet[Secret]:
@@ -332,6 +330,20 @@ def usable_secrets(owner: User, project: Project) -> QuerySet[Secret]:
 
 
 def visible_environments(person: Person) -> QuerySet[Environment]:
-    """The environments a person may launch: the enabled ones; all for admins."""
+    """The environments a person may launch: those offered to some project of theirs; all for admins."""
     user = signed_in(person)
-    return Environment.objects.all() if user.is_admin else Environment.objects.filter(enabled=True)
+    if user.is_admin:
+        return Environment.objects.all()
+    limits = Environment.projects.through.objects.values(
+        "environment_id"
+    )  # no join: callers count other rows
+    theirs = Q(pk__in=limits.filter(project_id__in=_lines(user))) | ~Q(pk__in=limits)
+    return Environment.objects.filter(theirs, enabled=True)
+
+
+def _lines(user: User) -> set[int]:
+    """Row numbers of the projects a person is in, and of all above these: what is lent to one is lent below it."""
+    own = set(Membership.objects.filter(user=user).values_list("project_id", flat=True))
+    parents = dict(Project.objects.values_list("id", "parent_id"))
+    lines = [lineage(row, parents.get) for row in parents]
+    return {above for line in lines if not own.isdisjoint(line) for above in line}

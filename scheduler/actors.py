@@ -32,6 +32,7 @@ from agents.openings import Openings
 from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
 from portal.services import nodes, trust
+from portal.services.bringing import BRING
 from portal.services.gpus import record_gpu_health
 from portal.services.node_acts import ORDERS
 from portal.services.restored import COMPARE
@@ -82,10 +83,11 @@ class NodeActor:
         self._stopping = threading.Event()
         self._door: Door | None = None
         self._images_asked = False
+        self._bring_asked = False
         self._orders_asked = False
         self._reopening: Engine | None = None
         self._faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        self._images = ImageBringer(lambda: self.hint("image"))
+        self._images = ImageBringer(lambda: self.hint(BRING))
         self._hands = Hands(f"hand-{node.name}", self._faults.put, lambda: self.hint("done"))
         self._work = NodeWork(self._hands, self._images, self._compare_soon)
         self._backoff_s = FIRST_BACKOFF_S
@@ -172,7 +174,10 @@ class NodeActor:
             looked = True
         if self._images_asked:
             self._images_asked = False
-            note_images(self._door.node, self._door.engine.images())
+            note_images(self._door.node, self._door.engine.images(), self._images.on_their_way())
+        if self._bring_asked:
+            self._bring_asked = False
+            self._images.bring_wanted(self._door.node)
         if self._orders_asked:
             self._orders_asked = False
             self._hands.take("orders", partial(carry_out, self._door, partial(self._reopen, self._door)))
@@ -192,6 +197,7 @@ class NodeActor:
                     looked = True
                     self._images_asked |= item == IMAGES
                     self._orders_asked |= item == ORDERS
+                    self._bring_asked |= item == BRING
                     if item == COMPARE:
                         self._compare_soon()
                 else:
@@ -220,12 +226,12 @@ class NodeActor:
             door = welcome(Door(engine, self.lease, node), time.time())
             node.refresh_from_db()
             self.lease = door.lease
-            note_images(node, engine.hello["images"])
+            note_images(node, engine.hello["images"], self._images.on_their_way())
             engine.watch(self._keep_event)
         except BaseException:
             engine.close()
             raise
-        self._door, self._orders_asked = door, True
+        self._door, self._orders_asked, self._bring_asked = door, True, True
         self._heard_s = time.monotonic()
         self._linked_s, self._reconcile_at_s = self._heard_s, 0.0
         log.info("connected to %s", node.name)

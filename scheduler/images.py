@@ -1,11 +1,14 @@
-"""Brings an environment's image to a node that lacks it, beside the actor, with progress on the page."""
+"""Brings environments' images to a node that lacks them, beside the actor, with progress on the page.
+
+A job's image is brought at once; what admins want brought ahead of jobs begins while few images are on their way.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ from django.db import connection
 from agents.engines.contract import Engine, PullProgress, Refused, Unknown
 from portal.models import Environment, EnvironmentOnNode, Node, Task
 from portal.services import lifecycle
+from portal.services.bringing import wanted_on
 from portal.services.registries import login_for
 from portal.services.sealing import CannotOpen as SealedElsewhere
+from portal.words.states import CONTAINERS
 from scheduler.opening import CannotOpen, open_engine
 from scheduler.start_spec import image_of
 
@@ -23,6 +28,8 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 512 * 1024
 TELL_EVERY_PERCENT = 2
+AT_ONCE = 2
+"""While so many images are on their way to a node, none begins that no job waits for."""
 
 
 class ImageBringer:
@@ -31,8 +38,8 @@ class ImageBringer:
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = done
         self._bringing: set[int] = set()
+        self._awaited: set[int] = set()
         self._failures: dict[int, str] = {}
-        self._brought: set[int] = set()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
 
@@ -48,29 +55,50 @@ class ImageBringer:
     def bring(self, node: Node, task: Task) -> None:
         """Begins to bring the image that a task needs."""
         environment = task.attempt.job.environment
-        with self._lock:
-            if environment.pk in self._bringing:
+        if self._begin(node, environment, awaited=True):
+            lifecycle.task_problem(task.pk, f"Bringing the image of {environment.title} to {node.name}.")
+
+    def bring_wanted(self, node: Node) -> None:
+        """Begins what admins want on this node ahead of jobs, in their order, as far as there is room for it."""
+        for environment in wanted_on(node.pk):
+            if len(self._bringing) >= AT_ONCE:
                 return
-            self._bringing.add(environment.pk)
-        lifecycle.task_problem(task.pk, f"Bringing the image of {environment.title} to {node.name}.")
-        threading.Thread(
-            target=self._run, args=(node, environment), name=f"image-{node.name}", daemon=True
-        ).start()
+            self._begin(node, environment)
+
+    def on_their_way(self) -> set[int]:
+        """Row numbers of the environments that are being brought now."""
+        with self._lock:
+            return set(self._bringing)
 
     def end(self) -> None:
         """Asks uploads to end; what has arrived stays, and the next one goes on from there."""
         self._stopping.set()
 
+    def _begin(self, node: Node, environment: Environment, *, awaited: bool = False) -> bool:
+        """Begins to bring one; False when it is on its way. ``awaited``: a job is told when it fails."""
+        with self._lock:
+            if environment.pk in self._bringing:
+                return False
+            self._bringing.add(environment.pk)
+            if awaited:
+                self._awaited.add(environment.pk)
+        threading.Thread(
+            target=self._run, args=(node, environment), name=f"image-{node.name}", daemon=True
+        ).start()
+        return True
+
     def _run(self, node: Node, environment: Environment) -> None:
         try:
             problem = self._bring(node, environment)
-            if problem is not None:
+            if problem is not None and not self._stopping.is_set():  # else the next worker goes on
                 note_environment(environment, node, "failed", problem)
                 with self._lock:
-                    self._failures[environment.pk] = problem
+                    if environment.pk in self._awaited:
+                        self._failures[environment.pk] = problem
         finally:
             with self._lock:
                 self._bringing.discard(environment.pk)
+                self._awaited.discard(environment.pk)
             connection.close()
             self._done()
 
@@ -129,26 +157,29 @@ class ImageBringer:
 def note_environment(
     environment: Environment, node: Node, state: str, detail: str, percent: int | None = None
 ) -> None:
-    """Writes down how far an environment has come on a node, for the pages."""
-    EnvironmentOnNode.objects.update_or_create(
-        environment=environment,
-        node=node,
-        defaults={"state": state, "detail": detail[:500], "progress_percent": percent},
-    )
+    """Writes down how far an environment has come on a node, for the pages; the end of it ends an admin's wish."""
+    defaults: dict[str, object] = {"state": state, "detail": detail[:500], "progress_percent": percent}
+    if state in ("present", "failed"):
+        defaults["wanted_at"] = None
+    EnvironmentOnNode.objects.update_or_create(environment=environment, node=node, defaults=defaults)
 
 
-def note_images(node: Node, images: list[dict[str, Any]]) -> None:
-    """Writes down which environments a node has, from what it told of its images."""
+def note_images(node: Node, images: list[dict[str, Any]], on_their_way: Container[int] = ()) -> None:
+    """Writes down which environments a node has, from what it told of its images.
+
+    What a worker that is gone was bringing is not on its way any more.
+    """
     told = {
         name.removeprefix("sha256:")
         for row in images
         for name in (row["image_id"], *row["refs"], *row["digests"])
     }
-    for environment in Environment.objects.filter(enabled=True, runtime__in=["podman", "docker"]):
+    for environment in Environment.objects.filter(runtime__in=CONTAINERS):
         wanted = image_of(environment)
         present = wanted is not None and wanted.removeprefix("sha256:") in told
         row = EnvironmentOnNode.objects.filter(environment=environment, node=node).first()
-        if row is None or (row.state == "present") != present:
+        broken_off = row is not None and row.state == "loading" and environment.pk not in on_their_way
+        if row is None or broken_off or (row.state == "present") != present:
             note_environment(environment, node, "present" if present else "missing", "")
 
 

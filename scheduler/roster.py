@@ -11,6 +11,7 @@ from django.db import close_old_connections, connection
 from django.db.models import Q
 
 from portal.models import Lease, Node, Task
+from portal.services.bringing import BRING, nodes_with_wanted
 from portal.services.node_acts import ORDERS, nodes_with_orders
 from portal.services.sent_signals import nodes_with_signals
 from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
@@ -103,6 +104,9 @@ class Roster:
         for node in {*nodes_with_orders(), *nodes_with_signals()}:
             if node in self._actors:
                 self._actors[node].hint(ORDERS)
+        for node in nodes_with_wanted():
+            if node in self._actors:
+                self._actors[node].hint(BRING)
 
     def _take(self, free: list[Node]) -> None:
         names = [leases.node_lease(node.public_id) for node in free]

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 from portal.models import Environment, Node
 from portal.services.volumes import limited_volumes, nodes_with
 from portal.words.driver import driver_will_do
-from portal.words.states import RuntimeKind
+from portal.words.states import runtimes_for
 from scheduler.core.cluster import NodeId
-
-_CONTAINERS = frozenset({RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value})
 
 Nodes = tuple[NodeId, ...]
 
@@ -95,8 +93,8 @@ def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:
 
 
 def unfit_nodes(runtime: str, min_driver: str, machines: Iterable[tuple[str, Machine]]) -> Nodes:
-    """Nodes that cannot run such environments; podman and docker run each other's images."""
-    fit = _CONTAINERS if runtime in _CONTAINERS else {runtime}
+    """Nodes that cannot run such environments."""
+    fit = runtimes_for(runtime)
     return tuple(
         NodeId(node)
         for node, machine in sorted(machines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 
 from portal.models.public_id import PublicIdField, slug_validator
@@ -41,6 +43,12 @@ class Environment(models.Model):
     )
     tool_port = models.PositiveIntegerField(null=True, blank=True)
     enabled = models.BooleanField(default=True)
+    projects: models.ManyToManyField[Any, Any] = models.ManyToManyField(
+        "Project",
+        blank=True,
+        related_name="environments",
+        help_text="Only these, and those below them, may run it; none: all.",
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -55,16 +63,28 @@ class Environment(models.Model):
 
 
 class EnvironmentOnNode(models.Model):
-    """Whether a node already has an environment's image, so that pages can say "on 2 of 3 nodes"."""
+    """Whether a node already has an environment's image, and whether an administrator wants it brought there."""
 
     environment = models.ForeignKey(Environment, on_delete=models.CASCADE, related_name="on_nodes")
     node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="environments")
     state = models.CharField(max_length=10)  # present, missing, loading, failed
     detail = models.CharField(max_length=500, blank=True)
     progress_percent = models.PositiveSmallIntegerField(null=True, blank=True)
+    wanted_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="Since when it is to be brought there; null: nobody asked, or it is over.",
+    )
     checked_at = models.DateTimeField(auto_now=True)
 
     class Meta:
+        indexes = [
+            models.Index(
+                fields=["node"],
+                condition=models.Q(wanted_at__isnull=False),
+                name="environment_on_node_wanted",
+            ),
+        ]
         constraints = [
             models.UniqueConstraint(fields=["environment", "node"], name="environment_on_node_once"),
             models.CheckConstraint(

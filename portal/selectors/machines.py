@@ -7,10 +7,21 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from django.contrib.postgres.aggregates import ArrayAgg
-from django.db.models import Count, IntegerField, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum, Value
+from django.db.models import (
+    Count,
+    Exists,
+    IntegerField,
+    OuterRef,
+    Prefetch,
+    Q,
+    QuerySet,
+    Subquery,
+    Sum,
+    Value,
+)
 from django.db.models.functions import Coalesce
 
-from portal.access import Person, visible_environments, visible_jobs, visible_nodes
+from portal.access import Person, visible_environments, visible_jobs, visible_nodes, visible_projects
 from portal.errors import NotThere
 from portal.models import Allocation, Environment, Gpu, Node, NodeCheck, NodePool, Template
 from portal.words.node_acts import NodeAct
@@ -75,10 +86,16 @@ def holders_of(person: Person, gpus: Iterable[Gpu]) -> dict[int, list[str]]:
 
 
 def environments_for(person: Person) -> QuerySet[Environment]:
-    """What the person may launch, each with ``present_nodes`` of ``known_nodes`` that have it."""
+    """What the person may launch, each with ``present_nodes`` of ``known_nodes`` that have it.
+
+    ``limited`` are those for some projects only; of these come the ones that the person may see.
+    """
+    limits = Environment.projects.through.objects.filter(environment_id=OuterRef("pk"))
     return (
         visible_environments(person)
+        .prefetch_related(Prefetch("projects", visible_projects(person).order_by("name")))
         .annotate(
+            limited=Exists(limits),
             known_nodes=Count("on_nodes"),
             present_nodes=Count("on_nodes", filter=Q(on_nodes__state="present")),
         )

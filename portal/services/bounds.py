@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from portal.lineage import lineage
 from portal.models import Gpu, Node, NodePool, Project, Quota
 from portal.words.amounts import memories, memory
-from portal.words.states import NodeState, RuntimeKind
+from portal.words.states import CONTAINERS, NodeState, runtimes_for
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ class Room:
         return len(self.gpus) * (1000 // ask.milli_per_gpu) // ask.gpus_per_task
 
 
-CONTAINERS = [RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value]
 MANY = 10**6
 Refused = tuple[str, dict[str, object]]
 
@@ -89,7 +88,7 @@ def never(ask: Ask) -> Refused | None:
 
 def _rooms(ask: Ask) -> list[Room]:
     nodes = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.ENROLLING.value])
-    nodes = nodes.filter(runtime__in=_runtimes(ask.runtime))
+    nodes = nodes.filter(runtime__in=runtimes_for(ask.runtime))
     if ask.pool is not None:
         nodes = nodes.filter(pool=ask.pool)
     rooms = {node.pk: Room(node) for node in nodes.select_related("pool").order_by("name")}
@@ -104,10 +103,6 @@ def _rooms(ask: Ask) -> list[Room]:
             continue
         rooms[gpu.node_id].gpus.append(gpu)
     return list(rooms.values())
-
-
-def _runtimes(runtime: str) -> list[str]:
-    return CONTAINERS if runtime in CONTAINERS else [runtime]
 
 
 def _nothing_there(ask: Ask) -> Refused:

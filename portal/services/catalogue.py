@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,13 @@ from django.db import IntegrityError, transaction
 
 from portal.access import require_admin
 from portal.errors import Invalid
-from portal.models import Environment, EnvironmentOnNode, Node, User
+from portal.lineage import lineage
+from portal.models import Environment, EnvironmentOnNode, Node, Project, User
 from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
 from portal.wake import hint_node, wake
 from portal.words.driver import DRIVER
-from portal.words.states import NodeState, RuntimeKind
+from portal.words.states import NodeState, RuntimeKind, runtimes_for
 
 IMAGE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?")
 
@@ -25,7 +27,10 @@ JUPYTERLAB_PORT = 8888
 
 @dataclass(frozen=True)
 class EnvironmentWords:
-    """What an admin says of an environment. ``archive`` is a tar file on the portal that nodes load."""
+    """What an admin says of an environment. ``archive`` is a tar file on the portal that nodes load.
+
+    ``projects`` are those that may run it, with all below them: none of them is every one, None is as it was.
+    """
 
     name: str
     title: str
@@ -39,6 +44,10 @@ class EnvironmentWords:
     tool_command: tuple[str, ...] = ()
     tool_port: int | None = None
     enabled: bool = True
+    projects: Sequence[Project] | None = None
+
+
+COLUMNS = [key for key in EnvironmentWords.__dataclass_fields__ if key != "projects"]
 
 
 def do_save_environment(
@@ -50,7 +59,7 @@ def do_save_environment(
     _check(words)
     row = environment or Environment()
     before = _shown(row) if environment else None
-    for key in EnvironmentWords.__dataclass_fields__:
+    for key in COLUMNS:
         setattr(row, key, getattr(words, key))
     row.runtime, row.tool_command = words.runtime.value, list(words.tool_command)
     try:
@@ -58,6 +67,8 @@ def do_save_environment(
             if environment is None or (before and before["image"] != words.image):
                 row.image_digest = ""
             row.save()
+            if words.projects is not None:
+                row.projects.set(words.projects)
             record_act(actor, "environment.save", row, before=before, after=_shown(row))
             if before is None or before["image"] != words.image or before["archive"] != words.archive:
                 EnvironmentOnNode.objects.filter(environment=row).delete()
@@ -72,11 +83,16 @@ def do_save_environment(
 
 def nodes_for(environment: Environment) -> list[Node]:
     """The nodes on which an environment can run."""
-    containers = {RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value}
-    kinds = containers if environment.runtime in containers else {environment.runtime}
-    return list(
-        Node.objects.filter(runtime__in=kinds).exclude(state=NodeState.RETIRED.value).order_by("name")
-    )
+    rows = Node.objects.filter(runtime__in=runtimes_for(environment.runtime))
+    return list(rows.exclude(state=NodeState.RETIRED.value).order_by("name"))
+
+
+def fault_of_environment(environment: Environment, project: Project) -> str | None:
+    """Why a project may not run an environment, as a sentence; None when it may."""
+    limits = set(environment.projects.values_list("pk", flat=True))
+    if not limits or any(each.pk in limits for each in lineage(project, lambda below: below.parent)):
+        return None
+    return f"{environment.title} is not offered to the project {project.name}."
 
 
 def _check(words: EnvironmentWords) -> None:
@@ -103,5 +119,5 @@ def _check(words: EnvironmentWords) -> None:
 
 
 def _shown(row: Environment) -> dict[str, Any]:
-    keys = [key for key in EnvironmentWords.__dataclass_fields__ if key != "description"]
-    return {key: getattr(row, key) for key in keys}
+    shown = {key: getattr(row, key) for key in COLUMNS if key != "description"}
+    return shown | {"projects": sorted(row.projects.values_list("name", flat=True))}

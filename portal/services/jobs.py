@@ -16,6 +16,7 @@ from portal.errors import Conflict, Impossible, Invalid, NotAllowed
 from portal.models import Dependency, Environment, Job, Node, NodePool, Project, Template, User
 from portal.services import bounds, lifecycle, secrets, suspending, volumes
 from portal.services.audit import record_act
+from portal.services.catalogue import fault_of_environment
 from portal.services.dependencies import lock_dependencies, wrong_dependencies
 from portal.services.gangs import fault_of_launcher, no_network
 from portal.services.topologies import Near, fault_of_near
@@ -120,6 +121,8 @@ def check_job(user: User, request: JobRequest) -> None:
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_is_open(user)
     wrong = dict(_wrong_words(request)) | dict(_wrong_numbers(request))
+    if fault := fault_of_environment(request.environment, request.project):
+        wrong["environment"] = fault
     if fault := fault_of_launcher(
         request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.elastic
     ):
@@ -237,6 +240,8 @@ def do_resume_job(user: User, job: Job) -> Job:
     require(user, Verb.CONTROL, job)
     if not can(job.owner, Verb.SUBMIT, job.project):
         raise Conflict("Its owner may not run jobs in this project any more.", code="owner_may_not_run")
+    if fault := fault_of_environment(job.environment, job.project):
+        raise Conflict(fault, code="environment_not_offered")
     with transaction.atomic():
         job = suspending.resume(job.pk, actor=user.username)
         if job.owner_id != user.pk:

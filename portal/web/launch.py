@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import Count, F, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -15,10 +14,13 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from portal.access import Policy, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Impossible, Invalid
-from portal.models import Environment, Node, Template, User
+from portal.lineage import lineage
+from portal.models import Environment, Project, Template, User
 from portal.selectors import cluster
 from portal.selectors.cluster import ModelStrip
+from portal.selectors.environments import Offer, offers_for
 from portal.selectors.jobs import job_for
+from portal.selectors.machines import templates_for
 from portal.selectors.policy import policy_sheet
 from portal.selectors.shares import Share, shares_in
 from portal.selectors.volumes import volumes_for
@@ -30,7 +32,7 @@ from portal.web.quota_bars import Bar
 from portal.web.signin import take_errors
 from portal.web.start_check import StartCheck, check_start, nearest_ways
 from portal.words.knobs import decides
-from portal.words.states import JobKind, NodeState, RuntimeKind
+from portal.words.states import JobKind
 from portal.words.volumes import VolumeKind
 
 LADDER = (1, 2, 4, 8, 16, 32)
@@ -58,14 +60,23 @@ class Rung:
     chosen: bool = False
 
 
+@dataclass(frozen=True)
+class ShownEnvironment:
+    """One environment to choose; ``projects`` are public ids of those that may run it, None for all."""
+
+    offer: Offer
+    projects: list[str] | None
+
+
 @policy(Policy.SIGNED_IN)
 @require_http_methods(["GET", "POST"])
 def launch(request: HttpRequest) -> HttpResponse:
     """The form, and its submit."""
     user = signed_in(request.user)
     if request.method == "GET":
-        form = LaunchForm(user, initial=_initial(request, user))
-        return render(request, "launch/page.html", _context(user, form))
+        shown = _environments(user)
+        form = LaunchForm(user, initial=_initial(request, user, shown))
+        return render(request, "launch/page.html", _context(user, form, shown))
     form = LaunchForm(user, request.POST)
     refusal: StartCheck | None = None
     if form.is_valid():
@@ -82,7 +93,7 @@ def launch(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, f"{job.name} is submitted.")
             return redirect("job", public_id=job.public_id)
-    context = _context(user, form) | ({"check": refusal} if refusal else {})
+    context = _context(user, form, _environments(user)) | ({"check": refusal} if refusal else {})
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
 
 
@@ -96,7 +107,7 @@ def check(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _initial(request: HttpRequest, user: User) -> dict[str, Any]:
+def _initial(request: HttpRequest, user: User, shown: list[ShownEnvironment]) -> dict[str, Any]:
     query = request.GET
     kind = query.get("kind", "")
     start: dict[str, Any] = {"kind": kind if kind in NAMES else JobKind.WORKSPACE.value}
@@ -115,48 +126,41 @@ def _initial(request: HttpRequest, user: User) -> dict[str, Any]:
         first = submit_projects(user).first()
         start["project"] = first.public_id if first else ""
     if not start.get("environment"):
-        offered = _fitting(Environment.objects.filter(enabled=True), start["kind"]).first()
+        offered = _fitting(shown, start["kind"], start["project"])
         start["environment"] = offered.public_id if offered else ""
     return start
 
 
-def _fitting(rows: Any, kind: str) -> Any:
-    """The environments that suit a kind: those with a tool for workspaces, those without one first for runs."""
+def _fitting(shown: list[ShownEnvironment], kind: str, project: str) -> Environment | None:
+    """The first environment that suits: one with a tool for workspaces, rather one without for runs."""
+    rows = [each.offer.environment for each in shown if each.projects is None or project in each.projects]
     if kind == JobKind.WORKSPACE.value:
-        return rows.filter(tool_port__isnull=False).order_by("id")
-    return rows.order_by(F("tool_port").asc(nulls_first=True), "id")
+        return min((row for row in rows if row.tool_port), key=lambda row: row.pk, default=None)
+    return min(rows, key=lambda row: (bool(row.tool_port), row.pk), default=None)
 
 
-def _context(user: User, form: LaunchForm) -> dict[str, Any]:
+def _environments(user: User) -> list[ShownEnvironment]:
+    """What is offered to some project into which the person may launch, and to which."""
+    parents = dict(Project.objects.values_list("pk", "parent_id"))
+    lines = {row.public_id: lineage(row.pk, parents.get) for row in submit_projects(user)}
+    shown = []
+    for offer in offers_for(user):
+        allowed = [project for project, line in lines.items() if offer.is_for(line)]
+        if offer.environment.enabled and (allowed or not offer.projects):
+            shown.append(ShownEnvironment(offer, allowed if offer.projects else None))
+    return shown
+
+
+def _context(user: User, form: LaunchForm, shown: list[ShownEnvironment]) -> dict[str, Any]:
     return _rail(user, form) | {
         "form": form,
-        "environments": environments_shown(),
+        "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": volumes_for(user).exclude(kind=VolumeKind.HOME.value),
-        "templates": Template.objects.filter(enabled=True).order_by("title")[:12],
+        "templates": templates_for(user).order_by("title")[:12],
         "idle": {knob.name: knob.value for knob in policy_sheet(None).knobs if not decides(knob.name)},
         "projects_missing": not submit_projects(user).exists(),
     }
-
-
-def environments_shown() -> list[dict[str, Any]]:
-    """The offered environments with on how many nodes each already is; three queries."""
-    ready = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.ENROLLING.value])
-    runtimes = dict(ready.order_by().values_list("runtime").annotate(n=Count("pk")))
-    containers = [RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value]
-    rows = (
-        Environment.objects.filter(enabled=True)
-        .annotate(present=Count("on_nodes", filter=Q(on_nodes__state="present")))
-        .order_by("title")
-    )
-    shown = []
-    for row in rows:
-        kinds = containers if row.runtime in containers else [row.runtime]
-        nodes = sum(runtimes.get(kind, 0) for kind in kinds)
-        shown.append(
-            {"environment": row, "present": row.present, "nodes": nodes, "has_tool": bool(row.tool_port)}
-        )
-    return shown
 
 
 def _rail(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:

@@ -141,6 +141,14 @@ class RuntimeKind(StrEnum):
     PROCESS = "process"
 
 
+CONTAINERS = frozenset({RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value})
+
+
+def runtimes_for(runtime: str) -> frozenset[str]:
+    """The runtimes of nodes that can run an environment of this one; podman and docker run each other's images."""
+    return CONTAINERS if runtime in CONTAINERS else frozenset({runtime})
+
+
 class LinkKind(StrEnum):
     """How the portal reaches a node's agent."""
 

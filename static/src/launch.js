@@ -15,6 +15,10 @@ export function startLaunch(root) {
     form.dataset.kind = kind;
     for (const part of form.querySelectorAll("[data-only-for]")) part.hidden = part.dataset.onlyFor !== kind;
     for (const part of form.querySelectorAll("[data-not-for]")) part.hidden = part.dataset.notFor === kind;
+    const project = form.elements.project.value;
+    for (const part of form.querySelectorAll("[data-projects]")) {
+      part.hidden = part.dataset.notFor === kind || !part.dataset.projects.split(" ").includes(project);
+    }
     const one = form.querySelector("[data-one-gpu]");
     if (one) one.hidden = Number(form.elements.gpus_per_task.value) !== 1;
     const chosen = form.querySelector("[name=environment]:checked");

@@ -8,6 +8,7 @@ import pytest
 
 from portal.models import EnvironmentOnNode, Job, Node
 from portal.services import lifecycle
+from portal.services.bringing import do_bring
 from portal.services.logs import log_path
 from portal.words.reasons import EndReason
 from portal.words.states import JobState, NodeState
@@ -113,3 +114,19 @@ def test_another_host_key_is_never_spoken_to(scene) -> None:
     reach(scene, lambda: node.refresh_from_db() or not node.reachable)
     assert "key" in node.problem
     wait_for("the other node works on", lambda: Node.objects.filter(reachable=True).count() == 1)
+
+
+def test_an_image_is_brought_before_any_job_needs_it(scene) -> None:
+    second, admin = scene["nodes"][1], record.person("root", admin=True)
+    there = EnvironmentOnNode.objects.filter(environment=scene["environment"], node=second)
+    nowhere = record.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")
+    assert do_bring(admin, scene["environment"]) == 1
+    do_bring(admin, nowhere, second)
+    reach(scene, lambda: there.get().state == "present")
+    failed = EnvironmentOnNode.objects.filter(environment=nowhere, node=second)
+    reach(scene, lambda: failed.get().state == "failed")
+    assert "The archive cannot be read" in failed.get().detail
+    assert not EnvironmentOnNode.objects.filter(wanted_at__isnull=False).exists()
+    assert scene["environment"].image in scene["machines"][1].podman(
+        "images", "--format", "{{.Repository}}:{{.Tag}}"
+    )

@@ -330,7 +330,18 @@ def test_environments_are_an_allow_list(scene, client_of):
     page = client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "525.60.13 or newer" in page
     assert "Its driver is 470.82.01." in page and old.name in page
-    client_of("admin").post(reverse("save-environment", args=[row.public_id]), form | {"enabled": ""})
+    save, bring = (reverse(name, args=[row.public_id]) for name in ("save-environment", "bring-environment"))
+    answer = client_of("admin").post(save, form | {"projects": "nowhere"})
+    assert "There is no project called nowhere." in answer.content.decode() and answer.status_code == 400
+    assert client_of("member").post(bring).status_code == 403
+    told = client_of("admin").post(bring, {"node": old.public_id}, follow=True).content.decode()
+    assert "PyTorch is brought to 1\xa0node." in told and "waits for its turn" in told
+    assert (
+        "Bring" not in client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
+    )
+    stop = reverse("stop-bringing", args=[row.public_id])
+    assert "1\xa0node will not fetch it" in client_of("admin").post(stop, follow=True).content.decode()
+    client_of("admin").post(save, form | {"enabled": ""})
     row.refresh_from_db()
     assert not row.enabled
     assert client_of("member").get(reverse("environment", args=[row.public_id])).status_code == 404

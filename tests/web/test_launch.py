@@ -272,3 +272,16 @@ def test_a_chosen_job_that_ended_meanwhile_is_taken_for_what_it_is(scene, client
     answer = client_of("member").post(reverse("launch"), typed | {"after": [ended.public_id]})
     assert answer.status_code == 400
     assert f"{ended.name} failed, so nothing can start" in answer.content.decode()
+
+
+def test_only_environments_for_the_project_are_offered(scene, client_of, typed):
+    lab, batch = scene.environments["lab"], scene.environments["batch"]
+    page = client_of("member").get(reverse("launch")).content.decode()
+    assert "on 5 of 6\xa0nodes; brought where it is missing" in page
+    batch.projects.set([scene.projects["nlp"]])
+    page = client_of("member").get(reverse("launch")).content.decode()
+    assert lab.title in page and batch.title not in page
+    answer = client_of("admin").get(reverse("launch"))
+    assert f'data-projects="{scene.projects["nlp"].public_id}"' in answer.content.decode()
+    refused = client_of("admin").post(reverse("launch"), typed)
+    assert "is not offered to the project vision." in refused.content.decode()

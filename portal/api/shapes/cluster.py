@@ -186,6 +186,11 @@ class Environment(Named):
     )
     tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
     enabled = serializers.BooleanField()
+    projects = Named(
+        many=True,
+        allow_null=True,
+        help_text="Only these and all below them may run it, of those you may see; null: all.",
+    )
     present_nodes = serializers.IntegerField(help_text="Nodes that have it already.")
     known_nodes = serializers.IntegerField(help_text="Nodes that were asked.")
 
@@ -327,6 +332,9 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "min_driver": row.min_driver,
         "tool": row.tool,
         "enabled": row.enabled,
+        "projects": [named(project) for project in row.projects.all()]
+        if getattr(row, "limited", False)
+        else None,
         "present_nodes": getattr(row, "present_nodes", 0),
         "known_nodes": getattr(row, "known_nodes", 0),
     }

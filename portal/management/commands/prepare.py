@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from django.conf import settings
@@ -25,7 +26,8 @@ class Command(BaseCommand):
         try:
             folder.prepare_light()
             folder.ensure_secret_key()
-            settings.SECRET_KEY = settings.SECRET_KEY or folder.secret_key.read_text().strip()
+            if not os.environ.get("FAIRWAY_SECRET_KEY"):  # the settings were read before there was a file
+                settings.SECRET_KEY = folder.secret_key.read_text().strip()
             bring_tables_in_step()
             code = ensure_first_run(local_node=False, simulated_gpus=False, demo=False)
         except (StartError, FairwayError) as trouble:

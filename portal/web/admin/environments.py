@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -10,13 +11,26 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from portal.access import Policy, Verb, can, policy, signed_in, visible_environments
+from portal.access import (
+    Policy,
+    Verb,
+    can,
+    policy,
+    signed_in,
+    visible_environments,
+    visible_nodes,
+    visible_projects,
+)
 from portal.errors import Invalid, NotThere
 from portal.models import Environment, EnvironmentOnNode, Node
+from portal.selectors.environments import offers_for
+from portal.selectors.volumes import named_rows
+from portal.services.bringing import do_bring, do_stop_bringing
 from portal.services.catalogue import EnvironmentWords, do_save_environment, nodes_for
-from portal.web.words import whole_number
+from portal.web.acts import act_and_return
+from portal.web.words import plural, whole_number
 from portal.words.driver import driver_will_do
-from portal.words.states import RuntimeKind
+from portal.words.states import CONTAINERS, RuntimeKind
 
 TEXTS = (
     "name",
@@ -38,25 +52,22 @@ TEXTS = (
 def environment_list(request: HttpRequest) -> HttpResponse:
     """What can be launched, and on how many nodes each image already is."""
     user = signed_in(request.user)
-    rows = visible_environments(user).order_by("name")
-    present: dict[int, int] = {}
-    for row in EnvironmentOnNode.objects.filter(state="present").values_list("environment_id", flat=True):
-        present[row] = present.get(row, 0) + 1
-    shown = [
-        {"environment": row, "present": present.get(row.pk, 0), "nodes": len(nodes_for(row))} for row in rows
-    ]
-    return render(request, "admin/environments.html", {"rows": shown, "may_add": user.is_admin})
+    offers = sorted(offers_for(user), key=lambda offer: offer.environment.name)
+    return render(request, "admin/environments.html", {"offers": offers, "may_add": user.is_admin})
 
 
 @policy(Policy.SIGNED_IN)
 @require_GET
 def environment_page(request: HttpRequest, public_id: str) -> HttpResponse:
-    """One environment; admins change it here. "new" is an empty form."""
+    """One environment; admins change it here. "new" is an empty form; the fragment is where it is by now."""
     if public_id == "new":
         return _form(request, None, {"runtime": RuntimeKind.PODMAN.value, "enabled": "on"})
     row = _environment(request, public_id)
+    if request.headers.get("HX-Request"):
+        return render(request, "admin/environment_nodes.html", _whereabouts(request, row))
     values = {key: getattr(row, key) or "" for key in TEXTS}
     values |= {"tool_command": shlex.join(row.tool_command), "enabled": "on" if row.enabled else ""}
+    values["projects"] = ", ".join(project.name for project in row.projects.order_by("name"))
     return _form(request, row, values)
 
 
@@ -65,11 +76,10 @@ def environment_page(request: HttpRequest, public_id: str) -> HttpResponse:
 def save_environment(request: HttpRequest, public_id: str = "") -> HttpResponse:
     """Adds or changes an environment."""
     row = _environment(request, public_id) if public_id else None
-    values = {key: request.POST.get(key, "").strip() for key in TEXTS} | {
-        "enabled": request.POST.get("enabled", "")
-    }
+    values = {key: request.POST.get(key, "").strip() for key in (*TEXTS, "projects")}
+    values["enabled"] = request.POST.get("enabled", "")
     try:
-        saved = do_save_environment(signed_in(request.user), _words(values), row)
+        saved = do_save_environment(signed_in(request.user), _words(request, values), row)
     except Invalid as refusal:
         return _form(request, row, values, problems=refusal.fields, status=400)
     messages.success(
@@ -78,7 +88,39 @@ def save_environment(request: HttpRequest, public_id: str = "") -> HttpResponse:
     return HttpResponseRedirect(reverse("environment", args=[saved.public_id]))
 
 
-def _words(values: dict[str, str]) -> EnvironmentWords:
+@policy(Policy.ADMIN)
+@require_POST
+def bring(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Has nodes fetch the image now: the one that ``node`` names, else all."""
+    row = _environment(request, public_id)
+    key = request.POST.get("node", "")
+    node = visible_nodes(request.user).filter(public_id=key).first()
+    if key and node is None:
+        raise NotThere
+
+    def act() -> str:
+        nodes = do_bring(signed_in(request.user), row, node)
+        if not nodes:
+            return f"{row.title} is there already."
+        return f"{row.title} is brought to {plural(nodes, 'node')}."
+
+    return act_and_return(request, act, reverse("environment", args=[public_id]))
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def stop_bringing(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Takes back what no node has begun."""
+    row = _environment(request, public_id)
+
+    def act() -> str:
+        nodes = do_stop_bringing(signed_in(request.user), row)
+        return f"{plural(nodes, 'node')} will not fetch it ahead of a job. What has begun goes on."
+
+    return act_and_return(request, act, reverse("environment", args=[public_id]))
+
+
+def _words(request: HttpRequest, values: dict[str, str]) -> EnvironmentWords:
     try:
         command = tuple(shlex.split(values["tool_command"]))
     except ValueError:
@@ -88,6 +130,11 @@ def _words(values: dict[str, str]) -> EnvironmentWords:
         raise Invalid(fields={"tool_port": "Must be between 1 and 65535."})
     if values["runtime"] not in {kind.value for kind in RuntimeKind}:
         raise Invalid(fields={"runtime": "Choose one."})
+    projects, unknown = named_rows(
+        visible_projects(request.user), values["projects"].replace(",", " ").split()
+    )
+    if unknown is not None:
+        raise Invalid(fields={"projects": f"There is no project called {unknown}."})
     return EnvironmentWords(
         name=values["name"],
         title=values["title"],
@@ -101,6 +148,7 @@ def _words(values: dict[str, str]) -> EnvironmentWords:
         tool_command=command,
         tool_port=port,
         enabled=bool(values["enabled"]),
+        projects=projects,
     )
 
 
@@ -130,16 +178,31 @@ def _form(
     user = signed_in(request.user)
     if row is None and not user.is_admin:
         raise NotThere
-    states = (
-        {state.node_id: state for state in EnvironmentOnNode.objects.filter(environment=row)} if row else {}
-    )
-    nodes = [(node, states.get(node.pk), _too_old(node, row)) for node in nodes_for(row)] if row else []
     context = {
-        "environment": row,
         "values": values,
         "problems": problems or {},
-        "nodes": nodes,
-        "may_edit": row is None or can(user, Verb.CHANGE, row),
+        "may_edit": True,
         "runtimes": list(RuntimeKind),
     }
+    if row is not None:
+        context |= _whereabouts(request, row)
+        context["projects"] = visible_projects(user).filter(environments=row).order_by("name")
     return render(request, "admin/environment.html", context, status=status)
+
+
+def _whereabouts(request: HttpRequest, row: Environment) -> dict[str, Any]:
+    """How far it has come on each node, and what may be asked of them."""
+    states = {state.node_id: state for state in EnvironmentOnNode.objects.filter(environment=row)}
+    nodes = [(node, states.get(node.pk), _too_old(node, row)) for node in nodes_for(row)]
+    found = [state for _, state, _ in nodes if state is not None]
+    may_edit = can(signed_in(request.user), Verb.CHANGE, row)
+    lacking = len(nodes) - sum(state.state == "present" for state in found)
+    return {
+        "environment": row,
+        "nodes": nodes,
+        "lacking": lacking,
+        "waiting": any(state.wanted_at and state.state != "loading" for state in found),
+        "moves": any(state.wanted_at or state.state == "loading" for state in found),
+        "may_edit": may_edit,
+        "may_bring": may_edit and lacking and row.runtime in CONTAINERS,
+    }

@@ -1,0 +1,81 @@
+"""Bringing images to nodes before a job needs them: what admins ask for, and what each node has still to fetch.
+
+The row of environment and node is the order: it stays until the image is there or could not be brought, and the
+actor of the node finds it with its hint or without.
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.utils import timezone
+
+from portal.access import Verb, require
+from portal.errors import Conflict
+from portal.models import Environment, EnvironmentOnNode, Node, User
+from portal.services.audit import record_act
+from portal.services.catalogue import nodes_for
+from portal.wake import hint_nodes
+from portal.words.states import CONTAINERS
+
+BRING = "bring"
+"""The hint that there are images to bring, or that one more may begin."""
+
+
+def do_bring(actor: User, environment: Environment, node: Node | None = None) -> int:
+    """Has the nodes that lack an environment's image fetch it, or only ``node``; gives how many are to.
+
+    One that does not answer fetches it once it does. Raises Conflict for an environment without an image, and for a
+    node that cannot run it.
+    """
+    require(actor, Verb.CHANGE, environment)
+    if environment.runtime not in CONTAINERS:
+        raise Conflict(
+            f"{environment.title} runs without a container: there is nothing to bring.", code="no_image"
+        )
+    nodes = [each for each in nodes_for(environment) if node is None or each.pk == node.pk]
+    if node is not None and not nodes:
+        raise Conflict(f"{node.name} runs no containers.", code="no_image")
+    with transaction.atomic():
+        there = EnvironmentOnNode.objects.filter(environment=environment, state="present")
+        present = set(there.values_list("node_id", flat=True))
+        lacking = [each for each in nodes if each.pk not in present]
+        now = timezone.now()
+        EnvironmentOnNode.objects.bulk_create(
+            [
+                EnvironmentOnNode(
+                    environment=environment, node=each, state="missing", wanted_at=now, checked_at=now
+                )
+                for each in lacking
+            ],
+            update_conflicts=True,
+            unique_fields=["environment", "node"],
+            update_fields=["wanted_at"],
+        )
+        hint_nodes({each.public_id: (BRING, "") for each in lacking})
+        if lacking:
+            names = [each.name for each in lacking]
+            record_act(actor, "environment.bring", environment, after={"nodes": names})
+    return len(lacking)
+
+
+def do_stop_bringing(actor: User, environment: Environment) -> int:
+    """Takes back what no node has begun; gives for how many nodes. Those that fetch it now go on."""
+    require(actor, Verb.CHANGE, environment)
+    with transaction.atomic():
+        waiting = EnvironmentOnNode.objects.filter(environment=environment, wanted_at__isnull=False)
+        stopped = waiting.exclude(state="loading").update(wanted_at=None)
+        if stopped:
+            record_act(actor, "environment.stop_bringing", environment, after={"nodes": stopped})
+    return stopped
+
+
+def wanted_on(node_id: int) -> list[Environment]:
+    """What is to be brought to a node (row number), in the order in which it was asked for."""
+    rows = EnvironmentOnNode.objects.filter(node_id=node_id, wanted_at__isnull=False)
+    return [row.environment for row in rows.order_by("wanted_at", "id").select_related("environment")]
+
+
+def nodes_with_wanted() -> list[str]:
+    """Public ids of the nodes to which something is to be brought, whatever became of its hint."""
+    rows = EnvironmentOnNode.objects.filter(wanted_at__isnull=False)
+    return list(rows.values_list("node__public_id", flat=True).distinct())

@@ -1,0 +1,88 @@
+"""Environments: which projects may run them, and what admins have brought to nodes ahead of jobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from portal.access import visible_environments
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.models import AuditEntry, EnvironmentOnNode, Outbox
+from portal.services.bringing import do_bring, do_stop_bringing, nodes_with_wanted, wanted_on
+from portal.services.catalogue import EnvironmentWords, do_save_environment
+from portal.services.jobs import do_resume_job, do_start_again, do_suspend_job
+from portal.words.states import JobState, RuntimeKind
+from tests import record
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def scene():
+    """A project below another, one beside them, and an environment that is for everybody."""
+    made = record.scene() | {"admin": record.person("root", admin=True)}
+    made["above"] = record.project("faculty", manager=record.person("dean"))
+    made["below"] = record.project("lab", parent=made["above"], member=made["owner"])
+    made["saved"] = save(made)
+    return made
+
+
+def save(scene, projects=(), environment=None, **words):
+    told = {"name": "licensed", "title": "Licensed", "runtime": RuntimeKind.PODMAN, "image": "localhost/l:1"}
+    words = EnvironmentWords(**told | words, projects=projects)
+    return do_save_environment(scene["admin"], words, environment)
+
+
+def test_only_the_projects_that_are_named_and_those_below_them_run_an_environment(scene) -> None:
+    environment, owner = scene["saved"], scene["owner"]
+    before = record.job(owner, scene["project"], environment)
+    do_suspend_job(owner, before)
+    save(scene, [scene["above"]], environment)
+    assert record.job(owner, scene["below"], environment).state == JobState.PENDING
+    with pytest.raises(Invalid) as refused:
+        record.job(owner, scene["project"], environment)
+    sentence = f"Licensed is not offered to the project {scene['project'].name}."
+    assert refused.value.fields == {"environment": sentence}
+    with pytest.raises(Invalid):  # it binds the project, whoever asks
+        record.job(scene["admin"], scene["project"], environment)
+    with pytest.raises(Conflict, match="not offered to the project"):
+        do_resume_job(owner, before)
+    before.refresh_from_db()
+    assert before.state == JobState.SUSPENDED
+    before.state = JobState.COMPLETED.value
+    with pytest.raises(Invalid):
+        do_start_again(owner, before)
+
+    assert environment in visible_environments(owner)
+    assert environment not in visible_environments(record.person())
+    audited = AuditEntry.objects.filter(act="environment.save").latest("id")
+    assert (audited.before["projects"], audited.after["projects"]) == ([], ["faculty"])
+    save(scene, None, environment)
+    assert [row.name for row in environment.projects.all()] == ["faculty"]
+    save(scene, [], environment)
+    do_resume_job(owner, before)
+
+
+def test_an_image_is_brought_to_the_nodes_that_lack_it(scene) -> None:
+    environment = scene["saved"]
+    first, second = scene["node"], record.node(scene["pool"], runtime="docker")
+    away = record.node(scene["pool"])
+    record.node(scene["pool"], runtime="process")
+    EnvironmentOnNode.objects.create(environment=environment, node=first, state="present")
+    EnvironmentOnNode.objects.create(environment=environment, node=away, state="failed", detail="no room")
+    with pytest.raises(NotAllowed):
+        do_bring(scene["owner"], environment)
+    assert do_bring(scene["admin"], environment) == 2
+    assert wanted_on(first.pk) == [] and wanted_on(second.pk) == wanted_on(away.pk) == [environment]
+    assert set(nodes_with_wanted()) == {second.public_id, away.public_id}
+    hinted = Outbox.objects.filter(name="scheduler.node_hint", arguments__contains=["bring"])
+    assert {row.arguments[0] for row in hinted} == {second.public_id, away.public_id}
+    assert AuditEntry.objects.get(act="environment.bring").after == {
+        "nodes": sorted([second.name, away.name])
+    }
+
+    EnvironmentOnNode.objects.filter(node=second).update(state="loading")
+    assert do_stop_bringing(scene["admin"], environment) == 1
+    assert nodes_with_wanted() == [second.public_id]  # what has begun goes on
+    assert do_bring(scene["admin"], environment, away) == 1
+    with pytest.raises(Conflict, match="without a container"):
+        do_bring(scene["admin"], record.environment(runtime="process"))
