@@ -107,6 +107,18 @@ class InterfaceState:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """Whether a node holds tasks to their shares of a GPU, and a sentence of how, or why not."""
+
+    enforced: bool
+    sentence: str
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> Shares:
+        return cls(bool(row["enforced"]), str(row["sentence"]))
+
+
+@dataclass(frozen=True)
 class Hello:
     """The first answer of an agent; ``clock_s`` is the node's Unix time when it was written."""
 
@@ -138,6 +150,7 @@ class Hello:
     gang_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
     storage: tuple[Mapping[str, Any], ...] = ()  # disks behind volumes: use, path, filesystem, MiB, quotas
     program: str | None = None  # SHA-256 of the archive that runs: whether it is the newest
+    shares: Shares | None = None  # None: without GPUs, or its agent does not enforce any
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -168,6 +181,7 @@ class Hello:
             gang_ports=_span(row.get("gang_ports")),
             storage=tuple(dict(each) for each in row.get("storage", ())),
             program=_text(row.get("program")),
+            shares=Shares.from_wire(row["shares"]) if row.get("shares") else None,
         )
 
 
@@ -200,6 +214,7 @@ class ContainerState:
     saved_ago_s: float | None  # before the answer; None: it never said so, or its agent does not know
     progress: float | None  # units it has done so far; None likewise
     progress_ago_s: float | None  # it wrote that so long before the answer
+    fault: str | None = None  # what ended it that was not its own doing: mps_lost
 
     @classmethod
     def from_wire(cls, row: Wire) -> ContainerState:
@@ -225,6 +240,7 @@ class ContainerState:
             saved_ago_s=measured(row.get("saved_ago_s")),
             progress=measured(row.get("progress")),
             progress_ago_s=measured(row.get("progress_ago_s")),
+            fault=_text(row.get("fault")),
         )
 
 

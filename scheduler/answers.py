@@ -110,7 +110,11 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
     kind = value("kind")
     launcher = launcher_of(value("tasks"), value("launcher"))
     cannot = photo.unfit.nodes(
-        environment.pk, value("gpus_per_task"), meets=bool(launcher), volumes=value("volumes")
+        environment.pk,
+        value("gpus_per_task"),
+        shares=value("milli_per_gpu") < WHOLE_MILLI,
+        meets=bool(launcher),
+        volumes=value("volumes"),
     )
     row = PendingRow(
         job=ASKED,

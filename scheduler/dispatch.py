@@ -274,6 +274,8 @@ def end_reason(container: Container) -> EndReason:
     """Why a container ended that nobody had asked to end."""
     if container.rebooted:
         return EndReason.NODE_REBOOTED
+    if container.fault == "mps_lost":
+        return EndReason.GPU_SHARING_LOST
     if container.oom:
         return EndReason.OUT_OF_MEMORY
     if container.exit_code is None:

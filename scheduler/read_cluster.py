@@ -126,7 +126,10 @@ def read_nodes(
         for id_, node in nodes.items()
         if node.state not in away or id_ in cpu
     }
-    machines = {node.public_id: Machine(node.runtime, node.hello__driver) for node, *_ in rows.values()}
+    machines = {
+        node.public_id: Machine(node.runtime, node.hello__driver, bool(node.hello__shares__enforced))
+        for node, *_ in rows.values()
+    }
     return built.of(rows, None, lambda _, row: node_row(*row)), machines
 
 
@@ -134,7 +137,7 @@ def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     chosen = Node.objects.all() if nodes is None else Node.objects.filter(pk__in=nodes)
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
-        "labels", "trust", "on_trial", "hello__driver", named=True,
+        "labels", "trust", "on_trial", "hello__driver", "hello__shares__enforced", named=True,
     ):  # fmt: skip
         yield node.id, node
 

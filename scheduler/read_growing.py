@@ -9,7 +9,7 @@ from typing import Any
 
 from portal.models import Job
 from scheduler.album import Built
-from scheduler.core.cluster import NodeId, PendingRow, PoolId
+from scheduler.core.cluster import WHOLE_MILLI, NodeId, PendingRow, PoolId
 from scheduler.read_running import Holding
 from scheduler.read_waiting import pending_row, read_rows
 from scheduler.unfit import Unfit
@@ -37,7 +37,8 @@ def read_growing(
         avoided[job].append(node)
 
     def cannot(row: dict[str, Any]) -> tuple[NodeId, ...]:
-        return unfit.nodes(row["environment_id"], row["gpus_per_task"], volumes=row["volumes"])
+        shares = row["milli_per_gpu"] < WHOLE_MILLI
+        return unfit.nodes(row["environment_id"], row["gpus_per_task"], shares=shares, volumes=row["volumes"])
 
     sources = {
         id_: (row, grow[id_], cannot(row), sorted(avoided[id_]))

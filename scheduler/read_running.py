@@ -20,6 +20,7 @@ from portal.models import (
 from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobKind, JobState
 from scheduler.album import Built, Known, marks_of
 from scheduler.core.cluster import (
+    WHOLE_MILLI,
     GpuShare,
     GpuUuid,
     JobId,
@@ -117,6 +118,7 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
         "job__preemptible",
         "job__time_limit_s",
         "job__gpus_per_task",
+        "job__milli_per_gpu",
         "job__gpu_model",
         "job__min_gpu_memory_mib",
         "job__near",
@@ -188,7 +190,10 @@ def read_running(
         row = attempt.row
         home = home_of(row["job__kind"], row["job__owner__public_id"], homes)
         avoid = unfit.nodes(
-            row["job__environment_id"], row["job__gpus_per_task"], volumes=row["job__volumes"]
+            row["job__environment_id"],
+            row["job__gpus_per_task"],
+            shares=row["job__milli_per_gpu"] < WHOLE_MILLI,
+            volumes=row["job__volumes"],
         )
         return running_row(attempt, avoid, home)
 

@@ -16,6 +16,7 @@ from portal.words.states import Desired, JobState
 from scheduler.album import Built, Known, blocks_of
 from scheduler.awaited import waits_of
 from scheduler.core.cluster import (
+    WHOLE_MILLI,
     JobId,
     NodeId,
     PendingRow,
@@ -66,7 +67,13 @@ def read_waiting(
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
         home = home_of(row["kind"], row["owner__public_id"], homes)
         meets = bool(launcher_of(row["tasks"], row["launcher"]))
-        cannot = unfit.nodes(row["environment_id"], row["gpus_per_task"], meets=meets, volumes=row["volumes"])
+        cannot = unfit.nodes(
+            row["environment_id"],
+            row["gpus_per_task"],
+            shares=row["milli_per_gpu"] < WHOLE_MILLI,
+            meets=meets,
+            volumes=row["volumes"],
+        )
         return pending_row(row, every_pool, cannot, avoided.get(id_, []), home)
 
     pending = built.of(waiting, (every_pool, unfit, homes, dict(avoided)), make)

@@ -96,7 +96,12 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         quotas = read_quotas()
         usage = read_usage(now_s, policy.half_life_s)
         lending = {pool.id for pool in pools if pool.node_network}
-        unfit = read_unfit(machines, tuple(sorted(node.id for node in nodes if node.pool not in lending)))
+        strict = {pool.id for pool in pools if policy.in_pool(pool.knobs).share_needs_mps == "yes"}
+        unfit = read_unfit(
+            machines,
+            tuple(sorted(node.id for node in nodes if node.pool not in lending)),
+            [node.id for node in nodes if node.pool in strict],
+        )
         homes = read_homes()
         guests = guests_of(pools, held.values())
         running = read_running(held, unfit, homes, album.running)

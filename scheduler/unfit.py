@@ -1,8 +1,8 @@
-"""Which nodes can never run a job: of another runtime, with too old a driver, without its network or volumes."""
+"""Which nodes can never run a job: of another runtime, with too old a driver, without its network, volumes or MPS."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ class Machine(NamedTuple):
 
     runtime: str
     driver: str | None
+    enforces: bool = False
+    """It holds tasks to their shares of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +35,37 @@ class Unfit:
     """Nodes of pools that lend gangs no network."""
     lacking: Mapping[str, Nodes] = field(default_factory=dict)
     """By name of each volume that only some nodes have, the others."""
+    unenforced: Nodes = ()
+    """Where nothing holds tasks to their shares of a GPU, in pools that ask for it."""
 
     def nodes(
-        self, environment: int, gpus: int, *, meets: bool = False, volumes: Sequence[Mapping[str, Any]] = ()
+        self,
+        environment: int,
+        gpus: int,
+        *,
+        shares: bool,
+        meets: bool = False,
+        volumes: Sequence[Mapping[str, Any]] = (),
     ) -> Nodes:
         """Those for a task with so many GPUs: one without any needs no driver.
 
-        ``meets``: it must reach the other tasks of its gang. ``volumes`` are those that its job names.
+        ``shares``: it wants a part of one. ``meets``: it must reach the other tasks of its gang. ``volumes`` are
+        those that its job names.
         """
         cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
         more = [self.lacking[each["volume"]] for each in volumes if each["volume"] in self.lacking]
+        if shares and gpus:
+            more.append(self.unenforced)
         if meets:
             more.append(self.unlent)
         return tuple(sorted({*cannot, *chain.from_iterable(more)})) if more else cannot
 
 
-def read_unfit(machines: Mapping[str, Machine], unlent: Nodes) -> Unfit:
-    """Every environment and volume against ``machines``, by the id of the node; two queries, or five."""
+def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collection[NodeId]) -> Unfit:
+    """Every environment and volume against ``machines``, by the id of the node; two queries, or five.
+
+    ``held_to`` are the nodes of pools in which shares of a GPU are to be enforced.
+    """
     known: dict[tuple[str, str], Nodes] = {}
     without: dict[int, Nodes] = {}
     with_: dict[int, Nodes] = {}
@@ -61,7 +77,8 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes) -> Unfit:
 
     for id_, runtime, driver in Environment.objects.values_list("id", "runtime", "min_driver"):
         without[id_], with_[id_] = unfit(runtime, ""), unfit(runtime, driver)
-    return Unfit(without, with_, unlent, _lacking(machines))
+    unenforced = tuple(sorted(node for node in held_to if not machines[node].enforces))
+    return Unfit(without, with_, unlent, _lacking(machines), unenforced)
 
 
 def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:

@@ -59,6 +59,8 @@ class Container:
     saved_ago_s: float | None = None
     progress: float | None = None
     progress_ago_s: float | None = None
+    fault: str | None = None
+    """What ended it that was not its own doing: mps_lost, the daemon by which it shared a GPU was gone."""
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,7 @@ def event_of(message: Mapping[str, Any]) -> EngineEvent | None:
                     oom=bool(message.get("oom")),
                     peak_memory_mib=message.get("peak_memory_mib"),
                     rebooted=bool(message.get("rebooted")),
+                    fault=message.get("fault"),
                 )
             )
         case "gpu_health":
@@ -308,5 +309,6 @@ def _container(row: ContainerState) -> Container:
         project=row.project,
         saved_ago_s=row.saved_ago_s,
         progress=row.progress,
+        fault=row.fault,
         progress_ago_s=row.progress_ago_s,
     )

@@ -17,6 +17,10 @@ def main() -> int:
         from agents.node import shim
 
         return shim.main(sys.argv[2])
+    if len(sys.argv) == 3 and sys.argv[1] == "mps":
+        from agents.node import mps_daemons
+
+        return mps_daemons.main(sys.argv[2])
     if sys.argv[1:] == ["terminal"]:
         from agents.node import terminal
 

@@ -47,11 +47,13 @@ def task_environment(
     ports: Mapping[int, int],
     address: str,
     first_rank: Optional[str] = None,
+    share: Optional[Mapping[str, str]] = None,
 ) -> Dict[str, str]:
     """Variables for a task; ``ports`` maps each port it asked for to the one it must listen on.
 
     ``secrets`` and those in ``word_files``, by the variable that names each, are paths as the task sees them.
-    ``first_rank`` is the address of its gang's rank 0, where the node alone knows it.
+    ``first_rank`` is the address of its gang's rank 0, where the node alone knows it. ``share`` are the variables
+    by which its share of a GPU is enforced.
     """
     environment = {name: text for name, text in spec.env.items() if not is_ours(name)}
     if first_rank is not None:
@@ -73,6 +75,7 @@ def task_environment(
             "FAIRWAY_SECRETS": secrets,
             **word_files,
             "FAIRWAY_ADDRESS": address,
+            **(share or {}),
         }
     )
     if home is not None:

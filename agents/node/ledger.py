@@ -402,6 +402,8 @@ def _new_record(spec: TaskSpec) -> Record:
         "oom": None,
         "peak_memory_mib": None,
         "removed": False,
+        "mps": None,
+        "fault": None,
     }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 from agents.node import machine
 from agents.node.gpus import GpuProcess
 from agents.node.ledger import Record
 
+_Root = TypeVar("_Root")
 _DEEPEST = 64
 _LONGEST = 64
 
@@ -34,9 +35,16 @@ class Owners:
         self._known: Dict[Tuple[int, int], Owner] = {}
 
     def rows(
-        self, on_gpus: Iterable[List[GpuProcess]], records: Iterable[Record]
+        self,
+        on_gpus: Iterable[List[GpuProcess]],
+        records: Iterable[Record],
+        daemons: Iterable[int] = (),
     ) -> List[List[Dict[str, Any]]]:
-        """For each GPU a row per process, as a sample tells it."""
+        """For each GPU a row per process, as a sample tells it.
+
+        What descends from ``daemons`` is of no job, and not foreign: it shares the GPU among jobs.
+        """
+        sharing = dict.fromkeys(daemons, True)
         tasks = [record for record in records if record["pid"]]
         roots = {record["pid"]: record for record in tasks}
         groups: Optional[Dict[str, Record]] = None
@@ -56,7 +64,7 @@ class Owners:
                     {
                         "pid": each.pid,
                         "memory_mib": each.memory_mib,
-                        "foreign": owner.job is None,
+                        "foreign": owner.job is None and not _ancestor(facts, sharing),
                         **owner._asdict(),
                     }
                 )
@@ -99,7 +107,7 @@ def _is_within(text: str, group: str) -> bool:
     )
 
 
-def _ancestor(facts: Optional[machine.ProcessFacts], roots: Dict[int, Record]) -> Optional[Record]:
+def _ancestor(facts: Optional[machine.ProcessFacts], roots: Mapping[int, _Root]) -> Optional[_Root]:
     for _ in range(_DEEPEST):
         if facts is None or facts.pid <= 1:
             return None

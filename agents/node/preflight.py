@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import Any, Dict, List, Optional
 
-from agents.node import machine, versions
+from agents.node import machine, mps, versions
 from agents.node.settings import Settings
 from agents.node.tasks import Tasks
 
@@ -30,6 +30,14 @@ def below_floor(tasks: Tasks, found: Dict[str, Optional[str]]) -> List[str]:
     return versions.floor_sentences(found, containers=containers)
 
 
+def shares_of(tasks: Tasks) -> Optional[Dict[str, Any]]:
+    """Whether shares of this node's GPUs are enforced, and a sentence of it; None without GPUs."""
+    if not tasks.gpus.gpus():
+        return None
+    why_not = tasks.mps.why_not()
+    return {"enforced": why_not is None, "sentence": mps.sentence(why_not)}
+
+
 def preflight(tasks: Tasks) -> Dict[str, Any]:
     """Every check with its outcome: ``{"checks": [{name, ok, sentence}]}``."""
     settings = tasks.settings
@@ -43,6 +51,10 @@ def preflight(tasks: Tasks) -> Dict[str, Any]:
         )
     )
     checks.append(_gpu_check(tasks))
+    shares = shares_of(tasks)
+    if shares is not None:
+        pretend = any(facts.simulated for facts in tasks.gpus.gpus())
+        checks.append(_check("shares", shares["enforced"] or pretend, shares["sentence"]))
     engines = [runtime for runtime in tasks.runtimes.values() if runtime.kind != "process"]
     if engines and os.geteuid() == 0 and settings.firewall:
         there = shutil.which("iptables") is not None
@@ -68,7 +80,7 @@ def preflight_of(settings: Settings, agent: List[str]) -> Dict[str, Any]:
     places.make()
     ledger = Ledger(settings.state_dir)
     return preflight(
-        Tasks(settings, ledger, places, open_runtimes(settings, agent), open_gpus(settings.gpus))
+        Tasks(settings, ledger, places, open_runtimes(settings, agent), open_gpus(settings.gpus), agent)
     )
 
 

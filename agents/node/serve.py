@@ -24,7 +24,7 @@ from agents.node.interfaces import interfaces
 from agents.node.ledger import Ledger
 from agents.node.logs import read_log
 from agents.node.places import Places
-from agents.node.preflight import below_floor, preflight, versions_of
+from agents.node.preflight import below_floor, preflight, shares_of, versions_of
 from agents.node.probe import probe
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes.choose import open_runtimes
@@ -78,7 +78,7 @@ class Session:
         )
         self._places = Places(settings)
         self.tasks = Tasks(
-            settings, ledger, self._places, open_runtimes(settings, agent), open_gpus(settings.gpus)
+            settings, ledger, self._places, open_runtimes(settings, agent), open_gpus(settings.gpus), agent
         )
         self._images = Images(self.tasks, self.push)
         self._spares = Spares(self.tasks)
@@ -163,6 +163,7 @@ class Session:
             "runtimes": [runtime.facts() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],
             "gpus_silent": silent,
+            "shares": shares_of(self.tasks),
             "links": [link._asdict() for link in gpus.links()],
             "driver": versions["driver"],
             "versions": versions,

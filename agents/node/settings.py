@@ -47,6 +47,7 @@ class Settings(NamedTuple):
     job_ports: Tuple[int, int]
     gang_ports: Tuple[int, int]  # where ranks of gangs meet; the last one counts
     fabric_devices: Tuple[str, ...]  # devices, or folders of devices, that gangs may be given
+    mps_control: Optional[str]  # the program by which shares of a GPU are enforced; None: they are not
     upgrade_signers: Optional[str]
     program_path: Optional[str]
 
@@ -76,6 +77,7 @@ _DEFAULTS: Dict[str, Any] = {
     "job_ports": [20_000, 32_000],
     "gang_ports": [32_000, 32_700],
     "fabric_devices": ["/dev/infiniband"],
+    "mps_control": "nvidia-cuda-mps-control",
     "upgrade_signers": None,
     "program_path": None,
 }

@@ -16,23 +16,13 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from agents.node import cgroup, machine
+from agents.node import cgroup, machine, mounts
 from agents.node.durable import full_disk_refused, read_json, write_json
 from agents.node.task_log import TaskLog
 
 ALREADY_CLAIMED = 17
 _FAILED = 1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
-_CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000
-_MS_NOSUID, _MS_NODEV, _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
-    2,
-    4,
-    1,
-    32,
-    4096,
-    16384,
-    1 << 18,
-)
 _LOOK_EVERY_S = 0.25
 
 
@@ -252,35 +242,27 @@ def become_account(own_uid: Optional[int]) -> None:
 
 def _private_places(order: Dict[str, Any]) -> None:
     """A mount namespace of its own: private /tmp and /dev/shm, declared mounts, others' processes unseen."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC) != 0:
-        if order["binds"]:
-            raise OSError(ctypes.get_errno(), "this machine does not allow private mounts")
+    try:
+        mounts.leave_for_own(mounts.CLONE_NEWIPC)
+    except OSError:
+        if order["binds"] or order.get("shm"):
+            raise
         return
-    _mount(libc, "none", "/", None, _MS_REC | _MS_PRIVATE, None)
+    mounts.keep_apart()
     for source, target, read_only in order["binds"]:
-        _mount(libc, source, target, None, _MS_BIND, None)
-        flags = _MS_BIND | _MS_REMOUNT | _MS_NOSUID | _MS_NODEV | (_MS_RDONLY if read_only else 0)
-        _mount(libc, "none", target, None, flags, None)
+        mounts.mount(source, target, None, mounts.BIND)
+        flags = mounts.BIND | mounts.REMOUNT | mounts.NOSUID | mounts.NODEV
+        mounts.mount("none", target, None, flags | (mounts.RDONLY if read_only else 0))
     if order["private_tmp"]:
-        _mount(libc, order["tmp"], "/tmp", None, _MS_BIND, None)  # noqa: S108
+        mounts.mount(order["tmp"], "/tmp", None, mounts.BIND)  # noqa: S108
+    if order.get("shm"):  # it shares a GPU by a daemon, which it meets there
+        mounts.mount(order["shm"], "/dev/shm", None, mounts.BIND)  # noqa: S108
+    else:
+        with contextlib.suppress(OSError):
+            size = f"size={order['limits']['shm_mib'] or 64}m,mode=1777"
+            mounts.mount("tmpfs", "/dev/shm", "tmpfs", mounts.NOSUID | mounts.NODEV, size)  # noqa: S108
     with contextlib.suppress(OSError):
-        size = f"size={order['limits']['shm_mib'] or 64}m,mode=1777"
-        _mount(libc, "tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, size)  # noqa: S108
-    with contextlib.suppress(OSError):
-        _mount(libc, "proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV, "hidepid=2")
-
-
-def _mount(libc: Any, source: str, target: str, kind: Optional[str], flags: int, data: Optional[str]) -> None:
-    answer = libc.mount(
-        source.encode(),
-        target.encode(),
-        kind.encode() if kind else None,
-        flags,
-        data.encode() if data else None,
-    )
-    if answer != 0:
-        raise OSError(ctypes.get_errno(), f"mounting at {target} failed")
+        mounts.mount("proc", "/proc", "proc", mounts.NOSUID | mounts.NODEV, "hidepid=2")
 
 
 def _prctl(option: int, value: int) -> None:

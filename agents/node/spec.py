@@ -333,7 +333,10 @@ def _yes(raw: Dict[str, Any], key: str) -> bool:
     return value
 
 
-_KEPT_PLACES = ("/proc", "/sys", "/dev", "/run/fairway", *(file.in_container for file in WORD_FILES), "/etc")
+_KEPT_PLACES = (
+    *("/proc", "/sys", "/dev", "/run/fairway", "/run/fairway-mps", "/etc"),
+    *(file.in_container for file in WORD_FILES),
+)
 
 
 def _target(each: Dict[str, Any]) -> str:

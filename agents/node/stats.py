@@ -37,7 +37,8 @@ class Sampler:
         ticks, before = machine.cpu_ticks(), self._ticks
         self._ticks = ticks
         readings = self._tasks.gpus.readings(self._tasks.ledger.live_milli())
-        owners = self._owners.rows([reading.processes for reading in readings], records.values())
+        on_gpus = [reading.processes for reading in readings]
+        owners = self._owners.rows(on_gpus, records.values(), self._tasks.mps.pids())
         return {
             "event": "sample",
             "at_s": time.time(),

@@ -16,6 +16,7 @@ from agents.node import cgroup, checkpoint, machine, progress, refusals
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
 from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record, network_of
+from agents.node.mps_daemons import MpsDaemons
 from agents.node.oom import KernelLog
 from agents.node.places import Places
 from agents.node.refusals import Refusal, bad_spec
@@ -50,12 +51,14 @@ class Tasks:
         places: Places,
         runtimes: Dict[str, Runtime],
         gpus: GpuProvider,
+        agent: List[str],
     ) -> None:
         self.settings = settings
         self.ledger = ledger
         self.places = places
         self.runtimes = runtimes
         self.gpus = gpus
+        self.mps = MpsDaemons(settings, ledger, gpus, agent)
         self.poke: Callable[[], None] = lambda: None
         self.starting: Callable[[], None] = lambda: None
         self.peaks: Dict[str, cgroup.Usage] = {}
@@ -157,6 +160,9 @@ class Tasks:
                 _check_meet_port(spec.meet_port)
                 if not begins:
                     return _started(name, record, CREATED, already=repeated)
+                share = self.mps.share_of(spec)
+                if share is not None:
+                    self.ledger.note(name, mps=self.mps.begin(share))
                 self.ledger.begin(name)
                 try:
                     runtime.start(name)
@@ -207,6 +213,7 @@ class Tasks:
             network_is_made=spec.node_network or bool(record.get("made_ahead")),
             own_uid=record["own_uid"],
             hold_fd=hold_fd,
+            share=self.mps.share_of(spec),
         )
 
     def _owner(self, spec: TaskSpec, record: Record) -> Any:
@@ -354,7 +361,7 @@ class Tasks:
         ]
 
     def end_now(self, name: str) -> None:
-        """Ends a task whose time to leave is over."""
+        """Ends a task whose time to leave is over, or that lost the daemon which bounds it."""
         record = self.ledger.tasks().get(name)
         if record is not None:
             self._stop_one(name, record, time.monotonic() + _STOP_WITHIN_S)
@@ -430,6 +437,7 @@ class Tasks:
                 peak_memory_mib=(found.peak_memory_mib if found else None) or peak.peak_memory_mib,
                 started_s=record["started_s"] or (found.started_s if found else None),
                 ended_s=(found.ended_s if found else None) or time.time(),
+                fault=self.mps.fault_of(record) if found is None or found.exit_code != 0 else None,
             )
             self.poke()
         if not record["removed"]:
@@ -490,6 +498,8 @@ class Tasks:
             for found in runtime.tasks(self.settings.cluster):
                 record = records.pop(found.name, None)
                 rows.append(_row(found, record, runtime.kind))
+                fault = self.mps.fault_of(record) if record and found.exit_code else None
+                rows[-1].setdefault("fault", fault)  # of one whose end is not settled yet
         rows.extend(_facts(name, record) for name, record in records.items())
         for row in rows:
             row.update(self._said(row) if row["state"] == IS_RUNNING else _SAID_NOTHING)
@@ -640,7 +650,7 @@ def _facts(name: str, record: Record) -> Fields:
     row.update(
         started_s=record["started_s"], ended_s=record["ended_s"], rebooted=bool(record.get("rebooted"))
     )
-    row.update(owner=record.get("owner"), project=record.get("project"))
+    row.update(owner=record.get("owner"), project=record.get("project"), fault=record.get("fault"))
     return row
 
 

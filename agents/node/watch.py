@@ -72,8 +72,10 @@ class Watch:
                 slow = time.monotonic() >= slow_at_s
                 if slow:
                     slow_at_s = time.monotonic() + _SLOW_EVERY_S
-                    for name in self._tasks.past_deadline(time.time()):
+                    for name in (*self._tasks.past_deadline(time.time()), *self._tasks.mps.lost()):
                         self._hand_on(name, self._tasks.end_now)
+                    for key in self._tasks.mps.idle():
+                        self._hand_on(key, self._tasks.mps.end_idle)
                     self._look_at_gpus()
                 self._look(peaks=slow)
             except (Refusal, OSError):
@@ -181,5 +183,7 @@ def exited_event(name: str, record: Record) -> Dict[str, Any]:
     """The event that tells the end of a task."""
     keys = ("job", "attempt", "task", "exit_code", "oom", "peak_memory_mib", "started_s", "ended_s")
     event: Dict[str, Any] = {key: record[key] for key in keys}
-    event.update(event="exited", container=name, rebooted=bool(record.get("rebooted")))
+    event.update(
+        event="exited", container=name, rebooted=bool(record.get("rebooted")), fault=record.get("fault")
+    )
     return event

@@ -150,6 +150,8 @@ def _facts(row: Node) -> list[tuple[str, str]]:
         ("Driver", str(hello.get("driver") or "none")),
         ("Agent", _agent(row)),
     ]
+    if hello.get("shares"):
+        facts.append(("Shares", str(hello["shares"]["sentence"])))
     facts.extend(_versions(hello.get("versions") or {}))
     if hello.get("disk_free_mib") is not None:
         facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))

@@ -112,6 +112,7 @@ def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None)
         EndReason.NODE_FENCED,
         EndReason.CONTAINER_VANISHED,
         EndReason.GPU_LOST,
+        EndReason.GPU_SHARING_LOST,
     }:
         return "The node failed it", [same]
     if code == 127:

@@ -11,6 +11,7 @@ RETRIED = frozenset(
         EndReason.NODE_FENCED,
         EndReason.CONTAINER_VANISHED,
         EndReason.GPU_LOST,
+        EndReason.GPU_SHARING_LOST,
         EndReason.START_REFUSED,
         EndReason.IMAGE_MISSING,
         EndReason.DISK_FULL,
@@ -43,6 +44,7 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.STALE_GANG: AttemptState.FAILED,
     EndReason.DEPENDENCY_FAILED: AttemptState.CANCELLED,
     EndReason.GPU_SHARE_EXCEEDED: AttemptState.FAILED,
+    EndReason.GPU_SHARING_LOST: AttemptState.FAILED,
 }
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
@@ -55,5 +57,10 @@ def pause_s(failures: int) -> float:
 
 GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED, EndReason.CONSOLIDATED})
 
-NO_FAULT = GIVEN_BACK | {EndReason.NODE_REBOOTED, EndReason.NODE_FENCED, EndReason.GPU_LOST}
+NO_FAULT = GIVEN_BACK | {
+    EndReason.NODE_REBOOTED,
+    EndReason.NODE_FENCED,
+    EndReason.GPU_LOST,
+    EndReason.GPU_SHARING_LOST,
+}
 """Ends of tasks that say nothing of the task: they are not counted among its job's failures."""

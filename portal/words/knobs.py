@@ -290,6 +290,12 @@ CHOICES: dict[str, Choice] = {
             "Who may hold shares of the same GPU: jobs of one project alone, or anybody; sharing is cooperative.",
         ),
         Choice(
+            "share_needs_mps",
+            ("no", "yes"),
+            "no",
+            "Whether shares of a GPU are placed only on nodes that hold tasks to them by MPS.",
+        ),
+        Choice(
             "use_predictions",
             ("yes", "no"),
             "yes",

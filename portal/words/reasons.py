@@ -60,6 +60,7 @@ class EndReason(StrEnum):
     CONSOLIDATED = "consolidated"
     DEPENDENCY_FAILED = "dependency_failed"
     GPU_SHARE_EXCEEDED = "gpu_share_exceeded"
+    GPU_SHARING_LOST = "gpu_sharing_lost"
 
 
 END_SENTENCES: dict[EndReason, str] = {
@@ -84,6 +85,7 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.DEPENDENCY_FAILED: "It was to start after {job}, which {how}, so it can never start.",
     EndReason.GPU_SHARE_EXCEEDED: "It used {used} of the memory of GPU {gpu} of {node} for {seconds} s, where its "
     "share is {share}. Others share that GPU with it.",
+    EndReason.GPU_SHARING_LOST: "The daemon by which it shared a GPU of {node} was gone.",
     EndReason.STALE_GANG: "Another task of the job ended, so the whole attempt ended.",
 }
 

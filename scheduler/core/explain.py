@@ -190,7 +190,8 @@ class Explainer:
         elif most_tasks == 0 and self._all_unfit(job):
             sentence = (
                 f"No node of {self._pool_names(job)} can run it: each is of another kind than its environment, "
-                "has too old a driver, or lacks a volume that it names."
+                "has too old a driver, or lacks a volume that it names"
+                + (", or the MPS that a share of a GPU needs there." if self._needs_mps(job) else ".")
             )
         elif job.gpus_per_task and total == 0:
             kind = job.gpu_model or "suitable"
@@ -227,6 +228,10 @@ class Explainer:
                 f"of its {job.tasks} tasks."
             )
         return Reason(VerdictCode.NEVER, sentence, numbers)
+
+    def _needs_mps(self, job: PendingRow) -> bool:
+        asked = any(self._scenes[pool].policy.share_needs_mps == "yes" for pool in job.pools)
+        return asked and job.milli_per_gpu < WHOLE_MILLI
 
     def _all_unfit(self, job: PendingRow) -> bool:
         nodes = {node.id for pool in job.pools for node in self._scenes[pool].floor.nodes}

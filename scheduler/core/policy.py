@@ -45,6 +45,7 @@ class Policy:
     victim_order: str = CHOICES["victim_order"].default
     use_predictions: str = CHOICES["use_predictions"].default  # whether photographs tell any
     share_gpus: str = CHOICES["share_gpus"].default
+    share_needs_mps: str = CHOICES["share_needs_mps"].default  # which nodes photographs say are unfit
     fill_back: bool = True  # spare each victim that turns out not to be needed
     actions: tuple[str, ...] = ACTIONS
     settles: bool = True  # as long as making room seats somebody, what is left is handed out again

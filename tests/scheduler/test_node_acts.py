@@ -52,7 +52,7 @@ def reach(scene, look) -> None:
 
 
 def written(job: Job) -> str:
-    path = log_path(job.public_id, 1, 0, "raw")
+    path = log_path(job.public_id, 1, 0, "k8s")
     return path.read_text() if path.exists() else ""
 
 

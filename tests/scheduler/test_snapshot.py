@@ -10,6 +10,8 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from agents.engines.contract import TaskExited
+from agents.engines.ssh import event_of
 from portal.errors import Conflict
 from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageLedger, Volume
 from portal.services import lifecycle
@@ -26,6 +28,7 @@ from scheduler.core.check import check_snapshot
 from scheduler.core.cluster import Near, ReservationRow, TopologyRow
 from scheduler.core.policy import PolicyError
 from scheduler.core.saved import snapshot_from_json, snapshot_to_json
+from scheduler.dispatch import end_reason
 from scheduler.snapshot import Album, take_photo
 from tests import record
 
@@ -211,6 +214,36 @@ def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
         nodes[driver].public_id for driver, old in drivers.items() if old
     }
     assert rows["without"].unfit_nodes == ()
+
+
+def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(scene) -> None:
+    told = {"enforced": False, "sentence": "Shares of its GPUs are not enforced: they are pretend ones."}
+    cannot = record.node(scene["pool"], hello={"shares": told})
+    record.node(scene["pool"], hello={"shares": {**told, "enforced": True}})
+    submit(scene, name="whole")
+    submit(scene, name="share", milli_per_gpu=500)
+
+    def unfit() -> dict[str, set[str]]:
+        return {row.name: set(row.unfit_nodes) for row in take_photo(record.cluster()).snapshot.pending}
+
+    assert unfit() == {"whole": set(), "share": set()}
+    type(scene["pool"]).objects.update(policy={"share_needs_mps": "yes"})
+    assert unfit() == {"whole": set(), "share": {cannot.public_id, scene["node"].public_id}}
+
+
+def test_a_task_that_lost_the_daemon_of_its_share_ends_with_that_reason() -> None:
+    told = {
+        "event": "exited",
+        "container": "fw-c-j1-1-0",
+        "job": "j1",
+        "attempt": 1,
+        "task": 0,
+        "exit_code": 137,
+    }
+    lost, killed = event_of({**told, "fault": "mps_lost"}), event_of(told)
+    assert isinstance(lost, TaskExited) and isinstance(killed, TaskExited)
+    assert end_reason(lost.container) is EndReason.GPU_SHARING_LOST
+    assert end_reason(killed.container) is EndReason.EXIT_CODE
 
 
 def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(scene) -> None:

@@ -11,7 +11,7 @@
  *   ecc 0                        uncorrected errors since the driver was loaded
  *   rows 0 1 0 0                 remapped rows: corrected, uncorrected, pending, failed
  *   retired 1                    retired pages wait for a reset
- *   process PID MIB              of CUDA, and   graphics PID MIB
+ *   process PID MIB              of CUDA, and   graphics PID MIB, and   mps PID MIB of a client
  *   nvlink gpu N  |  nvlink switch   one active link to the GPU of that place, or to a switch
  *   near N LEVEL                 common ancestor with the GPU of that place, as NVML numbers levels
  *   slice UUID PROFILE MIB       a MIG slice of it
@@ -36,10 +36,10 @@ typedef struct gpu {
     struct gpu *parent;
     char uuid[TEXT], name[TEXT], bus[32], profile[TEXT];
     int place, number, lost, has_ecc, has_rows, has_retired, has_throttle, has_use, has_watts, has_joules;
-    int has_celsius, capability[2], links[MANY], link_count, near[GPUS], slice_count, counts[2];
+    int has_celsius, capability[2], links[MANY], link_count, near[GPUS], slice_count, counts[3];
     unsigned rows[4], retired, use, watts, celsius, joules;
     unsigned long long total, reserved, used, ecc, throttle;
-    process processes[2][MANY];
+    process processes[3][MANY];
     struct gpu *slices[8];
 } gpu;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci;
@@ -78,8 +78,8 @@ static void line_of(gpu *at, char *word, char *rest) {
         at->has_rows = sscanf(rest, "%u %u %u %u", at->rows, at->rows + 1, at->rows + 2, at->rows + 3) == 4;
     else if (!strcmp(word, "nvlink") && at->link_count < MANY)
         at->links[at->link_count++] = sscanf(rest, "gpu %d", &n) == 1 ? n : -1;
-    else if (!strcmp(word, "process") || !strcmp(word, "graphics")) {
-        int kind = *word == 'g';
+    else if (!strcmp(word, "process") || !strcmp(word, "graphics") || !strcmp(word, "mps")) {
+        int kind = *word == 'g' ? 1 : *word == 'm' ? 2 : 0;
         if (at->counts[kind] < MANY)
             at->processes[kind][at->counts[kind]++] = (process){a, b << 20, ~0u, ~0u};
     } else if (!strcmp(word, "event") && event_count < MANY)
@@ -229,6 +229,9 @@ int nvmlDeviceGetComputeRunningProcesses_v3(gpu *device, unsigned *count, proces
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(gpu *device, unsigned *count, process *found) {
     return list_of(device, 1, count, found);
+}
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu *device, unsigned *count, process *found) {
+    return list_of(device, 2, count, found);
 }
 int nvmlDeviceGetSupportedEventTypes(gpu *device, unsigned long long *types) { OF_DEVICE(*types = 0x1f) }
 int nvmlEventSetCreate(event_set **set) {

@@ -23,13 +23,16 @@ def test_old_programs_are_told_on_the_page_and_in_the_list(scene, client_of) -> 
     node, member = scene.nodes["h200-1"], client_of("member")
     assert "below floor" not in member.get(reverse("cluster")).content.decode()
     versions = {"kernel": "6.1.0-18-amd64", "runc": "1.1.5", "crun": None, "maxstartups": "10:30:100"}
-    Node.objects.filter(pk=node.pk).update(hello={"versions": versions, "below_floor": [OLD]})
+    shares = {"enforced": False, "sentence": "Shares of its GPUs are not enforced: it lacks MPS."}
+    hello = {"versions": versions, "below_floor": [OLD], "shares": shares}
+    Node.objects.filter(pk=node.pk).update(hello=hello)
     assert member.get(reverse("cluster")).content.decode().count("1 below floor") == 2  # map and table
     page = page_of(member, node)
     assert OLD in page
     assert "<dt>Kernel</dt><dd>6.1.0-18-amd64</dd>" in page
     assert "<dt>MaxStartups</dt><dd>10:30:100</dd>" in page
     assert "<dt>crun</dt>" not in page
+    assert f"<dt>Shares</dt><dd>{shares['sentence']}</dd>" in page
 
 
 def test_a_gpu_with_a_warning_says_so(scene, client_of) -> None:

@@ -323,6 +323,7 @@ class NvmlGpus(GpuProvider):
         for question in (
             self._nvml.nvmlDeviceGetComputeRunningProcesses,
             self._nvml.nvmlDeviceGetGraphicsRunningProcesses,
+            self._nvml.nvmlDeviceGetMPSComputeRunningProcesses,
         ):
             for each in self._ask(question, handle) or ():
                 found[each.pid] = None if each.usedGpuMemory is None else each.usedGpuMemory // _MIB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from agents.node.mps import Share
 from agents.node.spec import TaskSpec
 
 LOGIN_FILE = "config.json"
@@ -46,6 +47,7 @@ class Order(NamedTuple):
     network_is_made: bool  # it stood ready before the job came
     own_uid: Optional[int]
     hold_fd: Optional[int]  # a lock that outlives us in the child that creates
+    share: Optional[Share] = None  # of a GPU, where it is enforced
 
 
 class Image(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from agents.node import word_files
+from agents.node import mps, word_files
 from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment, with_secrets
 from agents.node.refusals import bad_spec
 from agents.node.runtimes import LOGIN_FILE, Order
@@ -154,6 +154,7 @@ def environment(engine: Engine, order: Order) -> Dict[str, str]:
         ports={port: port for port in spec.ports},
         address=LISTEN_ON,
         first_rank=rank_address(order.subnet, 0) if spec.meets_here and order.subnet else None,
+        share=mps.variables(order.share, mps.PIPES_IN_CONTAINER) if order.share else None,
     )
     if order.real_gpus and engine.gpus_by == CDI:
         # The devices come by CDI; an older hook must not add to them.
@@ -197,6 +198,9 @@ def _mounts(engine: Engine, order: Order) -> List[str]:
         words += ["--volume", f"{own_file}:rw{guards}{_noexec(engine)}"]
     if engine.kind == "podman":
         words += ["--volume", f"{order.folder}/hosts:/etc/hosts:ro{guards}{_noexec(engine)}"]
+    if order.share is not None:
+        for source, target in ((order.share.pipes, mps.PIPES_IN_CONTAINER), (order.share.shm, mps.SHM)):
+            words += ["--volume", f"{source}:{target}:rw{guards}{_noexec(engine)}"]
     for mount in order.spec.mounts:
         source = order.mount_sources[mount.target]
         access = "ro" if mount.read_only else "rw"

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from agents.node import cgroup, machine, shim, word_files
+from agents.node import cgroup, machine, mps, shim, word_files
 from agents.node.durable import locked, read_json, write_json
 from agents.node.environment import fill_in, task_environment, with_secrets
 from agents.node.refusals import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, Refusal, bad_spec
@@ -57,6 +57,7 @@ class ProcessRuntime(Runtime):
                 home=order.home_path or temporary,
                 ports=order.host_ports,
                 address=self._loopback,
+                share=mps.variables(order.share, order.share.pipes) if order.share else None,
             )
         )
         command = fill_in(spec.command, ports=order.host_ports, address=self._loopback, secrets=secrets)
@@ -83,6 +84,7 @@ class ProcessRuntime(Runtime):
                 "tmp": temporary,
                 "private_tmp": not any(place.startswith("/tmp/") for place in needed),  # noqa: S108
                 "binds": _binds(order),
+                "shm": order.share.shm if order.share and order.share.shm != mps.SHM else None,
                 "limits": {
                     "memory_mib": spec.memory_mib,
                     "pids": spec.pids,

@@ -1,0 +1,330 @@
+"""MPS daemons of this node: one begins with the first share of a GPU, and ends with the last; none is left behind.
+
+The ledger says who holds a share; ``daemon.json`` in the daemon's folder says which process it is, written by that
+process itself before it becomes the daemon, so that there is no moment in which it runs unknown. A daemon outlives
+the agent, and the next agent takes it over. One whose GPU nobody shares is ended, whoever began it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from agents.node import machine, mounts, mps
+from agents.node.durable import locked, read_json, write_json
+from agents.node.gpus import GpuFacts, GpuProvider
+from agents.node.ledger import HOLDING, Ledger, Record
+from agents.node.refusals import ENGINE_ERROR, Refusal
+from agents.node.settings import Settings
+from agents.node.spec import GpuShare, TaskSpec
+
+_BEGUN_WITHIN_S, _ANSWERS_WITHIN_S, _GONE_WITHIN_S = 15.0, 10.0, 5.0
+_TURN_S = 0.05
+
+
+class Daemon(NamedTuple):
+    """The process of a daemon; the tick of its start makes its number unmistakable within a boot."""
+
+    pid: int
+    start_ticks: Optional[int]
+
+    @property
+    def lives(self) -> bool:
+        return machine.is_alive(self.pid, self.start_ticks)
+
+
+class MpsDaemons:
+    """Each method can be repeated, and takes up what another agent process left half done."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, gpus: GpuProvider, agent: List[str]) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._gpus = gpus
+        self._agent = agent
+        self._root = os.path.join(settings.state_dir, "mps")
+        self._program = mps.program_of(settings)
+
+    def why_not(self) -> Optional[str]:
+        """Why shares are not enforced here, as a clause; None where they are."""
+        return mps.why_not(self._settings, self._gpus.gpus(), self._program)
+
+    def share_of(self, spec: TaskSpec) -> Optional[mps.Share]:
+        """What MPS gives a task, with folders that are there; None for one that it does not concern."""
+        wanted = mps.only_share(spec.gpus)
+        if wanted is None or self.why_not() is not None:
+            return None
+        limit_mib = mps.limit_mib(self._facts(wanted.uuid), wanted.milli)
+        if limit_mib is None:
+            raise Refusal(ENGINE_ERROR, f"GPU {wanted.uuid} does not tell its memory: nobody can share it.")
+        share = mps.Share(
+            wanted.uuid, limit_mib, wanted.milli / 10.0, self._in(wanted.uuid, "pipe"), self._shm(wanted.uuid)
+        )
+        self._make_folders(share)
+        return share
+
+    def begin(self, share: mps.Share) -> Daemon:
+        """The daemon of a GPU, begun where none runs, with bounds wide enough for all who share the GPU now."""
+        with locked(self._in(share.uuid, "lock")):
+            daemon = self._known(share.uuid)
+            if daemon is None or not daemon.lives:
+                daemon = self._begin_anew(share)
+            self._set_bounds(share)  # one that takes none goes on for those who have it
+            return daemon
+
+    def end_idle(self, key: str) -> None:
+        """Ends the daemon in this folder unless somebody shares its GPU. Where another is at work there: nothing."""
+        with locked(os.path.join(self._root, key, "lock"), wait=False) as free:
+            uuid = self._uuid(key)
+            if free is not None and uuid is not None and not self._holders(uuid):
+                self._end(uuid)
+
+    def idle(self) -> List[str]:
+        """Folders of daemons whose GPUs nobody shares any more."""
+        return [key for key, uuid in self._every().items() if not self._holders(uuid)]
+
+    def lost(self) -> List[str]:
+        """Tasks whose daemon is gone while they hold a share: nothing bounds them, and their GPU may hang."""
+        return [
+            name
+            for name, record in self._ledger.tasks().items()
+            if record["phase"] in HOLDING and self.fault_of(record) is not None
+        ]
+
+    def fault_of(self, record: Record) -> Optional[str]:
+        """What befell a task by its daemon; None where nothing did."""
+        told = record.get("mps")  # older records lack it
+        return None if told is None or Daemon(*told).lives else mps.FAULT
+
+    def pids(self) -> List[int]:
+        """The daemons that live; their servers descend from them."""
+        known = (self._known(uuid) for uuid in self._every().values())
+        return [daemon.pid for daemon in known if daemon is not None and daemon.lives]
+
+    # -- one daemon ---------------------------------------------------------------------------------------
+
+    def _begin_anew(self, share: mps.Share) -> Daemon:
+        self._end(share.uuid)
+        self._make_folders(share)
+        folder = self._in(share.uuid)
+        write_json(
+            os.path.join(folder, "order.json"),
+            {
+                "uuid": share.uuid,
+                "command": mps.daemon_command(self._control(share.uuid), many_accounts=os.geteuid() == 0),
+                "env": self._environment(share.uuid),
+                "shm": share.shm if mps.has_own_shm(self._settings) else None,
+            },
+        )
+        try:
+            answer = subprocess.run(
+                [*self._agent, "mps", folder],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=_BEGUN_WITHIN_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            raise self._refusal(share.uuid, "it did not begin in time") from late
+        if answer.returncode != 0:
+            raise self._refusal(share.uuid, answer.stderr.decode(errors="replace").strip()[-300:])
+        deadline_s = time.monotonic() + _ANSWERS_WITHIN_S
+        while self._say(share.uuid, mps.ALIVE) is None:
+            daemon = self._known(share.uuid)
+            if daemon is None or not daemon.lives or time.monotonic() >= deadline_s:
+                said = machine.read_text(os.path.join(folder, "log", "said")) or "it does not answer"
+                self._end(share.uuid)
+                raise self._refusal(share.uuid, said.strip()[-300:])
+            time.sleep(_TURN_S)
+        daemon = self._known(share.uuid)
+        if daemon is None:
+            raise self._refusal(share.uuid, "its process is not known")
+        return daemon
+
+    def _set_bounds(self, share: mps.Share) -> None:
+        """Those of the largest share of the GPU; each task's own variables lower them to its share."""
+        milli = max(each.milli for each in self._holders(share.uuid) or [GpuShare(share.uuid, 1)])
+        widest = mps.limit_mib(self._facts(share.uuid), milli) or share.limit_mib
+        servers = self._say(share.uuid, mps.SERVERS)
+        lines = mps.limit_lines(
+            max(widest, share.limit_mib), max(milli / 10.0, share.percent), mps.servers_in(servers or "")
+        )
+        if servers is None or self._say(share.uuid, *lines) is None:
+            raise self._refusal(share.uuid, "it does not take bounds")
+
+    def _say(self, uuid: str, *lines: str) -> Optional[str]:
+        """The daemon's answer; None when it gave none."""
+        try:
+            answer = subprocess.run(
+                [self._control(uuid)],
+                input="".join(f"{line}\n" for line in lines).encode(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self._environment(uuid),
+                timeout=_ANSWERS_WITHIN_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return answer.stdout.decode(errors="replace") if answer.returncode == 0 else None
+
+    def _end(self, uuid: str) -> None:
+        """Asks a daemon to quit, then kills it and its servers, and drops what it left but for its log."""
+        daemon = self._known(uuid)
+        if daemon is not None and daemon.lives:
+            with contextlib.suppress(Refusal):
+                self._say(uuid, mps.QUIT)
+            deadline_s = time.monotonic() + _GONE_WITHIN_S
+            while daemon.lives and time.monotonic() < deadline_s:
+                time.sleep(_TURN_S)
+        for pid in _family(self._in(uuid, "pipe")):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for name in ("daemon.json", "order.json"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._in(uuid, name))
+        for folder in (self._in(uuid, "pipe"), self._shm(uuid) if mps.has_own_shm(self._settings) else None):
+            if folder is not None and _is_our_folder(folder):
+                _empty(folder)
+
+    # -- folders ------------------------------------------------------------------------------------------
+
+    def _in(self, uuid: str, *names: str) -> str:
+        return os.path.join(self._root, mps.key_of(uuid), *names)
+
+    def _shm(self, uuid: str) -> str:
+        if not mps.has_own_shm(self._settings):
+            return mps.SHM
+        return os.path.join(mps.SHM, f"fairway-{self._settings.cluster}-{mps.key_of(uuid)}")
+
+    def _make_folders(self, share: mps.Share) -> None:
+        """Tasks of other accounts reach the pipes and the shared memory; logs and orders are ours."""
+        for folder, mode in ((self._root, 0o711), (self._in(share.uuid), 0o711), (share.pipes, 0o755)):
+            os.makedirs(folder, mode=mode, exist_ok=True)
+        os.makedirs(self._in(share.uuid, "log"), mode=0o700, exist_ok=True)
+        if share.shm != mps.SHM:
+            os.makedirs(share.shm, exist_ok=True)
+            if not _is_our_folder(share.shm):  # anybody may make names there
+                raise self._refusal(share.uuid, f"{share.shm} belongs to somebody else")
+            os.chmod(share.shm, 0o1777)  # noqa: S103 - as the machine's own
+
+    def _every(self) -> Dict[str, str]:
+        """The GPUs of all daemons that were ordered and not ended, by folder."""
+        with contextlib.suppress(FileNotFoundError):
+            found = {key: self._uuid(key) for key in os.listdir(self._root)}
+            return {key: uuid for key, uuid in found.items() if uuid is not None}
+        return {}
+
+    def _uuid(self, key: str) -> Optional[str]:
+        order: Optional[Dict[str, Any]] = read_json(os.path.join(self._root, key, "order.json"))
+        return None if order is None else str(order["uuid"])
+
+    def _known(self, uuid: str) -> Optional[Daemon]:
+        told = read_json(self._in(uuid, "daemon.json"))
+        return None if told is None else Daemon(told["pid"], told["start_ticks"])
+
+    def _holders(self, uuid: str) -> List[GpuShare]:
+        """The shares of a GPU that tasks hold now, those among them of which nothing is created yet."""
+        shares = (
+            mps.only_share([GpuShare(each["uuid"], each["milli"]) for each in record["gpus"]])
+            for record in self._ledger.tasks().values()
+            if record["phase"] in HOLDING
+        )
+        return [share for share in shares if share is not None and share.uuid == uuid]
+
+    def _facts(self, uuid: str) -> GpuFacts:
+        for facts in self._gpus.gpus():
+            if facts.uuid == uuid:
+                return facts
+        raise self._refusal(uuid, "the GPU is not there")
+
+    def _control(self, uuid: str) -> str:
+        if self._program is None:
+            raise self._refusal(uuid, f"{self._settings.mps_control} is not on the node")
+        return self._program
+
+    def _environment(self, uuid: str) -> Dict[str, str]:
+        own = mps.daemon_environment(uuid, self._in(uuid, "pipe"), self._in(uuid, "log"))
+        return {"PATH": os.environ.get("PATH", os.defpath), **own}
+
+    @staticmethod
+    def _refusal(uuid: str, why: str) -> Refusal:
+        return Refusal(ENGINE_ERROR, f"The MPS daemon that shares GPU {uuid} cannot be used: {why}.")
+
+
+def _family(pipes: str) -> List[int]:
+    """A daemon and its servers, these also where they outlived it: by program, and the pipes they were given."""
+    mark = f"CUDA_MPS_PIPE_DIRECTORY={pipes}"
+    return [
+        each.pid
+        for each in machine.processes()
+        if (machine.read_text(f"/proc/{each.pid}/comm") or "").strip() == mps.COMMAND
+        and mark in (machine.read_text(f"/proc/{each.pid}/environ") or "").split("\0")
+    ]
+
+
+def _is_our_folder(path: str) -> bool:
+    try:
+        facts = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+
+
+def _empty(folder: str) -> None:
+    """Removes what is in a folder; the folder stays, for tasks that are created already are shown this very one."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path)
+
+
+def main(folder: str) -> int:
+    """Makes a process that becomes the daemon ordered in a folder, and returns once it has, or says why not."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    if os.fork() == 0:
+        try:
+            _become(folder)
+        except BaseException as error:  # the last line of defence of a process of its own: said, then ended
+            with contextlib.suppress(OSError):
+                os.write(writing, str(error).encode())
+        os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        said = stream.read()  # nothing is said once the daemon has taken the process over
+    sys.stderr.write(said.decode(errors="replace"))
+    return 1 if said else 0
+
+
+def _become(folder: str) -> None:
+    os.setsid()
+    with open(os.path.join(folder, "order.json"), encoding="utf-8") as stream:
+        order = json.load(stream)
+    facts = machine.process(os.getpid())
+    write_json(
+        os.path.join(folder, "daemon.json"),
+        {"pid": os.getpid(), "start_ticks": facts.start_ticks if facts else None},
+    )
+    uid, gid = os.geteuid(), os.getegid()
+    if order["shm"] is not None:
+        mounts.leave_for_own(0 if uid == 0 else mounts.CLONE_NEWUSER)
+        if uid != 0:
+            mounts.stay_the_same_account(uid, gid)
+        mounts.keep_apart()
+        mounts.mount(order["shm"], mps.SHM, None, mounts.BIND)
+    said = os.open(os.path.join(folder, "log", "said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, stream_fd in ((0, null), (1, said), (2, said)):
+        os.dup2(stream_fd, number)
+    os.chdir("/")
+    os.execve(order["command"][0], order["command"], order["env"])  # noqa: S606 - no shell is the point
