@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
@@ -142,7 +143,12 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """500, with a number that the log carries too."""
+    """500, with a number that the log carries too; 503 where it was the database that was away.
+
+    What the middleware asked of it comes here. It may be back by now, so that a page that asks it succeeds.
+    """
+    if isinstance(sys.exc_info()[1], DatabaseAway | InterfaceError):
+        return _database_away()
     number = f"err {secrets.token_hex(2)}-{secrets.token_hex(2)}"
     log.error("%s answers %r", number, request.path)
     try:

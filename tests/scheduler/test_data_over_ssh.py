@@ -20,7 +20,7 @@ from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig_scene import in_state, reach, rig_scene, story, submit
 
-pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
 
 VALUE = "hush-7f3a 'quoted' $HOME"
 FILED = "hush-9c1b filed"

@@ -64,7 +64,8 @@ class Person:
     def take_token(self) -> None:
         """Makes an API token on the account page, and uses it from then on."""
         page = self.go("/account/")
-        page.get_by_label("Name", exact=True).last.fill("story")
+        form = page.locator("form", has=page.locator("input[name=scopes]"))
+        form.get_by_label("Name", exact=True).fill("story")
         for scope in page.locator("input[name=scopes]").all():
             scope.check()
         page.get_by_role("button", name=re.compile("token", re.I)).first.click()

@@ -198,6 +198,14 @@ def test_simulated_gpus_are_never_shown_as_real(scene, client_of):
     assert 'data-x="sim"' in page
 
 
+def test_a_database_that_was_away_for_the_middleware_is_a_503_though_it_is_back(rf):
+    try:
+        raise OperationalError("the database system is starting up")
+    except OperationalError:
+        answer = refusals.server_error(rf.get("/"))
+    assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
+
+
 def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch):
     def away(*args, **kwargs):
         raise OperationalError("no connection")

@@ -207,7 +207,7 @@ def test_after_a_reboot_the_first_share_begins_a_daemon_anew(sharing: SharingNod
         assert len(sharing.daemons()) == 1
 
 
-@pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.long)])
 def test_an_agent_killed_at_a_step_leaves_one_daemon_at_most_and_none_that_nobody_needs(
     sharing: SharingNode, stride: int
 ) -> None:

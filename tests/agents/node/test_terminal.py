@@ -234,6 +234,7 @@ def test_a_stranger_does_not_enter_and_keeps_nobody_waiting(task) -> None:
         sock.close()
 
 
+@pytest.mark.long
 def test_output_without_end_waits_for_the_eyes_and_starves_no_other(task) -> None:
     _, link = task
     flood, other = (Browser(open_terminal(link, "jterm")) for _ in range(2))
