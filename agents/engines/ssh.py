@@ -144,9 +144,7 @@ class NodeEngine:
         answer = self._link.ask(
             "logs",
             timeout_s=ANSWER_WITHIN_S,
-            job=key.job,
-            attempt=key.attempt,
-            task=key.task,
+            **_named(key),
             offset=offset,
             limit=LOG_PIECE_BYTES,
         )
@@ -158,9 +156,7 @@ class NodeEngine:
         answer = self._link.ask(
             "probe",
             timeout_s=ANSWER_WITHIN_S,
-            job=key.job,
-            attempt=key.attempt,
-            task=key.task,
+            **_named(key),
             port=port,
             path=path,
         )
@@ -175,9 +171,7 @@ class NodeEngine:
         answer = self._link.ask(
             "terminal",
             timeout_s=ANSWER_WITHIN_S,
-            job=key.job,
-            attempt=key.attempt,
-            task=key.task,
+            **_named(key),
             secret=secret,
             cols=cols,
             rows=rows,
@@ -283,6 +277,11 @@ def event_of(message: Mapping[str, Any]) -> EngineEvent | None:
         case "pull_progress":
             return PullProgress(str(message["image"]), str(message.get("line", "")))
     return None
+
+
+def _named(key: TaskKey) -> dict[str, Any]:
+    """How a request names a task."""
+    return {"job": key.job, "attempt": key.attempt, "task": key.task}
 
 
 def hello_as_json(hello: Hello) -> dict[str, Any]:
