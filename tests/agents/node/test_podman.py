@@ -166,8 +166,9 @@ def test_a_job_takes_the_network_that_stands_ready_for_itself_alone(podman_node:
     spare = node.wait_for_spare()
     first, second = start(link, node, "jone"), start(link, node, "jtwo")
     assert network_of(node, first) == spare
-    assert network_of(node, second) == f"fw-{CLUSTER}-jtwo"  # none stood ready so soon
-    assert node.wait_for_spare() != spare
+    other = network_of(node, second)  # its own; where the start was slow, the next spare stood ready already
+    assert other == f"fw-{CLUSTER}-jtwo" or other.startswith(f"fw-{CLUSTER}-spare-")
+    assert len({spare, other, node.wait_for_spare()}) == 3
     end(link, "jone")
     end(link, "jtwo")
     assert node.networks() == {node.wait_for_spare()}
