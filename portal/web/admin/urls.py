@@ -32,6 +32,7 @@ urlpatterns = [
     path("projects/add/", projects.add_project, name="add-project"),
     path("projects/<slug:public_id>/", projects.project_page, name="project"),
     path("projects/<slug:public_id>/change/", projects.change_project, name="change-project"),
+    path("projects/<slug:public_id>/idle/", projects.save_idle, name="save-project-idle"),
     path("projects/<slug:public_id>/members/", projects.set_member, name="set-member"),
     path("projects/<slug:public_id>/invite/", projects.invite_into, name="invite-into"),
     path("people/", people.people_list, name="people"),
