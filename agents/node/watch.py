@@ -45,6 +45,7 @@ class Watch:
         self._busy: Set[Tuple[str, bool]] = set()
         self._retry_at_s: Dict[str, float] = {}
         self._gpus = {facts.uuid: facts for facts in tasks.gpus.gpus()}
+        tasks.gpus.new_faults()  # what befell them before is past
         self._ill_again_s = time.monotonic() + _ILL_AGAIN_AFTER_S
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -153,6 +154,8 @@ class Watch:
         self._told = ended
 
     def _look_at_gpus(self) -> None:
+        for fault in self._tasks.gpus.new_faults():
+            self._push({"event": "gpu_xid", **fault._asdict()})
         now = {facts.uuid: facts for facts in self._tasks.gpus.gpus()}
         again = time.monotonic() >= self._ill_again_s
         if again:

@@ -8,6 +8,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from portal.access import Policy, policy
 from portal.api import (
+    alarms,
     asking,
     cluster,
     description,
@@ -121,6 +122,8 @@ V1: list[URLPattern | URLResolver] = [
     path("scheduler/", scheduler.SchedulerRoute.as_view()),
     path("scheduler/failed/", scheduler.FailedCyclesRoute.as_view()),
     path("scheduler/failed/<slug:cycle>/", scheduler.FailedCycleRoute.as_view()),
+    path("alarms/", alarms.AlarmsRoute.as_view()),
+    path("alarms/<slug:alarm>/acknowledge/", alarms.AlarmAcknowledgeRoute.as_view()),
     path("gpus/", cluster.GpusRoute.as_view()),
     path("gpus/<slug:uuid>/", cluster.GpuRoute.as_view()),
     path("gpus/<slug:uuid>/give-back/", node_acts.GpuGiveBackRoute.as_view()),

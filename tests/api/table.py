@@ -99,6 +99,8 @@ ROWS = [
     Row("pool_policy_change", "patch", "pools/{pool}/policy/", ADMIN, KNOBS, if_match="*", hidden=403),
     Row("project_policy_get", "get", "projects/{project}/policy/", INSIDE),
     Row("project_policy_change", "patch", "projects/{project}/policy/", MANAGERS, IDLE_KNOBS, if_match="*"),
+    Row("alarms_list", "get", "alarms/", ADMIN, hidden=403),
+    Row("alarms_acknowledge", "post", "alarms/{alarm}/acknowledge/", ADMIN, {"note": "reset it"}, hidden=403),
     Row("quota_undo", "post", "quotas/{quota}/undo/", ADMIN, {}, if_match=True),
     Row("jobs_list", "get", "jobs/", EVERYBODY),
     Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=400),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from portal.web.admin import (
+    alarms,
     audit,
     environments,
     node_acts,
@@ -75,5 +76,7 @@ urlpatterns = [
     path("environments/<slug:public_id>/bring/stop/", environments.stop_bringing, name="stop-bringing"),
     path("scheduler/", scheduler.scheduler_page, name="scheduler"),
     path("scheduler/failed/<slug:public_id>/", scheduler.failed_cycle, name="failed-cycle"),
+    path("alarms/", alarms.alarms_page, name="alarms"),
+    path("alarms/<slug:public_id>/acknowledge/", alarms.acknowledge, name="acknowledge-alarm"),
     path("audit/", audit.audit, name="audit"),
 ]
