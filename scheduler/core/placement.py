@@ -255,7 +255,7 @@ class Floor:
         else:
             return room
         free = self.free_milli[rows]
-        fits: Ints = np.where(self.eligible(shape)[rows], free, 0) // self._milli(shape, rows)
+        fits = np.where(self.eligible(shape)[rows], free // self._milli(shape, rows), 0)
         tenants = self._tenants.of_gpu[rows]
         room.update(rows, fits, free == WHOLE_MILLI, tenants, self._bound_beside_gpus(shape, rows))
         return room
