@@ -181,6 +181,14 @@ class Floor:
         """Shares of a GPU are for one project alone: those of ``running`` stand already. None: for anybody."""
         self._changed += self._tenants.stand(running, self._slot_of)
 
+    def tenant(self, shape: Shape) -> int:
+        """Who alone may join the shares of such a task, as a number; 0: anybody, or it takes none."""
+        return self._tenants.number_of(shape.tenant) if self._tenants.apart else 0
+
+    def tenant_on(self, node: int, slot: int) -> int:
+        """Whose shares stand on a GPU, by that number; 0: nobody's, or it does not matter."""
+        return int(self._tenants.of_gpu[node, slot]) if self._tenants.apart else 0
+
     def welcome(self, shape: Shape, rows: Ints | int) -> Bools:
         """Which GPU slots of these nodes are of the kind asked for, and shared with no other project."""
         kind: Bools = self.eligible(shape)[rows]
