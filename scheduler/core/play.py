@@ -151,7 +151,9 @@ class _Play:
         # at least so much of its share would each project hold; looked at closely is only who may be the one
         least_milli = min(stage.milli_of[kind] for kind in kinds)
         waits = self._waits[kinds] > 0
-        parts = np.where(np.logical_or.reduce(waits), (self._held_milli + least_milli) / stage.share_milli, math.inf)
+        parts = np.where(
+            np.logical_or.reduce(waits), (self._held_milli + least_milli) / stage.share_milli, math.inf
+        )
         heads: dict[int, int | None] = {}
         while True:
             project = int(parts.argmin())
