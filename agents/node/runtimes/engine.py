@@ -155,8 +155,10 @@ class EngineRuntime(Runtime):
         write_whole(arguments.environment_path(order.folder), variables, sync=False)
         try:
             answer = self.call(words, keep_fd=order.hold_fd)
-            pruned = answer.code != 0 and answer.says(_NO_NETWORK)
-            if pruned and not order.spec.node_network:  # by somebody who saw networks that nobody used yet
+            gone = answer.code != 0 and answer.says(_NO_NETWORK)
+            if gone and order.spec.network is not None:
+                raise bad_spec(f"This node has no network {order.spec.network} of {self.kind}.")
+            if gone and not order.spec.node_network:  # by somebody who saw networks that nobody used yet
                 self._make_network_of(order)
                 answer = self.call(words, keep_fd=order.hold_fd)
         finally:
@@ -244,6 +246,16 @@ class EngineRuntime(Runtime):
 
     def networks(self, cluster: str) -> List[str]:
         return self.must(arguments.networks(cluster)).split()
+
+    def outer_networks(self) -> Optional[List[Dict[str, Any]]]:
+        try:
+            names = [
+                each for each in self.must(arguments.every_network()).split() if not each.startswith("fw-")
+            ]
+            rows = json.loads(self.call(["network", "inspect", *names]).out) if names else []
+        except (Refusal, ValueError):
+            return None
+        return [found for row in rows if (found := arguments.outer_network(row)) is not None]
 
     def remove_network(self, name: str) -> None:
         answer = self.call(arguments.remove_network(name))
