@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import reverse
 
-from portal.models import Job, NodePool
+from portal.models import Job, Node, NodePool
 from portal.web.launch_form import LaunchForm
 from portal.web.launch_start import initial_of
 
@@ -44,3 +44,24 @@ def test_only_administrators_lend_the_network(scene, client_of) -> None:
         answer = client_of(who).post(address, {"allow_node_network": "on"})
         assert answer.status_code in (403, 404)
     assert not NodePool.objects.filter(allow_node_network=True).exists()
+
+
+def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(scene, client_of) -> None:
+    pool = scene.pools["h200"]
+    address, policy = reverse("set-pool-network", args=[pool.public_id]), f"{reverse('policy')}?pool=h200"
+    node = pool.nodes.order_by("name").first()
+    Node.objects.filter(pk=node.pk).update(
+        hello=node.hello | {"interfaces": [{"name": "eth0", "address": "192.0.2.1", "chosen": True}]}
+    )
+    named = {"allow_node_network": "on", "fabric_interface": "ib0", "fabric_adapters": "mlx5_0"}
+    assert client_of("admin").post(address, named).status_code == 302
+    pool.refresh_from_db()
+    assert (pool.fabric_interface, pool.fabric_adapters) == ("ib0", "mlx5_0")
+    page = client_of("admin").get(policy).content.decode()
+    assert 'value="ib0"' in page and "It has no interface ib0." in page
+    said = client_of("admin").get(reverse("node", args=[node.public_id])).content.decode()
+    assert "It has no interface ib0." in said and "as its pool says: ib0" in said
+    told = client_of("admin").post(address, named | {"fabric_network": "host"}, follow=True).content.decode()
+    assert "network of an engine" in told
+    pool.refresh_from_db()
+    assert pool.fabric_network == ""

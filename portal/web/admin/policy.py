@@ -216,6 +216,7 @@ def _render(request: HttpRequest, page: Page, *, status: int = 200, reason: str 
     named = {line.knob.name: line.knob for line in page.lines}
     context = {
         "page": page,
+        "lacking": page.pool.nodes.exclude(lacks="").order_by("name") if page.pool else (),
         "pools": NodePool.objects.order_by("name"),
         "may_edit": may_edit,
         "refused": status == 400,
