@@ -332,7 +332,7 @@ def remove_ended(door: Door, job: str, attempt: int) -> None:
 
 def tasks_held(node: Node) -> list[Task]:
     """Tasks of live attempts that hold GPUs on a node, oldest first. Each node asks this every ten seconds."""
-    return list(_held(node).select_related("attempt__job", "attempt__progress"))
+    return list(_held(node).select_related("attempt__job", "attempt__progress", "attempt__rendezvous"))
 
 
 def tasks_to_serve(node: Node) -> list[Task]:
@@ -341,7 +341,7 @@ def tasks_to_serve(node: Node) -> list[Task]:
         _held(node).select_related(
             "node",
             "attempt__progress",
-            "attempt__rendezvous",
+            "attempt__rendezvous__node",
             "attempt__job__owner",
             "attempt__job__project",
             "attempt__job__environment",

@@ -13,6 +13,11 @@ class Meeting:
     address: str
     port: int
 
+    @property
+    def host(self) -> str:
+        """The address as it stands before a colon and the port: one of IPv6 in brackets."""
+        return f"[{self.address}]" if ":" in self.address else self.address
+
 
 @dataclass(frozen=True)
 class Gang:

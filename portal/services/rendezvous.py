@@ -9,14 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.db.models import Max
+from django.utils import timezone
 
 from agents.launchers import NEED_THE_OTHERS
 from agents.node.spec import REACHES
 from portal.errors import Conflict
-from portal.models import Attempt, Job, Node, NodePool, Rendezvous
+from portal.models import Attempt, Job, Node, NodePool, Rendezvous, Task
 from portal.selectors.interfaces import interface_of
+from portal.wake import hint_nodes
 from portal.words.fabric import INSIDE, addresses_from_above
-from portal.words.states import RuntimeKind
+from portal.words.states import AttemptState, RuntimeKind
 
 PORTS = 32_000, 32_700
 """First and last port for nodes whose agent tells no range of its own."""
@@ -52,6 +54,22 @@ def part(attempt: Attempt) -> None:
     """The attempt has ended: its port is free for others."""
     if attempt.together:
         Rendezvous.objects.filter(attempt=attempt).update(live=False)
+
+
+def tries_first(attempt: Attempt, tasks: Sequence[Task]) -> bool:
+    """True while other nodes are to reach the one where a gang meets before its tasks, all prepared, begin.
+
+    Asks those to try. False once all have, for an attempt that does not try, and where a task runs already.
+    """
+    row = Rendezvous.objects.filter(attempt=attempt, live=True, tried=True).first()
+    if row is None or any(task.state == AttemptState.RUNNING for task in tasks):
+        return False
+    others = [task.node for task in tasks if task.node_id != row.node_id and task.reached_at is None]
+    if others and row.trying_since is None:
+        row.trying_since = timezone.now()
+        row.save(update_fields=["trying_since"])
+        hint_nodes({node.public_id: ("reach", attempt.job.public_id) for node in others})
+    return bool(others)
 
 
 def _rendezvous(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous | None:

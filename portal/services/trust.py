@@ -66,6 +66,14 @@ def record_cut_off(node_id: int, peer_id: int, *, job: Job, sentence: str) -> in
     return None if cause is None else int(cause)
 
 
+def cut_off_from(node_id: int) -> list[int]:
+    """The nodes that a node and they did not reach of late."""
+    recent = NodeTrouble.objects.filter(trouble=Trouble.CUT_OFF.value, at__gt=timezone.now() - _WINDOW)
+    return [
+        peer for peer in recent.filter(node=node_id).values_list("peer_id", flat=True) if peer is not None
+    ]
+
+
 def record_stuck(node_id: int, job: Job) -> None:
     """Something of a job was killed on a node and is still there: the node is aside until it has gone."""
     with transaction.atomic():

@@ -11,16 +11,18 @@ from django.utils import timezone
 from portal.errors import Conflict, Impossible, Invalid, NotAllowed
 from portal.models import Allocation, Attempt, AuditEntry, Job, Node, NodePool, Rendezvous, Task
 from portal.selectors.interfaces import interface_of
-from portal.services import lifecycle
+from portal.services import lifecycle, reaching, trust
 from portal.services.lifecycle import Seat
 from portal.services.node_network import do_set_interface, do_set_node_network
 from portal.services.nodes import record_network_facts
+from portal.services.reaching import is_to_try
 from portal.words.fabric import Fabric
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
 from scheduler import sweep
 from scheduler.core.decide import decide
 from scheduler.mounts import Folders
+from scheduler.reaching import go_elsewhere
 from scheduler.snapshot import take_photo
 from scheduler.start_spec import Part, start_spec
 from tests import record
@@ -288,3 +290,66 @@ def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(s
     record_network_facts(scene["nodes"][1].pk, {"networks": {"podman": []}})
     scene["nodes"][1].refresh_from_db()
     assert scene["nodes"][1].lacks == "Its podman has no network fabric0."
+
+
+def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) -> None:
+    third = record.node(scene["pool"])
+    scene["nodes"].append(third)
+    for number, node in enumerate(scene["nodes"], 1):
+        told = hello(number)
+        Node.objects.filter(pk=node.pk).update(hello=told | {"takes": [*told["takes"], "reach"]})
+        node.refresh_from_db()
+    first, second, third = scene["nodes"]
+    attempt = place(scene, submit(scene, tasks=4), first, second, second, third)
+
+    def to_try() -> list[int]:
+        fresh = Attempt.objects.select_related("rendezvous").get(pk=attempt.pk)
+        return [task.rank for task in tasks(attempt) if is_to_try(task, fresh)]
+
+    def listens_since() -> dt.datetime | None:
+        return Rendezvous.objects.get(attempt=attempt).trying_since
+
+    rows = tasks(attempt)
+    for task in rows[:3]:
+        lifecycle.task_prepared(task.pk)
+    assert to_try() == [] and listens_since() is None
+    lifecycle.task_prepared(rows[3].pk)
+    assert to_try() == [1, 2, 3]
+    reaching.node_reached(rows[1].pk)
+    assert to_try() == [3]
+    attempt.refresh_from_db()
+    assert attempt.prepared_at is None
+    since = listens_since()
+    assert since is not None
+    # one that fails asks whether anybody listened at all
+    assert not reaching.node_failed(rows[3].pk, since)
+    assert to_try() == [] and lifecycle.is_to_prepare(tasks(attempt)[0], attempt)
+    assert not reaching.node_failed(rows[3].pk, since)  # of the time before: it says nothing
+    lifecycle.task_prepared(rows[0].pk)
+    assert to_try() == [3]
+    again = listens_since()
+    assert again is not None and again != since and not reaching.node_failed(rows[3].pk, since)
+    assert reaching.node_failed(rows[3].pk, again)
+    reaching.node_reached(rows[3].pk)
+    attempt.refresh_from_db()
+    assert attempt.prepared_at is not None and to_try() == []
+
+
+def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> None:
+    nodes = [*scene["nodes"], record.node(scene["pool"]), record.node(scene["pool"])]
+    Node.objects.update(state="ready", trust="trusted")
+    job = submit(scene)
+
+    def apart(tried: Node, first: Node, whose: Job = job) -> list[str]:
+        cause = trust.record_cut_off(tried.pk, first.pk, job=whose, sentence="b cannot reach a")
+        go_elsewhere(whose, tried, first, cause)
+        return sorted(job.avoid_nodes.values_list("name", flat=True))
+
+    a, b, c, d = nodes
+    assert apart(b, a) == [b.name]  # nobody can say yet
+    assert apart(c, a) == [a.name]  # it is a: the others were good
+    other = submit(scene)
+    assert apart(d, a, other) == [a.name]
+    a.refresh_from_db()
+    assert (a.trust, a.trust_cause) == ("aside", "cut_off")
+    assert {node.trust for node in Node.objects.exclude(pk=a.pk)} == {"trusted"}
