@@ -7,6 +7,7 @@ from django.urls import reverse
 from portal.models import Job, Node, NodePool
 from portal.web.launch_form import LaunchForm
 from portal.web.launch_start import initial_of
+from tests.web.test_nonsense import NONSENSE
 
 TWO = {"time_limit_s": "", "tasks": "2", "gpus_per_task": "2", "launcher": "torchrun", "retry_failures": "on"}
 
@@ -65,3 +66,16 @@ def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(s
     assert "network of an engine" in told
     pool.refresh_from_db()
     assert pool.fabric_network == ""
+
+
+def test_nonsense_in_what_a_pool_names_is_told_and_kept_out(scene, client_of) -> None:
+    pool, client = scene.pools["h200"], client_of("admin")
+    address = reverse("set-pool-network", args=[pool.public_id])
+    names = ("fabric_interface", "fabric_network", "fabric_devices", "fabric_adapters")
+    for number, text in enumerate((*NONSENSE, "1/" + "9" * 500, "::/0/1", "/dev/[")):
+        for typed in (dict.fromkeys(names, text), {names[number % 4]: text}):
+            assert client.post(address, {"allow_node_network": "on"} | typed).status_code == 302
+    told = client.get(f"{reverse('policy')}?pool=h200")
+    assert told.status_code == 200 and b"<script>alert(1)" not in told.content
+    pool.refresh_from_db()
+    assert (pool.fabric_network, pool.fabric_devices) == ("", [])
