@@ -21,7 +21,7 @@ _HOME_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}\Z")
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,95}\Z")
 _PATH = re.compile(r"/[^\x00-\x1f,:]{0,1023}\Z")
-_DEVICE = re.compile(r"/dev(/[A-Za-z0-9_*?\[][]A-Za-z0-9._*?\[-]{0,63}){1,4}\Z")
+_DEVICE = re.compile(r"/dev(/(?![.-])([A-Za-z0-9_.*?-]|\[[A-Za-z0-9_-]+\]){1,64}){1,4}\Z")
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,49}\Z")
 _NETWORK = re.compile(r"(?!fw-|host\Z|none\Z)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 

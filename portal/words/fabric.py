@@ -13,7 +13,7 @@ from portal.words.states import RuntimeKind
 
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
 _NETWORK = re.compile(r"(?!fw-|(host|none)$)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_DEVICE = re.compile(r"/dev(/[A-Za-z0-9_*?\[][]A-Za-z0-9._*?\[-]{0,63}){1,4}")
+_DEVICE = re.compile(r"/dev(/(?![.-])([A-Za-z0-9_.*?-]|\[[A-Za-z0-9_-]+\]){1,64}){1,4}")
 _ADAPTERS = re.compile(r"[=^]{0,2}[A-Za-z0-9_]+(:[0-9]+)?(,[A-Za-z0-9_]+(:[0-9]+)?)*")
 MAX_DEVICES = 64
 INSIDE = "eth0"
