@@ -85,7 +85,13 @@ def test_killed_while_a_gang_begins(stand: TwoNodes, point: str) -> None:
     nothing_is_left(stand, job)
 
 
-@pytest.mark.parametrize("point", each_of(["prepare.answered", "prepare.recorded", "reach.answered"]))
+@pytest.mark.parametrize(
+    "point",
+    [
+        *each_of(["prepare.answered", "prepare.recorded"]),
+        pytest.param("reach.answered", marks=pytest.mark.long),
+    ],
+)
 def test_killed_between_the_steps_and_cancelled_before_anybody_is_back(stand: TwoNodes, point: str) -> None:
     job = stand.submit(tasks=2)
     assert dies_at(point, lambda: Engine().run_until(lambda: False, WITHIN_S)), "never came by"

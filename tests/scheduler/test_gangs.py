@@ -131,6 +131,7 @@ def test_where_one_node_refuses_none_begins_and_all_is_undone(stand) -> None:
     wait_for("both began", lambda: begun(stand) == ["begun-1-0", "begun-1-1"])
 
 
+@pytest.mark.long
 def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_up(stand) -> None:
     stand.command = BEGINS.replace("{folder}", str(stand.folder))
     nodes = Node.objects.filter(name__in=stand.names).order_by("name")
