@@ -135,6 +135,9 @@ class EngineRuntime(Runtime):
         spec = order.spec
         if self._firewall is not None:
             self._firewall.raise_once()
+        if spec.network is not None and self.call(["network", "inspect", spec.network]).code != 0:
+            # docker would find out at the start, when others of its gang have begun
+            raise bad_spec(f"This node has no network {spec.network} of {self.kind}.")
         if order.network_is_made:
             self._prepared[spec.name] = self.image_facts(spec.image or "")
             return
@@ -155,10 +158,9 @@ class EngineRuntime(Runtime):
         write_whole(arguments.environment_path(order.folder), variables, sync=False)
         try:
             answer = self.call(words, keep_fd=order.hold_fd)
-            gone = answer.code != 0 and answer.says(_NO_NETWORK)
-            if gone and order.spec.network is not None:
-                raise bad_spec(f"This node has no network {order.spec.network} of {self.kind}.")
-            if gone and not order.spec.node_network:  # by somebody who saw networks that nobody used yet
+            own = not order.spec.node_network and order.spec.network is None
+            if own and answer.code != 0 and answer.says(_NO_NETWORK):
+                # it was pruned by somebody who saw networks that nobody used yet
                 self._make_network_of(order)
                 answer = self.call(words, keep_fd=order.hold_fd)
         finally:

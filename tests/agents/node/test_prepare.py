@@ -161,6 +161,7 @@ def test_a_check_says_what_a_node_lacks_of_what_its_pool_names(node: LoneNode) -
 @pytest.mark.parametrize("where", ["in the network of their job", "on the network of the node"])
 def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
     node, port = podman_node, free_port()
+    node.configure(fabric_devices=["/dev/null"])
     link = node.open()
     on_node = where == "on the network of the node"
     address = (
@@ -181,3 +182,8 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
         prepare(link, spec, "start")
     eventually("both have ended", lambda: codes_of(link, "jgang") == [0, 0])
     assert "heard one" in log_of(link, "jgang")
+    if on_node:  # it is only created: not everywhere may we raise the bound that it asks for
+        fabric = {"job": "jfabric", "task": 0, "devices": ["/dev/nul?"], "meet_port": None, "env": {}}
+        made = prepare(link, specs[0] | fabric)["container"]
+        told = node.podman("inspect", "--format", "{{.HostConfig.Devices}} {{.HostConfig.Ulimits}}", made)  # type: ignore[attr-defined]
+        assert "/dev/null" in told.stdout and "MEMLOCK -1 -1" in told.stdout, told
