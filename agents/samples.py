@@ -94,6 +94,7 @@ class InterfaceState:
     prefix: int
     speed_mbit: int | None
     chosen: bool
+    addresses: tuple[str, ...] = ()  # each with the bits of its network; the first is ``address``
 
     @classmethod
     def from_wire(cls, row: Wire) -> InterfaceState:
@@ -103,6 +104,7 @@ class InterfaceState:
             int(row["prefix"]),
             measured(row.get("speed_mbit")),
             bool(row["chosen"]),
+            tuple(map(str, row.get("addresses") or (f"{row['address']}/{row['prefix']}",))),
         )
 
 
@@ -151,6 +153,8 @@ class Hello:
     storage: tuple[Mapping[str, Any], ...] = ()  # disks behind volumes: use, path, filesystem, MiB, quotas
     program: str | None = None  # SHA-256 of the archive that runs: whether it is the newest
     shares: Shares | None = None  # None: without GPUs, or its agent does not enforce any
+    fabric: tuple[str, ...] | None = None  # the devices of a fabric that it lends; None: it does not say
+    networks: Mapping[str, Any] | None = None  # by engine, those that people made: name, driver, subnets
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -182,6 +186,8 @@ class Hello:
             storage=tuple(dict(each) for each in row.get("storage", ())),
             program=_text(row.get("program")),
             shares=Shares.from_wire(row["shares"]) if row.get("shares") else None,
+            fabric=tuple(map(str, row["fabric"])) if row.get("fabric") is not None else None,
+            networks=dict(row["networks"]) if row.get("networks") is not None else None,
         )
 
 

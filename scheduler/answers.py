@@ -113,6 +113,7 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         environment.pk,
         value("gpus_per_task"),
         shares=value("milli_per_gpu") < WHOLE_MILLI,
+        gang=value("tasks") > 1 and min_tasks_of(value("tasks"), body.get("min_tasks")) is None,
         meets=bool(launcher),
         volumes=value("volumes"),
     )

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from agents.engines.contract import Refused
 from portal.errors import FairwayError
 from portal.killpoints import killpoint
-from portal.models import NodeCheck
+from portal.models import NodeCheck, NodePool
 from portal.selectors.agent_program import our_agent
 from portal.selectors.policy import knobs_of
+from portal.services import nodes
 from portal.services.node_acts import due_orders, record_check_step, record_order_finished, record_sent
 from portal.services.sent_signals import record_signal, take_signals
+from portal.words.fabric import Fabric
 from portal.words.node_acts import FREED, SENT, TRIAL_S, NodeAct
 from portal.words.states import LinkKind
 from scheduler.dispatch import Door
@@ -122,10 +125,25 @@ def _upgrade(act: _Act) -> bool:
 
 
 def _preflight(act: _Act) -> None:
-    checks = act.door.engine.preflight()
+    pool = NodePool.objects.get(pk=act.door.node.pool_id)
+    checks = act.door.engine.preflight(_named(pool.fabric, act.door.node.runtime))
+    nodes.record_network_facts(act.door.node.pk, act.door.engine.network_facts())
     for check in checks:
         act.step(check.name.capitalize(), check.ok, check.sentence)
     act.finish(all(check.ok for check in checks))
+
+
+def _named(fabric: Fabric, runtime: str) -> dict[str, Any] | None:
+    """What a pool names, as a node is asked for it; None for nothing."""
+    if fabric in (Fabric(), Fabric(adapters=fabric.adapters)):
+        return None
+    devices = list(fabric.devices)
+    return {
+        "runtime": runtime,
+        "interface": fabric.interface,
+        "network": fabric.network,
+        "devices": devices,
+    }
 
 
 def _tidy(act: _Act) -> None:

@@ -30,7 +30,12 @@ from scheduler.read_running import home_of, min_tasks_of, near_of
 from scheduler.unfit import Unfit
 
 _WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
-_PAUSED_AFTER = OWN_FAILURES | {EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL}
+_PAUSED_AFTER = OWN_FAILURES | {
+    EndReason.START_REFUSED,
+    EndReason.IMAGE_MISSING,
+    EndReason.DISK_FULL,
+    EndReason.NODES_APART,
+}
 
 
 class Seconds(Func):
@@ -71,6 +76,7 @@ def read_waiting(
             row["environment_id"],
             row["gpus_per_task"],
             shares=row["milli_per_gpu"] < WHOLE_MILLI,
+            gang=row["tasks"] > 1 and min_tasks_of(row["tasks"], row["min_tasks"]) is None,
             meets=meets,
             volumes=row["volumes"],
         )

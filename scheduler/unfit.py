@@ -23,6 +23,8 @@ class Machine(NamedTuple):
     driver: str | None
     enforces: bool = False
     """It holds tasks to their shares of a GPU."""
+    lacks: bool = False
+    """It has not what its pool names for gangs on several nodes."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Unfit:
     """By name of each volume that only some nodes have, the others."""
     unenforced: Nodes = ()
     """Where nothing holds tasks to their shares of a GPU, in pools that ask for it."""
+    unwired: Nodes = ()
+    """Nodes that lack what their pool names for gangs on several nodes."""
 
     def nodes(
         self,
@@ -44,13 +48,14 @@ class Unfit:
         gpus: int,
         *,
         shares: bool,
+        gang: bool = False,
         meets: bool = False,
         volumes: Sequence[Mapping[str, Any]] = (),
     ) -> Nodes:
         """Those for a task with so many GPUs: one without any needs no driver.
 
-        ``shares``: it wants a part of one. ``meets``: it must reach the other tasks of its gang. ``volumes`` are
-        those that its job names.
+        ``shares``: it wants a part of one. ``gang``: its job has others, which stay as many; they may come to stand
+        on several nodes. ``meets``: it must reach these. ``volumes`` are those that its job names.
         """
         cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
         more = [self.lacking[each["volume"]] for each in volumes if each["volume"] in self.lacking]
@@ -58,6 +63,8 @@ class Unfit:
             more.append(self.unenforced)
         if meets:
             more.append(self.unlent)
+        if gang:
+            more.append(self.unwired)
         return tuple(sorted({*cannot, *chain.from_iterable(more)})) if more else cannot
 
 
@@ -78,7 +85,8 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collecti
     for id_, runtime, driver in Environment.objects.values_list("id", "runtime", "min_driver"):
         without[id_], with_[id_] = unfit(runtime, ""), unfit(runtime, driver)
     unenforced = tuple(sorted(node for node in held_to if not machines[node].enforces))
-    return Unfit(without, with_, unlent, _lacking(machines), unenforced)
+    unwired = tuple(sorted(NodeId(node) for node, machine in machines.items() if machine.lacks))
+    return Unfit(without, with_, unlent, _lacking(machines), unenforced, unwired)
 
 
 def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:

@@ -11,7 +11,7 @@ from typing import Optional
 from agents.node import refusals, word_files
 from agents.node.durable import free_mib, full_disk_refused
 from agents.node.environment import VARIABLES, variables_file
-from agents.node.refusals import Refusal, bad_spec
+from agents.node.refusals import Refusal
 from agents.node.settings import Settings
 from agents.node.spec import TaskSpec
 from agents.node.volumes import Volumes
@@ -109,15 +109,6 @@ class Places:
     def drop_task(self, name: str) -> None:
         """Removes the task's folder with its log."""
         shutil.rmtree(self.folder(name), ignore_errors=True)
-
-    def check_fabric(self, spec: TaskSpec) -> None:
-        """Refuses devices that this node does not lend, or does not have."""
-        for device in spec.devices:
-            roots = self._settings.fabric_devices
-            if not any(device == root or device.startswith(root + "/") for root in roots):
-                raise bad_spec(f"{device} is not among the fabric devices that this node lends to jobs.")
-            if not os.path.exists(device):
-                raise bad_spec(f"This node has no {device}.")
 
 
 def _own(path: str, uid: Optional[int], gid: Optional[int]) -> None:

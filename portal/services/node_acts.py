@@ -7,6 +7,7 @@ twice. ``do_`` is what admins ask for, ``record_`` what the engine writes down.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 
 from django.db import transaction
 from django.db.models import OuterRef, Q, Subquery
@@ -20,7 +21,7 @@ from portal.models import Node, NodeCheck, Rollout, User
 from portal.selectors.agent_program import our_agent, runs_ours
 from portal.selectors.policy import knobs_of
 from portal.services.audit import record_act
-from portal.wake import hint_node, leave_hint
+from portal.wake import hint_node, hint_nodes, leave_hint
 from portal.words.node_acts import ACT_TITLES, BY_ACTOR, FULL_AGAIN_S, WITHIN_S, NodeAct, Turn, may_begin
 from portal.words.states import FULL_DISK, NodeState
 
@@ -97,6 +98,15 @@ def order(node: Node, act: NodeAct, actor: User | None = None) -> NodeCheck:
     check = NodeCheck.objects.create(node=node, kind=act.value, actor=actor, begun_at=timezone.now())
     hint_node(node.public_id, ORDERS)
     return check
+
+
+def order_all(nodes: Sequence[Node], act: NodeAct, actor: User) -> None:
+    """``order`` for several nodes."""
+    now = timezone.now()
+    NodeCheck.objects.bulk_create(
+        NodeCheck(node=node, kind=act.value, actor=actor, begun_at=now) for node in nodes
+    )
+    hint_nodes({node.public_id: (ORDERS, "") for node in nodes})
 
 
 def due_orders(node_id: int) -> list[NodeCheck]:

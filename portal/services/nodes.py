@@ -19,6 +19,7 @@ from portal.models.public_id import fault_of_name
 from portal.services import elastic, gpus, lifecycle
 from portal.services.audit import record_act
 from portal.services.node_acts import order
+from portal.services.node_network import note_lacks
 from portal.wake import hint_node, wake
 from portal.words.node_acts import NodeAct
 from portal.words.reasons import EndReason, end_sentence
@@ -176,12 +177,15 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
     After a restart every task there has ended (the boot id is the proof); a GPU it no longer names is lost.
     """
     with transaction.atomic():
-        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        node = (
+            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
+        )
         rebooted = bool(node.boot_id) and node.boot_id != hello["boot_id"]
         if rebooted:
             _end_tasks(node, EndReason.NODE_REBOOTED, "rebooted")
         node.boot_id = hello["boot_id"]
         node.hello = hello
+        note_lacks(node, node.pool)
         node.agent_version = str(hello.get("agent_version", ""))[:32]
         node.cpu_milli = int(hello["cpu_count"]) * 1000
         node.memory_mib = int(hello["memory_mib"] or 0)
@@ -204,6 +208,22 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
         announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
         wake("node")
     return rebooted
+
+
+def record_network_facts(node_id: int, facts: dict[str, Any]) -> None:
+    """Puts what a node told anew of its networks (its interfaces, say) in place of what its hello said."""
+    with transaction.atomic():
+        node = (
+            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
+        )
+        before = node.hello, node.lacks
+        node.hello = node.hello | facts
+        note_lacks(node, node.pool)
+        if (node.hello, node.lacks) == before:
+            return
+        node.save(update_fields=["hello", "lacks"])
+        announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
+        wake("node")
 
 
 def record_disk(node_id: int, full: str | None) -> None:

@@ -88,7 +88,8 @@ def node_page(
         "troubles": row.troubles.select_related("job")[:SHOWN_TROUBLES] if user.is_admin else [],
         "labels": sorted(row.labels.items()),
         "interfaces": row.hello.get("interfaces", []),
-        "reached_by": interface_of(row),
+        "named": row.pool.fabric.interface,
+        "reached_by": interface_of(row, row.pool.fabric),
         "typed_labels": typed_labels,
     }
     template = "cluster/node_live.html" if request.headers.get("HX-Request") else "cluster/node.html"

@@ -127,6 +127,7 @@ class NodeRow:
     gpus: tuple[GpuRow, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     max_tasks: int | None = None  # how many tasks it may carry at all
+    lacks: str = ""  # of what its pool names for gangs on several nodes, as sentences
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,6 +227,7 @@ class Explainer:
                 f"Needs {need} at once; {where or self._pool_names(job)} can hold {most_tasks} "
                 f"of its {job.tasks} tasks."
             )
+        sentence += words.lacking(job, (node for scene in scenes for node in scene.floor.nodes))
         return Reason(VerdictCode.NEVER, sentence, numbers)
 
     def _needs_mps(self, job: PendingRow) -> bool:
@@ -430,6 +431,7 @@ class Explainer:
         too_few = closed is None and free * WHOLE_MILLI < job.least_milli
         sentence = f"Needs {words.request(job)}; {text}{self._in_pool(scene)}."
         sentence += company.sentence(len(floor.index_of.keys() & set(job.strangers)))
+        sentence += words.lacking(job, floor.nodes)
         return Room(sentence, numbers, too_few)
 
     # -- words ----------------------------------------------------------------------------------------

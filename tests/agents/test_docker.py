@@ -114,6 +114,33 @@ def test_ranks_of_a_gang_meet(link: Link, start: Any, on_node: bool) -> None:
     wait_for_line(link, job, "heard one")
 
 
+@pytest.mark.long
+def test_ranks_meet_on_a_network_that_people_made(
+    rig_cluster: RigCluster, node: RigNode, tiny_image: RigImage
+) -> None:
+    subnet = ("--subnet", "10.9.0.0/16", "--ip-range", "10.9.1.0/24", "--opt", "parent=eth0")
+    docker(node, "network", "create", "--driver", "macvlan", *subnet, "fabric0")
+    with rig_cluster.open(node) as link:
+        told = next(each for each in link.hello.networks["docker"] if each["name"] == "fabric0")
+        assert (told["driver"], told["subnets"][0]["range"]) == ("macvlan", ["10.9.1.0", "10.9.1.255"])
+        plain = {
+            "cluster": "rig", "job": "jmacvlan", "attempt": 1, "digest": "d1", "runtime": "docker",
+            "image": tiny_image.name, "command": ["python3", "-c", MEETS], "uid": 20001, "gid": 20001,
+            "user": "ada", "memory_mib": 64, "pids": 64, "network": "fabric0",
+        }  # fmt: skip
+        for rank, more in enumerate(({"address": "10.9.1.254"}, {})):
+            env = {"RANK": str(rank), "MASTER_ADDR": "10.9.1.254", "MASTER_PORT": "32100"}
+            spec = {**plain, "task": rank, "env": env, **more}
+            link.ask("start", timeout_s=60, epoch=1, spec=spec)
+        wait_for_line(link, "jmacvlan", "heard one")
+        with pytest.raises(Refused, match="no network fabric7 of docker"):
+            link.ask(
+                "start", timeout_s=60, epoch=1, spec=plain | {"job": "jnone", "task": 0, "network": "fabric7"}
+            )
+        link.ask("stop", timeout_s=30, epoch=1, job="jmacvlan", attempt=1, grace_s=0)
+    assert "fabric0" in docker(node, "network", "ls", "--format", "{{.Name}}").split()
+
+
 def test_names_and_labels(node: RigNode, start: Any, link: Link) -> None:
     name = start("jnamed", "sleep", "600", ports=[8888])["container"]
     facts = json.loads(docker(node, "container", "inspect", name))[0]

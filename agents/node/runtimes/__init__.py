@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node.mps import Share
 from agents.node.spec import TaskSpec
@@ -47,6 +47,7 @@ class Order(NamedTuple):
     network_is_made: bool  # it stood ready before the job came
     own_uid: Optional[int]
     hold_fd: Optional[int]  # a lock that outlives us in the child that creates
+    devices: Sequence[str] = ()  # of a fabric
     share: Optional[Share] = None  # of a GPU, where it is enforced
 
 
@@ -121,6 +122,13 @@ class Runtime:
 
     def networks(self, cluster: str) -> List[str]:
         """The names of the networks with our cluster's label."""
+        return []
+
+    def outer_networks(self) -> Optional[List[Dict[str, Any]]]:
+        """The networks that people made: name, driver, and of each subnet the first and last address it gives out.
+
+        None where it cannot be said.
+        """
         return []
 
     def gather_log(self, name: str, path: str) -> None:

@@ -135,6 +135,9 @@ class EngineRuntime(Runtime):
         spec = order.spec
         if self._firewall is not None:
             self._firewall.raise_once()
+        if spec.network is not None and self.call(["network", "inspect", spec.network]).code != 0:
+            # docker would find out at the start, when others of its gang have begun
+            raise bad_spec(f"This node has no network {spec.network} of {self.kind}.")
         if order.network_is_made:
             self._prepared[spec.name] = self.image_facts(spec.image or "")
             return
@@ -155,8 +158,9 @@ class EngineRuntime(Runtime):
         write_whole(arguments.environment_path(order.folder), variables, sync=False)
         try:
             answer = self.call(words, keep_fd=order.hold_fd)
-            pruned = answer.code != 0 and answer.says(_NO_NETWORK)
-            if pruned and not order.spec.node_network:  # by somebody who saw networks that nobody used yet
+            own = not order.spec.node_network and order.spec.network is None
+            if own and answer.code != 0 and answer.says(_NO_NETWORK):
+                # it was pruned by somebody who saw networks that nobody used yet
                 self._make_network_of(order)
                 answer = self.call(words, keep_fd=order.hold_fd)
         finally:
@@ -244,6 +248,16 @@ class EngineRuntime(Runtime):
 
     def networks(self, cluster: str) -> List[str]:
         return self.must(arguments.networks(cluster)).split()
+
+    def outer_networks(self) -> Optional[List[Dict[str, Any]]]:
+        try:
+            names = [
+                each for each in self.must(arguments.every_network()).split() if not each.startswith("fw-")
+            ]
+            rows = json.loads(self.call(["network", "inspect", *names]).out) if names else []
+        except (Refusal, ValueError):
+            return None
+        return [found for row in rows if (found := arguments.outer_network(row)) is not None]
 
     def remove_network(self, name: str) -> None:
         answer = self.call(arguments.remove_network(name))

@@ -75,7 +75,14 @@ class Pool(Named):
     used_milli = serializers.IntegerField()
     gpu_models = serializers.ListField(child=serializers.CharField())
     allow_node_network = serializers.BooleanField(help_text="Gangs may use the network of its nodes.")
+    fabric_interface = serializers.CharField(
+        allow_blank=True, help_text="By it, or in this network, its nodes reach each other."
+    )
+    fabric_network = serializers.CharField(
+        allow_blank=True, help_text="A network of the engine, in place of that of the nodes."
+    )
     fabric_devices = serializers.ListField(child=serializers.CharField(), help_text="Devices that these get.")
+    fabric_adapters = serializers.CharField(allow_blank=True, help_text="NCCL_IB_HCA of such gangs.")
 
 
 class NodeTrust(serializers.Serializer[Any]):
@@ -119,7 +126,11 @@ class Node(Named):
         allow_null=True,
         help_text="By it ranks of gangs on other nodes reach those here; null: none is known.",
     )
-    interface_chosen = serializers.BooleanField(help_text="true: by an administrator.")
+    address = serializers.CharField(allow_null=True, help_text="Its address there.")
+    interface_chosen = serializers.BooleanField(help_text="true: by an administrator, for this node.")
+    lacks = serializers.CharField(
+        allow_blank=True, help_text="What it has not of what its pool names for gangs on several nodes."
+    )
     below_floor = serializers.ListField(
         child=serializers.CharField(), help_text="A sentence for each of its programs that is too old."
     )
@@ -246,7 +257,10 @@ def pool(row: Any) -> dict[str, Any]:
         "used_milli": row.used_milli,
         "gpu_models": sorted(row.gpu_models or []),
         "allow_node_network": row.allow_node_network,
+        "fabric_interface": row.fabric_interface,
+        "fabric_network": row.fabric_network,
         "fabric_devices": row.fabric_devices,
+        "fabric_adapters": row.fabric_adapters,
     }
 
 
@@ -279,8 +293,10 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "labels": row.labels,
-        "interface": reached["name"] if (reached := interface_of(row)) else None,
+        "interface": reached.name if (reached := interface_of(row, row.pool.fabric)) else None,
+        "address": reached.address if reached else None,
         "interface_chosen": bool(row.interface),
+        "lacks": row.lacks,
         "below_floor": list(row.hello.get("below_floor", ())),
         "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
     }
