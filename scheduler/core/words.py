@@ -97,8 +97,10 @@ def shared_elsewhere(gpus: int) -> str:
 
 def lacking(job: PendingRow, nodes: Iterable[NodeRow]) -> str:
     """What a gang is told of nodes that lack what their pool names for such; nothing where none does."""
+    if job.tasks == 1 or job.min_tasks is not None or not job.unfit_nodes:
+        return ""
     short = [node for node in nodes if node.lacks and node.id in job.unfit_nodes]
-    if job.tasks == 1 or job.min_tasks is not None or not short:
+    if not short:
         return ""
     first, more = short[0], len(short) - 1
     others = f" {more} more {'lacks' if more == 1 else 'lack'} some of it, too." if more else ""
