@@ -181,6 +181,10 @@ def _by_hand(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
         f"path={folder}/log" if word.startswith("path=") and mine[index - 1] == "--log-opt" else word
         for index, word in enumerate(mine)
     ]
+    # what a variable holds is in no argument list: its file was there until the container was made
+    told = json.loads(machine.podman("inspect", "--format", "{{json .Config.Env}}", name))
+    variables = "".join(f"{each}\n" for each in told if "\n" not in each)
+    shell.run(f"printf %s {shlex.quote(variables)} > {mine[mine.index('--env-file') + 1]}")
     create = shlex.join(mine)
     began = time.perf_counter()
     shell.run(f"{create} && podman start hand-{job}")

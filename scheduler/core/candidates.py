@@ -23,6 +23,7 @@ class Candidates:
         self._ask_at_s = now_s if ask_at_s is None else ask_at_s
         self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
         self._leavers: dict[ProjectId, list[Gang]] | None = None
+        self._lost: dict[Gang, tuple[list[Task], float]] = {}  # while the same tasks stand
         self._hopeless: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
         self.surplus = False
         """Somebody holds more than it needs."""
@@ -71,11 +72,11 @@ class Candidates:
         return self._leavers
 
     def leaving_order(self, gang: Gang, growth: int) -> tuple[float, ...]:
+        """Where a gang stands among those that may leave, were its growth as given; smaller leaves first."""
         if self._policy.victim_order == "youngest":
             return (gang.priority, -growth, -gang.submitted_s)
-        fresh = gang.started_s is None
         return (
-            not fresh,
+            gang.started_s is not None,
             growth < 2,  # a job that only shrinks works on
             self.lost_work(gang),
             -(gang.started_s or self._now_s),
@@ -86,9 +87,13 @@ class Candidates:
         """GPU-seconds since the last checkpoint, else since the start; nothing of a job that only starts."""
         if gang.started_s is None:
             return 0.0
-        since_s = max(gang.started_s, gang.checkpoint_s or gang.started_s)
-        milli = sum(task.amounts.gpu_milli for task in gang.standing if task.state is State.RUNS)
-        return max(0.0, self._now_s - since_s) * milli / WHOLE_MILLI
+        known = self._lost.get(gang)
+        if known is None or known[0] is not gang.standing:
+            since_s = max(gang.started_s, gang.checkpoint_s or gang.started_s)
+            milli = sum(task.amounts.gpu_milli for task in gang.standing if task.state is State.RUNS)
+            lost = max(0.0, self._now_s - since_s) * milli / WHOLE_MILLI
+            known = self._lost[gang] = (gang.standing, lost)
+        return known[1]
 
     def _protected(self, gang: Gang, kind: str) -> bool:
         """True while a job is not asked to leave yet; who would lose much is not moved."""

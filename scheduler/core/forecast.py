@@ -27,7 +27,7 @@ from scheduler.core.cluster import (
     UserId,
 )
 from scheduler.core.gang import shape_of
-from scheduler.core.ground import Need, Survey
+from scheduler.core.ground import Survey
 from scheduler.core.ledger import PoolLedger
 from scheduler.core.plan import Plan, Verdict
 from scheduler.core.play import PLAYS, play_forward
@@ -103,8 +103,11 @@ class Outlook:
             key=lambda row: (-row.priority, ordered_s(row, policy), row.job),
         )
         asked = [self._asked(row) for row in rows]
-        shapes = list(dict.fromkeys(shape for tasks, _ in asked for shape, _ in tasks))
-        self._survey = Survey(nodes, shapes, [row.nodes for row in self._reservations])
+        shapes = dict.fromkeys(shape for tasks, _ in asked for shape, _ in tasks)
+        here = sorted((row for row in after.running if row.pool == pool), key=lambda row: row.job)
+        knobs = (each.knobs for each in after.pools if each.id == pool)
+        sharing = None if policy.in_pool(next(knobs, ())).share_gpus == "anybody" else here
+        self._survey = Survey(nodes, shapes, [row.nodes for row in self._reservations], sharing)
         running = [
             self._holds(row, number)
             for number, row in enumerate(sorted(after.running, key=lambda row: row.job))
@@ -190,9 +193,7 @@ class Outlook:
         """The waiting jobs, those together that fit and are held back together."""
         turns: dict[Line, list[int]] = {}
         for turn, (row, (tasks, amounts)) in enumerate(zip(rows, asked, strict=True)):
-            needs = tuple(
-                (Need(shape.gpus, shape.milli, self._survey.sorts_of[shape]), count) for shape, count in tasks
-            )
+            needs = tuple((self._survey.need(shape), count) for shape, count in tasks)
             from_s = max(0.0, (row.not_before_s or 0.0) - self._now_s)
             line = Line(self._stake(row, amounts), needs, (), from_s, self._closed_to(row))
             turns.setdefault(line, []).append(turn)

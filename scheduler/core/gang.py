@@ -149,6 +149,7 @@ class Gang:
     __slots__ = (
         "_asked",
         "_growth",
+        "_places",
         "_standing",
         "_waiting",
         "checkpoint_s",
@@ -219,6 +220,7 @@ class Gang:
         self._waiting: Amounts | None = None
         self._growth: int | None = None
         self._standing: list[Task] | None = None
+        self._places: list[Held] | None = None
 
     def build_groups(self, rows: Sequence[GroupRow], least: int | None, near: Near | None) -> None:
         """Make the tree of groups; parents may stand after their children."""
@@ -234,7 +236,7 @@ class Gang:
 
     def changed(self) -> None:
         """A task came or changed its state: what follows from that is worked out anew."""
-        self.next = self._asked = self._waiting = self._growth = self._standing = None
+        self.next = self._asked = self._waiting = self._growth = self._standing = self._places = None
         self.touched = True
 
     def to_place(self) -> list[Task]:
@@ -263,6 +265,13 @@ class Gang:
         if self._standing is None:
             self._standing = [task for task in self.tasks if task.state in (State.RUNS, State.STARTS)]
         return self._standing
+
+    @property
+    def places(self) -> list[Held]:
+        """What these hold."""
+        if self._places is None:
+            self._places = [place for task in self.standing for place in task.held]
+        return self._places
 
     @property
     def active(self) -> int:

@@ -4,18 +4,21 @@ A *cell* is those GPUs of one node that the same waiting tasks may use; cells op
 *sort*. Which these are is asked of ``Floor`` once. In a pool of equal nodes with equal wishes there is one sort,
 and a cell is a node. A task stands in one cell. What it takes of CPU and memory is not followed: a cell is of no
 use to a task only where its node has too little of them even when nothing else stands there.
+
+Where a shared GPU is for one project alone, the GPUs with shares of a *tenant* are of use to nobody else, until the
+last share has gone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from scheduler.core.cluster import WHOLE_MILLI, NodeId, NodeRow, RunningTask
+from scheduler.core.cluster import WHOLE_MILLI, NodeId, NodeRow, RunningRow, RunningTask
 from scheduler.core.placement import Floor
 from scheduler.core.shape import Shape
 
@@ -23,7 +26,10 @@ Place = tuple[int, int, tuple[int, ...]]
 """A cell with a number of whole GPUs; or with thousandths, and the numbers of the GPUs of which they are."""
 
 State = tuple[int, tuple[int, ...]]
-"""What a cell has free: whole GPUs, and the thousandths of those that carry shares, ascending."""
+"""What a cell has free: whole GPUs, and the thousandths of those with shares that anybody may join, ascending."""
+
+Size = tuple[int, int, int]
+"""GPUs of a task, thousandths of each, and its tenant."""
 
 
 class Need(NamedTuple):
@@ -32,6 +38,12 @@ class Need(NamedTuple):
     gpus: int
     milli: int
     sorts: tuple[int, ...]
+    tenant: int = 0  # who alone may join its shares; 0: anybody
+
+    @property
+    def size(self) -> Size:
+        """It without where it may stand."""
+        return self.gpus, self.milli, self.tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +56,26 @@ class Ground:
     """By cell, its GPUs that carry shares, by number: the thousandths free of each."""
     gpus: int
     """Numbers of GPUs are smaller than this."""
+    tenants: Mapping[int, int] = field(default_factory=dict)
+    """By number of a GPU with shares: whose they are, where that matters."""
 
 
 class Survey:
-    """Divides the nodes of a pool into cells for some shapes of tasks; ``apart`` are sets of nodes to tell apart."""
+    """Divides the nodes of a pool into cells for some shapes of tasks; ``apart`` are sets of nodes to tell apart.
+
+    ``sharing`` are running jobs, where a shared GPU is for one project alone.
+    """
 
     def __init__(
-        self, nodes: Iterable[NodeRow], shapes: Sequence[Shape], apart: Sequence[Iterable[NodeId]]
+        self,
+        nodes: Iterable[NodeRow],
+        shapes: Iterable[Shape],
+        apart: Sequence[Iterable[NodeId]],
+        sharing: Iterable[RunningRow] | None = None,
     ) -> None:
         self._floor = Floor(nodes, "pack")
+        self._floor.let_share(sharing)
+        shapes = list(dict.fromkeys(shape._replace(tenant=None) for shape in shapes))
         self._width = self._floor.free_milli.shape[1]
         empty = Floor(self._floor.nodes, "pack", empty=True)
         opens = [
@@ -78,12 +101,14 @@ class Survey:
                     self._cell_at[node, slot] = mine[sign]
         bits = [np.unpackbits(np.frombuffer(sign, dtype=np.uint8)) for sign in sorts]
         layer_sorts = [tuple(s for s, has in enumerate(bits) if has[layer]) for layer in range(len(layers))]
-        self.sorts_of: dict[Shape, tuple[int, ...]] = dict(
-            zip(shapes, layer_sorts[: len(shapes)], strict=True)
-        )
-        """Where tasks of each shape can stand."""
+        self._sorts_of = dict(zip(shapes, layer_sorts[: len(shapes)], strict=True))  # by shapes of no tenant
         self.apart: list[frozenset[int]] = [frozenset(each) for each in layer_sorts[len(shapes) :]]
         """The sorts of each set of nodes that was to be told apart."""
+
+    def need(self, shape: Shape) -> Need:
+        """What a task of one of the shapes takes, and where it can stand."""
+        sorts = self._sorts_of[shape._replace(tenant=None)]
+        return Need(shape.gpus, shape.milli, sorts, self._floor.tenant(shape))
 
     def places(self, tasks: Iterable[RunningTask]) -> tuple[Place, ...]:
         """What running tasks give back once they end; GPUs that no waiting task may use are left out."""
@@ -105,47 +130,59 @@ class Survey:
         carry = {gpu for places in running for _, _, gpus in places for gpu in gpus}
         whole = [0] * len(self._sort_of)
         shared: dict[int, dict[int, int]] = {}
+        tenants: dict[int, int] = {}
         for (node, slot), cell in self._cell_at.items():
             milli, gpu = int(self._floor.free_milli[node, slot]), node * self._width + slot
             if milli == WHOLE_MILLI:
                 whole[cell] += 1
             elif milli > 0 or gpu in carry:
                 shared.setdefault(cell, {})[gpu] = milli
-        return Ground(tuple(self._sort_of), tuple(whole), shared, len(self._floor.nodes) * self._width)
+                if tenant := self._floor.tenant_on(node, slot):
+                    tenants[gpu] = tenant
+        numbers = len(self._floor.nodes) * self._width
+        return Ground(tuple(self._sort_of), tuple(whole), shared, numbers, tenants)
 
 
 class Cells:
     """What is free in each cell while a queue is played, and which cells have how much."""
 
-    def __init__(self, ground: Ground, sizes: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, ground: Ground, sizes: Sequence[Size]) -> None:
         self._sort_of = ground.sort_of
-        self._sizes = [Need(gpus, milli, ()) for gpus, milli in sizes]
+        self._sizes = [Need(gpus, milli, (), tenant) for gpus, milli, tenant in sizes]
+        self._sizes_of: dict[int, list[tuple[int, Need]]] = {}  # by tenant, with their places in the list
+        for number, size in enumerate(self._sizes):
+            if size.tenant:
+                self._sizes_of.setdefault(size.tenant, []).append((number, size))
         self.room = np.zeros((len(sizes), max(ground.sort_of, default=-1) + 1), dtype=np.int64)
         """How many tasks of each size surely find places, by sort."""
         self._tasks_in: dict[State, np.ndarray] = {}
         self._whole = list(ground.whole)
-        self._shared = {cell: dict(gpus) for cell, gpus in ground.shared.items()}
+        self._shared: dict[int, dict[int, int]] = {}  # by cell: the GPUs whose shares anybody may join
+        self._own: dict[
+            int, dict[int, dict[int, int]]
+        ] = {}  # by cell and tenant: those that only it may join
+        self._cells_of: dict[int, dict[int, None]] = {}  # by tenant: the cells where it has any
+        self._tenants: dict[int, int] = {}  # by GPU
         self._next_gpu = ground.gpus
         self._having: list[dict[State, dict[int, None]]] = [
             {} for _ in range(max(ground.sort_of, default=-1) + 1)
         ]
         self._states: list[State] = [(0, ())] * len(ground.sort_of)
+        self._more: dict[int, list[tuple[int, int]]] = {}  # by cell: sizes with more room than for strangers
+        for cell, gpus in ground.shared.items():
+            for gpu, milli in gpus.items():
+                self._share(cell, gpu, ground.tenants.get(gpu, 0), milli)
         for cell in range(len(ground.sort_of)):
             self._enter(cell)
 
     def take(self, need: Need, sorts: Iterable[int]) -> Place | None:
         """A place for one task in the cell that it fills best; None when there is none."""
-        best: tuple[tuple[int, int], int, State] | None = None
-        for sort in sorts:
-            for state in self._having[sort]:
-                if _tasks(state, need):
-                    mine = (_room(state, need), sort, state)
-                    if best is None or mine[0] < best[0]:
-                        best = mine
-        if best is None:
+        sorts = list(sorts)
+        cell = self._joined(need, sorts) if need.tenant else None
+        if cell is None:
+            cell = self._best(need, sorts)
+        if cell is None:
             return None
-        _, sort, state = best
-        cell = next(reversed(self._having[sort][state]))
         self._leave(cell)
         place = self._whole_of(cell, need) if need.milli == WHOLE_MILLI else self._shares_of(cell, need)
         self._enter(cell)
@@ -158,12 +195,39 @@ class Cells:
         if not gpus:
             self._whole[cell] += amount
         for gpu in gpus:
-            shared = self._shared[cell]
+            tenant = self._tenants.get(gpu, 0)
+            shared = self._own[cell][tenant] if tenant else self._shared[cell]
             shared[gpu] += amount
             if shared[gpu] == WHOLE_MILLI:
                 del shared[gpu]
                 self._whole[cell] += 1
+                if tenant:
+                    del self._tenants[gpu]
+                    if not shared:
+                        del self._own[cell][tenant], self._cells_of[tenant][cell]
         self._enter(cell)
+
+    def _best(self, need: Need, sorts: Iterable[int]) -> int | None:
+        """The cell that a task fills best where it joins no shares of its own tenant."""
+        best: tuple[tuple[int, int], int, State] | None = None
+        for sort in sorts:
+            for state in self._having[sort]:
+                if _tasks(state, need):
+                    mine = (_room(state, need), sort, state)
+                    if best is None or mine[0] < best[0]:
+                        best = mine
+        return None if best is None else next(reversed(self._having[best[1]][best[2]]))
+
+    def _joined(self, need: Need, sorts: Sequence[int]) -> int | None:
+        """The cell where it joins the fullest GPU of its tenant that has so much left."""
+        best: tuple[int, int, int] | None = None
+        for cell in self._cells_of.get(need.tenant, ()):
+            if self._sort_of[cell] in sorts:
+                able = [milli for milli in self._own[cell][need.tenant].values() if milli >= need.milli]
+                if able and len(able) + self._whole[cell] >= need.gpus:
+                    mine = (min(able), self._whole[cell], cell)
+                    best = mine if best is None else min(best, mine)
+        return None if best is None else best[2]
 
     def _whole_of(self, cell: int, need: Need) -> Place:
         self._whole[cell] -= need.gpus
@@ -171,17 +235,26 @@ class Cells:
 
     def _shares_of(self, cell: int, need: Need) -> Place:
         """Shares of the fullest GPUs that have so much left, then of whole ones."""
-        shared = self._shared.setdefault(cell, {})
+        shared = self._own.get(cell, {}).get(need.tenant, {}) if need.tenant else self._shared.get(cell, {})
         roomy = sorted((milli, gpu) for gpu, milli in shared.items() if milli >= need.milli)
         gpus = [gpu for _, gpu in roomy[: need.gpus]]
-        while len(gpus) < need.gpus:
-            self._whole[cell] -= 1
-            shared[self._next_gpu] = WHOLE_MILLI
-            gpus.append(self._next_gpu)
-            self._next_gpu += 1
         for gpu in gpus:
             shared[gpu] -= need.milli
+        while len(gpus) < need.gpus:
+            self._whole[cell] -= 1
+            self._share(cell, self._next_gpu, need.tenant, WHOLE_MILLI - need.milli)
+            gpus.append(self._next_gpu)
+            self._next_gpu += 1
         return cell, need.milli, tuple(gpus)
+
+    def _share(self, cell: int, gpu: int, tenant: int, milli: int) -> None:
+        """Notes a GPU that carries shares, with so many thousandths free."""
+        if tenant:
+            self._tenants[gpu] = tenant
+            self._own.setdefault(cell, {}).setdefault(tenant, {})[gpu] = milli
+            self._cells_of.setdefault(tenant, {})[cell] = None
+        else:
+            self._shared.setdefault(cell, {})[gpu] = milli
 
     def _enter(self, cell: int) -> None:
         shared = self._shared.get(cell)
@@ -190,17 +263,28 @@ class Cells:
         sort = self._sort_of[cell]
         self._having[sort].setdefault(state, {})[cell] = None
         self.room[:, sort] += self._tasks_of_sizes(state)
+        if own := self._own.get(cell):
+            self._more[cell] = [
+                (number, _joining(size, mine.values(), self._whole[cell]))
+                for tenant, mine in own.items()
+                for number, size in self._sizes_of.get(tenant, ())
+            ]
+            for number, more in self._more[cell]:
+                self.room[number, sort] += more
 
     def _leave(self, cell: int) -> None:
-        having, state = self._having[self._sort_of[cell]], self._states[cell]
+        sort = self._sort_of[cell]
+        having, state = self._having[sort], self._states[cell]
         cells = having[state]
         del cells[cell]
         if not cells:
             del having[state]
-        self.room[:, self._sort_of[cell]] -= self._tasks_of_sizes(state)
+        self.room[:, sort] -= self._tasks_of_sizes(state)
+        for number, more in self._more.pop(cell, ()):
+            self.room[number, sort] -= more
 
     def _tasks_of_sizes(self, state: State) -> np.ndarray:
-        """How many tasks of each size a cell in ``state`` takes."""
+        """How many tasks of each size a cell in ``state`` takes, of a tenant that has nothing there."""
         known = self._tasks_in.get(state)
         if known is None:
             known = np.array([_tasks(state, size) for size in self._sizes], dtype=np.int64)
@@ -209,8 +293,11 @@ class Cells:
 
 
 def _tasks(state: State, need: Need) -> int:
-    """How many tasks a cell in ``state`` takes; of shares of several GPUs no two on one GPU, which is the least."""
-    whole, shared = state
+    """How many tasks a cell in ``state`` takes; of shares of several GPUs no two on one GPU, which is the least.
+
+    Of a tenant as if it had nothing there.
+    """
+    whole, shared = state if not need.tenant else (state[0], ())
     if need.milli == WHOLE_MILLI:
         return whole // need.gpus
     if need.gpus == 1:
@@ -221,8 +308,16 @@ def _tasks(state: State, need: Need) -> int:
 
 def _room(state: State, need: Need) -> tuple[int, int]:
     """What a cell that takes the task has, least first: of the GPU that a share joins, then in all."""
-    whole, shared = state
+    whole, shared = state if not need.tenant else (state[0], ())
     joins = (
         0 if need.milli == WHOLE_MILLI else min((m for m in shared if m >= need.milli), default=WHOLE_MILLI)
     )
     return joins, whole * WHOLE_MILLI + sum(shared)
+
+
+def _joining(need: Need, own: Collection[int], whole: int) -> int:
+    """How many more tasks a cell takes where their tenant has GPUs of its own with so much free."""
+    if need.gpus == 1:
+        return sum(milli // need.milli for milli in own)
+    able = whole if need.milli <= WHOLE_MILLI else 0
+    return (able + sum(milli >= need.milli for milli in own)) // need.gpus - able // need.gpus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 
 from scheduler.core.cluster import ProjectId
@@ -21,15 +21,23 @@ def in_turn(scene: PoolScene, gangs: Iterable[Gang]) -> list[Gang]:
     for leaf in by_leaf:
         for level in tree.path[leaf]:
             below.setdefault(tree.parent[level], set()).add(level)
+    return list(_under(None, scene, by_leaf, below))
 
-    def order(parent: ProjectId | None) -> Sequence[Gang]:
-        parts = {
-            project: _of_leaf(scene, by_leaf[project]) if project in by_leaf else order(project)
-            for project in below.get(parent, ())
-        }
-        return _merged(scene, parts)
 
-    return list(order(None))
+def _under(
+    parent: ProjectId | None,
+    scene: PoolScene,
+    by_leaf: Mapping[ProjectId, list[Gang]],
+    below: Mapping[ProjectId | None, set[ProjectId]],
+) -> Sequence[Gang]:
+    """The queues below one project as one. No closure: one that calls itself would keep the whole scene alive."""
+    parts = {
+        project: _of_leaf(scene, by_leaf[project])
+        if project in by_leaf
+        else _under(project, scene, by_leaf, below)
+        for project in below.get(parent, ())
+    }
+    return _merged(scene, parts)
 
 
 def _of_leaf(scene: PoolScene, gangs: list[Gang]) -> list[Gang]:

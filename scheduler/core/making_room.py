@@ -46,12 +46,15 @@ class MakingRoom:
             rooms, reason = self._table.rooms[pool], ROOM[action]
             useless, hopeless = self._useless(rooms, action), rooms.hopeless(reason)
             mine: list[Gang] = []
-            for group in self._table.first_in[pool]:
-                if group[0].question in hopeless:
+            for whose, claims in self._table.claims[pool].items():
+                if not rooms.any_may_ask(*whose, claims.least, reason):
                     continue
-                first = first_to_place(group)
-                if first is not None and not useless(first):
-                    mine += [gang for gang in group if gang.to_place() and self._may_disturb(gang)]
+                for group in claims.groups:
+                    if group[0].question in hopeless:
+                        continue
+                    first = first_to_place(group)
+                    if first is not None and not useless(first):
+                        mine += [gang for gang in group if gang.to_place() and self._may_disturb(gang)]
             queue = TurnQueue(scene, mine, useless)
             while (turn := queue.pop()) is not None:
                 milli = turn.asked.gpu_milli

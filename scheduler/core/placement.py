@@ -29,6 +29,7 @@ from scheduler.core.fragmentation import TOGETHER, Fragmentation, Kind, Task, mi
 from scheduler.core.pace import UNSEEN, Pace, Spot, Spots, SpotTable
 from scheduler.core.plan import TaskPlacement
 from scheduler.core.shape import Bools, Held, Ints, Pile, Shape
+from scheduler.core.tenants import RoomOfShares, Tenants
 from scheduler.core.topology import NOWHERE, fabric_of, near_slots
 
 _Number = TypeVar("_Number", int, Ints)
@@ -37,9 +38,6 @@ NO_BOUND = 1_000_000
 """Tasks of a shape that asks for nothing countable: as many as anyone asks."""
 
 WORST = np.int64(1) << 60
-
-STRANGERS = -1
-"""Instead of a tenant: shares of several projects stand there, so no other may join before all have gone."""
 
 
 class _Scores:
@@ -85,9 +83,7 @@ class Floor:
         self.cpu_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.memory_free: Ints = np.zeros(len(self.nodes), dtype=np.int64)
         self.usable: Bools = np.zeros(len(self.nodes), dtype=bool)
-        self._keeps_apart = False
-        self._tenant: Ints = np.zeros_like(self.free_milli)  # whose shares stand there, where any do
-        self._tenants: dict[ProjectId, int] = {}
+        self._tenants = Tenants(self.free_milli)
         self._fabric = None if strategy == "spread" else fabric_of(self.topologies, self.nodes)
         self._islands = [
             [NOWHERE if gpu.island is None else gpu.island for gpu in gpus]
@@ -109,6 +105,7 @@ class Floor:
         self._shares: dict[int, Ints] = {}
         self._open: dict[tuple[tuple[NodeId, ...], NodeId | None], Bools] = {}
         self._scores: dict[Shape, _Scores] = {}
+        self._shared_rooms: dict[Shape, RoomOfShares] = {}  # by shapes of no tenant
         self._measured: dict[Shape, _Scores] = {}  # by fragmentation
         self._spots: dict[tuple[Shape, int], Spots] = {}
         self._spot_table = SpotTable()
@@ -134,6 +131,7 @@ class Floor:
                 self.usable[i] = not self.usable[i]
                 self._open.clear()
                 self._scores.clear()
+                self._shared_rooms.clear()
                 self._measured.clear()
         stale = {*newer, *self._changed}
         for i in stale:
@@ -145,6 +143,8 @@ class Floor:
         self._changed = list(stale)
         for scores in (*self._scores.values(), *self._measured.values()):
             scores.seen = 0
+        for room in self._shared_rooms.values():
+            room.seen = 0
         for spots in self._spots.values():
             spots.seen = 0
         self._lost_seen = 0
@@ -179,33 +179,28 @@ class Floor:
 
     def let_share(self, running: Iterable[RunningRow] | None) -> None:
         """Shares of a GPU are for one project alone: those of ``running`` stand already. None: for anybody."""
-        self._keeps_apart = running is not None
-        before, self._tenant = self._tenant, np.zeros_like(self.free_milli)
-        for row in running or ():
-            for task in row.tasks:
-                for gpu in task.gpus:
-                    if gpu.milli < WHOLE_MILLI and gpu.uuid in self._slot_of:
-                        place, mine = self._slot_of[gpu.uuid], self._number_of(row.project)
-                        self._tenant[place] = mine if self._tenant[place] in (0, mine) else STRANGERS
-        self._changed += np.flatnonzero((before != self._tenant).any(axis=1)).tolist()
+        self._changed += self._tenants.stand(running, self._slot_of)
+
+    def tenant(self, shape: Shape) -> int:
+        """Who alone may join the shares of such a task, as a number; 0: anybody, or it takes none."""
+        return self._tenants.number_of(shape.tenant) if self._tenants.apart else 0
+
+    def tenant_on(self, node: int, slot: int) -> int:
+        """Whose shares stand on a GPU, by that number; 0: nobody's, or it does not matter."""
+        return int(self._tenants.of_gpu[node, slot]) if self._tenants.apart else 0
 
     def welcome(self, shape: Shape, rows: Ints | int) -> Bools:
         """Which GPU slots of these nodes are of the kind asked for, and shared with no other project."""
         kind: Bools = self.eligible(shape)[rows]
-        if shape.tenant is None or not self._keeps_apart:
+        if shape.tenant is None or not self._tenants.apart:
             return kind
-        mine: Bools = self._tenant[rows] == self._number_of(shape.tenant)
-        alone: Bools = self.free_milli[rows] == WHOLE_MILLI
-        return np.asarray(kind & (mine | alone))
+        return np.asarray(kind & self._tenants.welcome(shape.tenant, rows, self.free_milli[rows]))
 
     def shared_elsewhere(self, shape: Shape) -> int:
         """GPUs with enough free for a share, on nodes open to it, beside which another project's stand."""
         rows = np.flatnonzero(self.open_to(shape))
         roomy = self.eligible(shape)[rows] & (self.free_milli[rows] >= self._milli(shape, rows))
         return int((roomy & ~self.welcome(shape, rows)).sum())
-
-    def _number_of(self, tenant: ProjectId | None) -> int:
-        return 0 if tenant is None else self._tenants.setdefault(tenant, len(self._tenants) + 1)
 
     def milli_on(self, shape: Shape) -> Ints:
         """What a task takes of each of its GPUs, by node; more than a whole GPU where it cannot stand.
@@ -249,10 +244,29 @@ class Floor:
 
     def room(self, shape: Shape) -> int:
         """How many tasks of ``shape`` all nodes together could take now."""
+        if shape.tenant is not None and shape.gpus == 1 and self._tenants.apart:
+            return self._room_of_shares(shape._replace(tenant=None)).of(self._tenants.number_of(shape.tenant))
         scores = self._fresh(shape, bool(self._measured) and shape in self._measured)
         if scores.room is None:
             scores.room = int(scores.capacity.sum())
         return scores.room
+
+    def _room_of_shares(self, shape: Shape) -> RoomOfShares:
+        """The room of tasks of this shape for every tenant: for one alone it costs nearly as much."""
+        room = self._shared_rooms.get(shape)
+        if room is None:
+            room = self._shared_rooms[shape] = RoomOfShares(len(self.nodes), len(self._changed))
+            rows = np.arange(len(self.nodes))
+        elif room.seen < len(self._changed):
+            rows = np.fromiter(set(self._changed[room.seen :]), dtype=np.int64)
+            room.seen = len(self._changed)
+        else:
+            return room
+        free = self.free_milli[rows]
+        fits = np.where(self.eligible(shape)[rows], free // self._milli(shape, rows), 0)
+        tenants = self._tenants.of_gpu[rows]
+        room.update(rows, fits, free == WHOLE_MILLI, tenants, self._bound_beside_gpus(shape, rows))
+        return room
 
     def place_gang(
         self, shape: Shape, tasks: int, rather_not: Floor | None = None, speeds: Sequence[Speed] = ()
@@ -404,9 +418,12 @@ class Floor:
 
     def capacity_of(self, shape: Shape, rows: Ints) -> Ints:
         """``capacity`` of the nodes in ``rows`` only, made anew."""
+        bound = self._bound_beside_gpus(shape, rows)
+        return np.minimum(bound, self._gpu_capacities(shape, rows)) if shape.gpus else bound
+
+    def _bound_beside_gpus(self, shape: Shape, rows: Ints) -> Ints:
+        """Tasks of a shape that the nodes in ``rows`` hold by everything but GPUs."""
         capacity = np.where(self.open_to(shape)[rows], NO_BOUND, 0).astype(np.int64)
-        if shape.gpus:
-            capacity = np.minimum(capacity, self._gpu_capacities(shape, rows))
         if shape.cpu_milli:
             capacity = np.minimum(capacity, np.maximum(self.cpu_free[rows], 0) // shape.cpu_milli)
         if shape.memory_mib:
@@ -500,7 +517,7 @@ class Floor:
         if shape.gpus:
             free = self.free_milli[node].tolist()
             slots = self._pick(node, shape, count, milli, free, rather_not, best_free)
-        tenant = self._number_of(shape.tenant)
+        tenant = self._tenants.number_of(shape.tenant)
         held = Held(node, slots, milli, shape.cpu_milli, shape.memory_mib, tenant)
         self.change(held, -1)
         return held
@@ -541,7 +558,7 @@ class Floor:
         for slot in held.slots:
             self.free_milli[held.node, slot] += sign * held.milli
             if held.tenant and sign < 0:
-                self._tenant[held.node, slot] = held.tenant
+                self._tenants.of_gpu[held.node, slot] = held.tenant
         self.cpu_free[held.node] += sign * held.cpu_milli
         self.memory_free[held.node] += sign * held.memory_mib
         self._changed.append(held.node)
@@ -550,10 +567,11 @@ class Floor:
         """The same floor, to change on its own; what never changes is shared."""
         other = copy(self)
         other.free_milli = self.free_milli.copy()
-        other._tenant = self._tenant.copy()
+        other._tenants = self._tenants.copy()
         other.cpu_free = self.cpu_free.copy()
         other.memory_free = self.memory_free.copy()
         other._scores = {}
+        other._shared_rooms = {}
         other._measured = {}
         other._spots = {}
         other._changed = []
@@ -569,13 +587,9 @@ class Floor:
         """Have free on ``nodes`` what is free on both of two other floors of the same nodes."""
         for node in set(nodes):
             self.free_milli[node] = np.minimum(one.free_milli[node], other.free_milli[node])
-            if self._keeps_apart:
-                ours, theirs = (
-                    np.where(floor.free_milli[node] < WHOLE_MILLI, floor._tenant[node], 0)
-                    for floor in (one, other)
-                )
-                same = (ours == theirs) | (ours == 0) | (theirs == 0)
-                self._tenant[node] = np.where(same, np.where(ours == 0, theirs, ours), STRANGERS)
+            self._tenants.set_to_both(
+                node, (one._tenants, one.free_milli[node]), (other._tenants, other.free_milli[node])
+            )
             self.cpu_free[node] = min(one.cpu_free[node], other.cpu_free[node])
             self.memory_free[node] = min(one.memory_free[node], other.memory_free[node])
             self._changed.append(node)
@@ -591,7 +605,7 @@ class Floor:
             for gpu in task.gpus:
                 slot = self._slot_of[gpu.uuid][1]
                 if self.gpus[node][slot].healthy:
-                    tenant = int(self._tenant[node, slot]) if gpu.milli < WHOLE_MILLI else 0
+                    tenant = int(self._tenants.of_gpu[node, slot]) if gpu.milli < WHOLE_MILLI else 0
                     held.append(Held(node, (slot,), gpu.milli, 0, 0, tenant))
         return held
 
@@ -628,7 +642,7 @@ class Floor:
             return None
         milli = stand.gpus[0].milli if stand.gpus else WHOLE_MILLI
         taken = tuple(slot[1] for slot in slots if slot)
-        return Held(node, taken, milli, stand.cpu_milli, stand.memory_mib, self._number_of(tenant))
+        return Held(node, taken, milli, stand.cpu_milli, stand.memory_mib, self._tenants.number_of(tenant))
 
     def is_welcome(self, shape: Shape, place: Held) -> bool:
         """True when no share of another project stands at a place of a task."""

@@ -150,8 +150,10 @@ class _Play:
             return None
         # at least so much of its share would each project hold; looked at closely is only who may be the one
         least_milli = min(stage.milli_of[kind] for kind in kinds)
-        waits = np.logical_or.reduce(self._waits[kinds])
-        parts = np.where(waits, (self._held_milli + least_milli) / stage.share_milli, math.inf)
+        waits = self._waits[kinds] > 0
+        parts = np.where(
+            np.logical_or.reduce(waits), (self._held_milli + least_milli) / stage.share_milli, math.inf
+        )
         heads: dict[int, int | None] = {}
         while True:
             project = int(parts.argmin())
@@ -162,7 +164,8 @@ class _Play:
                 project = next((each for each in ahead if each not in heads), -1)
                 if project < 0:
                     return min((line for each in ahead if (line := heads[each]) is not None), key=self._turn)
-            line = heads[project] = self._head(project, kinds)
+            mine = [kinds[n] for n in waits[:, project].nonzero()[0].tolist()]
+            line = heads[project] = self._head(project, mine)
             milli = math.inf if line is None else stage.milli_of[stage.kind_of[line]]
             parts[project] = (self._held_milli[project] + milli) / stage.share_milli[project]
 
@@ -172,10 +175,10 @@ class _Play:
         return turn in self._targets, turn
 
     def _head(self, project: int, kinds: Sequence[int]) -> int | None:
-        """The line of a project whose turn it is."""
+        """The line of a project whose turn it is, of those of some kinds of which somebody waits."""
         queues, head, first = self._queues[project], None, math.inf
         for kind in kinds:
-            for turn, line in queues.get(kind, ()):
+            for turn, line in queues[kind]:
                 self._steps += 1
                 if turn > first:
                     break

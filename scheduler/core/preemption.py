@@ -172,6 +172,17 @@ class RoomMaker:
         self._paper_steps += 1 + then.steps_used - before
         return room is not None
 
+    def any_may_ask(
+        self, leaf: ProjectId, priority: int, preemptible: bool, least: Amounts, reason: EvictionReason
+    ) -> bool:
+        """False when ``may_ask`` is for no gang of this project and priority that asks at least so much."""
+        if reason is EvictionReason.RECLAIMED:
+            ledger = self._scene.ledger
+            return may_ask(ledger.owed[leaf], ledger.held[leaf], ledger.firm[leaf], least, preemptible)
+        if reason is EvictionReason.PREEMPTED:
+            return bool(self._who.of(leaf, "preempt", priority))
+        return preemptible and least.gpu_milli <= self.free_later()
+
     def may_ask(self, gang: Gang, reason: EvictionReason) -> bool:
         """A quick look whether the rules let a gang ask anybody at all."""
         lower: Sequence[Gang] = ()

@@ -22,13 +22,12 @@ class Leavers:
 
     def __init__(self, scene: PoolScene, gangs: Iterable[Gang], lost_work: Callable[[Gang], float]) -> None:
         """``gangs`` come in the order in which they leave."""
-        self.lost = {}
+        gangs = list(gangs)
+        self.lost = {gang.job: lost_work(gang) for gang in gangs}
+        held = [gang.places for gang in gangs]
         self.there: dict[int, list[Gang]] = {}
-        held = []
-        for gang in gangs:
-            self.lost[gang.job] = lost_work(gang)
-            held.append([place for task in gang.standing for place in task.held])
-            for node in dict.fromkeys(place.node for place in held[-1]):
+        for gang, places in zip(gangs, held, strict=True):
+            for node in {place.node for place in places}:
                 self.there.setdefault(node, []).append(gang)
         self.cleared = scene.later.copy()
         self.cleared.give_back_pile(Pile(held), len(held))

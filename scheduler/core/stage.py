@@ -98,8 +98,9 @@ class Stage:
         self.milli_of = [line.stake.amounts.gpu_milli for line in self.kinds]
         """By kind: what a job counts for."""
         firsts = [line.needs[0] if line.needs else (Need(1, WHOLE_MILLI, ()), 0) for line in self.kinds]
-        self.sizes = list(dict.fromkeys((need.gpus, need.milli) for need, _ in firsts))
-        self.size_of = np.array([self.sizes.index((need.gpus, need.milli)) for need, _ in firsts])
+        self.sizes = list(dict.fromkeys(need.size for need, _ in firsts))
+        place_of = {size: number for number, size in enumerate(self.sizes)}
+        self.size_of = np.array([place_of[need.size] for need, _ in firsts])
         self.count_of = np.array([count for _, count in firsts])
         """By kind: which of ``sizes`` its first task has, and how many such it has."""
         self.uneven = [kind for kind, line in enumerate(self.kinds) if len(line.needs) > 1]

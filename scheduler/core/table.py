@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 
 from scheduler.core.ageing import ordered_s
 from scheduler.core.check import check_snapshot
-from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
+from scheduler.core.cluster import JobId, PendingRow, PoolId, ProjectId, Snapshot
 from scheduler.core.explain import Explainer
 from scheduler.core.gang import Gang, Task, add_waiting, gang_of_pending
 from scheduler.core.memory import Memory
@@ -16,6 +18,7 @@ from scheduler.core.policy import Policy
 from scheduler.core.preemption import RoomMaker
 from scheduler.core.reserved import Reserved
 from scheduler.core.reserving import Reserving
+from scheduler.core.resources import Amounts
 from scheduler.core.scene import PoolScene, counting_people
 from scheduler.core.tree import Tree
 
@@ -27,6 +30,19 @@ class Ordered:
     task: Task
     reason: EvictionReason
     for_job: JobId
+
+
+class Claims:
+    """The kinds of ready gangs in one pool that have project, priority and preemptibility in common."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[Gang]] = []
+
+    @cached_property
+    def least(self) -> Amounts:
+        """No task of them asks less, whatever of its gang is to place."""
+        asked = (task.amounts for group in self.groups for task in _unlike(group[0]))
+        return Amounts(*map(min, zip(*asked, strict=True)))
 
 
 class Table:
@@ -63,6 +79,7 @@ class Table:
         # ready gangs, those of a kind together: all, and those of first choice
         self.groups: list[list[Gang]] = []
         self.first_in: dict[PoolId, list[list[Gang]]] = {pool: [] for pool in self.scenes}
+        self.claims: dict[PoolId, dict[tuple[ProjectId, int, bool], Claims]] = {p: {} for p in self.scenes}
         self.ordered: dict[Task, Ordered] = {}
         self.promised: set[JobId] = set()  # places are kept for them by an earlier plan, or others leave
         self.rooms = {
@@ -114,7 +131,10 @@ class Table:
                 alike.setdefault(gang.kind, []).append(gang)
         self.groups = list(alike.values())
         for group in self.groups:
-            self.first_in[group[0].possible[0]].append(group)
+            pool, first = group[0].possible[0], group[0]
+            self.first_in[pool].append(group)
+            whose = (first.leaf, first.priority, first.preemptible)
+            self.claims[pool].setdefault(whose, Claims()).groups.append(group)
 
     def _find_possible(self, row: PendingRow, gang: Gang) -> None:
         """The pools where a job could run if they were empty; none for one that must not start now."""
@@ -140,6 +160,11 @@ class Table:
             return False
         self.steps_used += 1
         return True
+
+
+def _unlike(gang: Gang) -> Sequence[Task]:
+    """Its tasks; of equal ones the first."""
+    return gang.tasks[:1] if gang.plain else gang.tasks
 
 
 def _fickle(row: PendingRow) -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import transaction
+from django.test import override_settings
+from pytest_django import DjangoDbBlocker
 
 from portal import throttle
 from tests.api import world as worlds
@@ -18,10 +24,25 @@ def logs_of_this_test(tmp_path: Path, settings: Any) -> None:
     settings.LOG_DIR = tmp_path / "logs"
 
 
+@pytest.fixture(scope="module")
+def made(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[worlds.World, Path]]:
+    """A world that the tests of a file share, each in a transaction of its own, and its logs."""
+    logs = tmp_path_factory.mktemp("made") / "logs"
+    with django_db_blocker.unblock(), transaction.atomic():
+        with override_settings(LOG_DIR=logs):
+            world = worlds.make()
+        yield world, logs
+        transaction.set_rollback(True)
+
+
 @pytest.fixture
-def world(db: None) -> worlds.World:
+def world(made: tuple[worlds.World, Path], db: None, settings: Any) -> worlds.World:
     """A fresh world."""
-    return worlds.make()
+    world, logs = made
+    shutil.copytree(logs, settings.LOG_DIR)
+    return copy.deepcopy(world)
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,12 @@ def submit(client: Client, key: str | None, body: dict, headers: dict[str, str] 
     return client.post(JOBS, json.dumps(body), content_type="application/json", headers=sent)
 
 
+@pytest.fixture
+def world(db: None) -> worlds.World:
+    """Of each test alone: some here commit."""
+    return worlds.make()
+
+
 def test_the_same_key_gives_the_same_answer_to_the_byte(world):
     client = world.client("member")
     before = Job.objects.count()

@@ -5,50 +5,55 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent.parent
 OURS = [
     path
     for house in ("scheduler", "portal", "agents", "client")
     for path in sorted((ROOT / house).rglob("*.py"))
 ]
-MODULES = [path for path in OURS if "migrations" not in path.parts]
+MODULES = {str(path.relative_to(ROOT)): path.read_text() for path in OURS if "migrations" not in path.parts}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "manager", "managers", "misc"}
 NAMED_BY_DJANGO = {"portal/database/base.py"}
 LONGEST_CHAPTER_LINES = 700
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_begins_with_its_caption(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    caption = ast.get_docstring(tree)
-    if path.name == "__init__.py" and not tree.body:
-        return
-    assert caption, "the first line is one sentence that would serve as its caption on the map"
-    assert caption.split("\n\n")[0].rstrip().endswith((".", "!", "?", "``", "`")), "a caption is a sentence"
+def test_modules_begin_with_their_captions() -> None:
+    """The first line is one sentence that would serve as its caption on the map."""
+    assert MODULES
+    without = []
+    for name, text in MODULES.items():
+        tree = ast.parse(text)
+        first = (ast.get_docstring(tree) or "").split("\n\n")[0].rstrip()
+        empty = name.endswith("__init__.py") and not tree.body
+        if not empty and not first.endswith((".", "!", "?", "``", "`")):
+            without.append(name)
+    assert without == []
 
 
 def test_nothing_has_a_vague_name() -> None:
-    vague = {name_of(path) for path in OURS if {path.stem, path.parent.name} & VAGUE}
+    vague = {str(path.relative_to(ROOT)) for path in OURS if {path.stem, path.parent.name} & VAGUE}
     assert vague - NAMED_BY_DJANGO == set()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_error_is_swallowed_whole(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ExceptHandler):
-            broad = node.type is None or (
-                isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"}
-            )
-            silent = all(isinstance(line, ast.Pass) for line in node.body)
-            assert not (broad and silent), f"line {node.lineno}"
+def test_no_error_is_swallowed_whole() -> None:
+    swallowed = [
+        f"{name}:{node.lineno}"
+        for name, text in MODULES.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ExceptHandler) and _is_broad(node) and _is_silent(node)
+    ]
+    assert swallowed == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_file_is_a_chapter(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LONGEST_CHAPTER_LINES
+def _is_broad(handler: ast.ExceptHandler) -> bool:
+    named = isinstance(handler.type, ast.Name) and handler.type.id in {"Exception", "BaseException"}
+    return handler.type is None or named
+
+
+def _is_silent(handler: ast.ExceptHandler) -> bool:
+    return all(isinstance(line, ast.Pass) for line in handler.body)
+
+
+def test_files_are_chapters() -> None:
+    long = {name for name, text in MODULES.items() if len(text.splitlines()) > LONGEST_CHAPTER_LINES}
+    assert long == set()

@@ -41,12 +41,12 @@ def test_dark_pages_pass_axe(open_as, scene):
     assert look_at(page, ["/", "/launch/?kind=training", job]) == ""
 
 
-# an administrator's pages hold whatever a member's do
+# an administrator's pages hold whatever a member's do, and the phone below looks at light ones
 @pytest.mark.parametrize(
     ("name", "dark"),
     [
         pytest.param("m-okafor", False, marks=pytest.mark.long),
-        ("r-castellan", False),
+        pytest.param("r-castellan", False, marks=pytest.mark.long),
         ("r-castellan", True),
     ],
 )
@@ -88,6 +88,10 @@ def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     page = open_as("r-castellan", width=390, dark=dark)
     for address in (
         "/cluster/",
+        f"/nodes/{scene.nodes['ada-1'].public_id}/",
+        f"/projects/{scene.projects['vision'].public_id}/",
+        "/environments/",
+        "/registries/",
         "/queue/",
         "/quotas/?pool=h200",
         "/policy/?pool=h200",

@@ -207,7 +207,7 @@ def test_colours_follow_the_system_or_the_choice(open_as):
     expect(theme).to_have_attribute("data-bs-theme", "light")
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [360, pytest.param(1280, marks=pytest.mark.long)])
 def test_nothing_runs_over_the_edge(open_as, scene, width):
     page = open_as("m-okafor", width=width)
     names = ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128")

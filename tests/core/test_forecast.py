@@ -67,6 +67,23 @@ def taught() -> Durations:
     return durations
 
 
+def test_a_share_waits_for_a_gpu_that_its_own_project_shares() -> None:
+    """The hole beside another project's share is of no use to it; beside one of its own it starts at once."""
+    theirs = runs("old", "theirs", ("n1", [0]), milli=400)
+    own = runs("older", "ours", ("n2", [0]), milli=700)
+    photo = cluster(
+        [node("n1", 1), node("n2", 1)],
+        [project("ours"), project("theirs")],
+        running=[theirs, own],
+        pending=[waits("new", "ours", milli_per_gpu=500)],
+    )
+    ends_s = {theirs.job: NOW_S + 50.0, own.job: NOW_S + 90.0}
+    for policy, start_s in ((KEEPS_ALL, 50.0), (replace(KEEPS_ALL, share_gpus="anybody"), 0.0)):
+        plan = replace(decide(photo, replace(policy, actions=())), starts=())
+        outlook = Outlook(photo, plan, MAIN, taught(), policy, ends_s=ends_s)
+        assert outlook.medians_s([JobId("new")]) == {JobId("new"): start_s}
+
+
 def test_from_photograph_and_plan_to_a_median() -> None:
     snapshot, policy = crowd(), Policy()
     plan = decide(snapshot, policy)

@@ -16,7 +16,9 @@ from scheduler.core.placement import Floor
 from tests.core.drawn import snapshots
 
 MILLI = st.sampled_from([WHOLE_MILLI, WHOLE_MILLI, 500, 300, 250])
-NEEDS = st.builds(Need, st.integers(1, 3), MILLI, st.sampled_from([(0,), (1,), (0, 1)]))
+NEEDS = st.builds(
+    Need, st.integers(1, 3), MILLI, st.sampled_from([(0,), (1,), (0, 1)]), st.integers(0, 2)
+).map(lambda need: need._replace(tenant=0) if need.milli == WHOLE_MILLI else need)
 
 
 @st.composite
@@ -27,27 +29,33 @@ def grounds(draw: st.DrawFn) -> Ground:
         cell: {10 * cell + gpu: draw(st.sampled_from([0, 200, 500, 700])) for gpu in range(draw(st.integers(0, 2)))}
         for cell in range(len(sorts))
     }  # fmt: skip
-    return Ground((*sorts, 0, 1), (*whole, 0, 0), shared, 1_000)
+    carrying = [gpu for gpus in shared.values() for gpu in gpus]
+    tenants = {gpu: draw(st.sampled_from([-1, 1, 2])) for gpu in carrying if draw(st.booleans())}
+    return Ground((*sorts, 0, 1), (*whole, 0, 0), shared, 1_000, tenants)
 
 
 def with_sizes(ground: Ground, needs: Iterable[Need]) -> tuple[Cells, Callable[[Need], int]]:
     """The cells, and how many tasks surely find places there now."""
-    sizes = list(dict.fromkeys((need.gpus, need.milli) for need in needs))
+    sizes = list(dict.fromkeys(need.size for need in needs))
     cells = Cells(ground, sizes)
 
     def room(need: Need) -> int:
-        return int(cells.room[sizes.index((need.gpus, need.milli)), list(need.sorts)].sum())
+        return int(cells.room[sizes.index(need.size), list(need.sorts)].sum())
 
     return cells, room
 
 
-def milli_free(cells: Cells) -> Counter[tuple[int, object]]:
-    """How many cells of each sort have how much."""
+def milli_free(cells: Cells) -> Counter[tuple[int, tuple[int, tuple[int, ...]], object]]:
+    """How many cells of each sort have how much, and of this for each tenant alone."""
     return Counter(
-        (sort, state)
+        (
+            sort,
+            state,
+            tuple((who, *sorted(of.values())) for who, of in sorted(cells._own.get(cell, {}).items())),
+        )
         for sort, having in enumerate(cells._having)
         for state, mine in having.items()
-        for _ in mine
+        for cell in mine
     )
 
 
@@ -63,7 +71,7 @@ def test_what_is_taken_comes_back_and_nothing_is_given_twice(ground, needs, dice
         if place is not None:
             assert ground.sort_of[place[0]] in need.sorts
             taken.append(place)
-        for (_, (whole, shared)), _ in milli_free(cells).items():
+        for (_, (whole, shared), _), _ in milli_free(cells).items():
             assert whole >= 0 and all(0 <= milli < WHOLE_MILLI for milli in shared)
     dice.shuffle(taken)
     for place in taken:
@@ -79,8 +87,8 @@ def test_a_gang_for_which_there_is_room_finds_all_its_places(ground: Ground, nee
         assert all(cells.take(need, need.sorts) is not None for _ in range(count))
 
 
-@given(snapshots())
-def test_cells_hold_one_task_where_the_floor_does(snapshot: Snapshot) -> None:
+@given(snapshots(), st.booleans())
+def test_cells_hold_one_task_where_the_floor_does(snapshot: Snapshot, apart: bool) -> None:
     """Tasks of one GPU; CPU and memory, which a play does not follow, are left out."""
     for pool in snapshot.pools:
         nodes = [
@@ -91,10 +99,12 @@ def test_cells_hold_one_task_where_the_floor_does(snapshot: Snapshot) -> None:
             shape_of(row.ask, row.project, tuple(sorted(row.avoid_nodes)), row.node_affinity, 1)[0]
             for row in rows
         ]
-        survey = Survey(nodes, list(dict.fromkeys(shapes)), [row.nodes for row in snapshot.reservations])
+        here = [row for row in snapshot.running if row.pool == pool] if apart else None
+        survey = Survey(nodes, shapes, [row.nodes for row in snapshot.reservations], here)
         running = [survey.places(row.tasks) for row in snapshot.running if row.pool == pool.id]
-        needs = [Need(shape.gpus, shape.milli, survey.sorts_of[shape]) for shape in shapes]
+        needs = [survey.need(shape) for shape in shapes]
         _, room = with_sizes(survey.ground(running), needs)
         floor = Floor(nodes, "pack")
+        floor.let_share(here)
         for shape, need in zip(shapes, needs, strict=True):
             assert (room(need) >= 1) is bool(floor.capacity(shape).sum() >= 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -56,3 +59,17 @@ def test_queues_of_siblings_take_turns() -> None:
     ((one_by_one, in_one_go),) = orders(photo)
     assert in_one_go == one_by_one
     assert len({job.partition("-")[0] for job in in_one_go[:6]}) > 1
+
+
+def test_a_decision_that_told_all_is_gone_when_nobody_holds_it() -> None:
+    """Live cycles put off looking for circles of objects: a scene in one would stay for a hundred decisions."""
+    photo = cluster([node("n0", 1)], [project("p")], pending=[waits(f"j{n}", "p") for n in range(3)])
+    gc.disable()
+    try:
+        decision = _Decision(photo, Policy())
+        assert len(decision.plan().verdicts) == 2
+        scene = weakref.ref(next(iter(decision.scenes.values())))
+        del decision
+        assert scene() is None
+    finally:
+        gc.enable()

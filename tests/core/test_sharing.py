@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
-from scheduler.core.cluster import GpuShare
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.core.cluster import GpuShare, ProjectId
 from scheduler.core.decide import decide
+from scheduler.core.placement import Floor
 from scheduler.core.policy import Policy
+from scheduler.core.shape import Shape
 from tests.core.drawn import cluster, node, project, runs, waits
 
 
@@ -24,3 +30,37 @@ def test_who_waits_for_a_share_is_told_that_others_share_the_gpu() -> None:
     assert start.tasks[0].gpus == (GpuShare(here.gpus[0].uuid, 500),)
     mine = replace(photo, running=(replace(stands, project=new.project),))
     assert len(decide(mine, Policy()).starts) == 1
+
+
+SHAPES = [
+    Shape(1, milli, None, None, cpu_milli, 0, (), None, share_mib, tenant=ProjectId(tenant))
+    for milli, share_mib in ((300, None), (500, None), (1000, 20_480))
+    for cpu_milli in (0, 3_000)
+    for tenant in ("ours", "theirs", "others")
+]
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, len(SHAPES)), st.integers(0, 9)), max_size=25), looks=st.randoms()
+)
+@settings(max_examples=100)
+def test_the_room_for_shares_is_what_all_nodes_hold_together(
+    steps: list[tuple[int, int]], looks: random.Random
+) -> None:
+    """Also where a node's processors bound it, whatever was taken and given back since somebody last looked."""
+    floor = Floor([node("n1", 2, cpu_milli=8_000), node("n2", 1), node("n3", 2, cpu_milli=5_000)], "pack")
+    floor.let_share(())
+    other, taken = floor, []
+    for which, turn in steps:
+        if which < len(SHAPES):
+            taken += floor.place_gang(SHAPES[which], 1) or []
+        elif taken:
+            floor.give_back([taken.pop(turn % len(taken))])
+            if turn == 0:
+                other = floor.copy()
+            elif turn == 1:
+                floor.set_to_least(floor.copy(), other, [0, 2])
+        for shape in looks.sample(SHAPES, 3):
+            assert floor.room(shape) == floor.capacity(shape).sum()
+    for shape in SHAPES:
+        assert floor.room(shape) == floor.capacity(shape).sum()

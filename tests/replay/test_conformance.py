@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +68,20 @@ def write(tmp_path: Path, content: Any) -> str:
     return str(path)
 
 
-def changed(*path: str | int, to: Any) -> dict[str, Any]:
-    content = copy.deepcopy(CONTENT)
-    here = content
-    for step in path[:-1]:
-        here = here[step]
-    here[path[-1]] = to
-    return content
+def changed(*path: str | int, to: Any) -> Callable[[], dict[str, Any]]:
+    def make() -> dict[str, Any]:
+        content = copy.deepcopy(CONTENT)
+        here = content
+        for step in path[:-1]:
+            here = here[step]
+        here[path[-1]] = to
+        return content
+
+    return make
 
 
 @pytest.mark.parametrize(
-    ("content", "place"),
+    ("make", "place"),
     [
         (changed("surprise", to=1), "$.surprise"),
         (changed("scheduling_cases", 3, "surprise", to=1), "$.scheduling_cases[3].surprise"),
@@ -103,13 +107,13 @@ def changed(*path: str | int, to: Any) -> dict[str, Any]:
         (changed("predicate_cases", 0, "data", "surprise", to=1), "$.predicate_cases[0].data.surprise"),
         (changed("predicate_cases", 0, "data", to={"surprise": 1}), "$.predicate_cases[0].data"),
         (changed("predicate_cases", 0, "kind", to="other"), "$.predicate_cases[0]"),
-        ([], "$"),
+        (list, "$"),
     ],
 )  # fmt: skip
 def test_whatever_the_format_does_not_know_is_refused_with_its_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: Any, place: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[], Any], place: str
 ) -> None:
-    assert main(["conformance", write(tmp_path, content)]) == MALFORMED
+    assert main(["conformance", write(tmp_path, make())]) == MALFORMED
     assert f", {place}: " in capsys.readouterr().err
 
 
@@ -124,7 +128,7 @@ def test_groups_within_groups_end_somewhere(tmp_path: Path, capsys: pytest.Captu
     tree: dict[str, Any] = {"name": "root"}
     for _ in range(400):
         tree = {"name": "root", "subgroups": [tree]}
-    content = changed("scheduling_cases", 0, "jobs", 0, "subgroup_tree", to=tree)
+    content = changed("scheduling_cases", 0, "jobs", 0, "subgroup_tree", to=tree)()
     assert main(["conformance", write(tmp_path, content)]) == MALFORMED
     assert "nested too deeply" in capsys.readouterr().err
 
@@ -141,7 +145,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_last_line_counts_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = changed("fair_share_cases", 0, "fair_share", "1", to=1.5)
+    wrong = changed("fair_share_cases", 0, "fair_share", "1", to=1.5)()
     wrong["scheduling_cases"] = [case for case in wrong["scheduling_cases"] if not case["portable"]]
     skipped = len(wrong["scheduling_cases"])
     assert main(["conformance", write(tmp_path, wrong)]) == 1

@@ -39,10 +39,14 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
         installing = None if options["no_install"] else _begin_install()
+        reading = _begin_reading()
         try:
             build_frontend(settings.BASE_DIR)
         except FrontendError as trouble:
             raise CommandError(str(trouble)) from trouble
+        finally:
+            if reading is not None:
+                reading.wait()
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
         cores = min(len(os.sched_getaffinity(0)), 8)
@@ -79,6 +83,19 @@ def _calm_files() -> list[str]:
     """The files that speak of such a mark, so that no lane of the last part reads all the others again."""
     files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
     return [str(path) for path in files if any(mark in path.read_text() for mark in CALM_MARKS)]
+
+
+def _begin_reading() -> subprocess.Popen[bytes] | None:
+    """Reads all tests once, where nobody has: Python keeps what it made of them, and no lane makes it again."""
+    if sys.dont_write_bytecode or any((Path(settings.BASE_DIR) / "tests/__pycache__").glob("conftest.*")):
+        return None
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq"]
+    return subprocess.Popen(command, cwd=settings.BASE_DIR, stdout=subprocess.DEVNULL, env=_environment())
+
+
+def _environment() -> dict[str, str]:
+    """What pytest is started with: the run's own data folder, not the one that this command has."""
+    return {name: value for name, value in os.environ.items() if name != "FAIRWAY_DATA_DIR"}
 
 
 def _begin_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
@@ -118,5 +135,4 @@ def _pytest(marks: str, beside: int, *arguments: str) -> int:
         "--no-loadscope-reorder",
         *arguments,
     ]
-    environment = {name: value for name, value in os.environ.items() if name != "FAIRWAY_DATA_DIR"}
-    return subprocess.run(command, cwd=Path(settings.BASE_DIR), env=environment, check=False).returncode
+    return subprocess.run(command, cwd=settings.BASE_DIR, env=_environment(), check=False).returncode
