@@ -140,6 +140,7 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         min_compute_capability=body.get("min_compute_capability"),
         avoid_nodes=cannot,
         unfit_nodes=cannot,
+        cuda=photo.unfit.cuda_of(environment.pk, value("gpus_per_task")),
         launcher=launcher,
         node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,
         after=still_awaited(body.get("after") or ()),

@@ -128,7 +128,11 @@ def read_nodes(
     }
     machines = {
         node.public_id: Machine(
-            node.runtime, node.hello__driver, bool(node.hello__shares__enforced), bool(node.lacks)
+            node.runtime,
+            node.hello__driver,
+            bool(node.hello__shares__enforced),
+            node.hello__cuda_driver,
+            bool(node.lacks),
         )
         for node, *_ in rows.values()
     }
@@ -139,7 +143,8 @@ def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     chosen = Node.objects.all() if nodes is None else Node.objects.filter(pk__in=nodes)
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
-        "labels", "trust", "on_trial", "hello__driver", "hello__shares__enforced", "lacks", named=True,
+        "labels", "trust", "on_trial", "hello__driver", "hello__shares__enforced",
+        "hello__cuda_driver", "lacks", named=True,
     ):  # fmt: skip
         yield node.id, node
 
@@ -159,6 +164,7 @@ def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_us
         gpus=gpus,
         labels=tuple(sorted(node.labels.items())),
         lacks=node.lacks,
+        cuda=node.hello__cuda_driver,
     )
 
 

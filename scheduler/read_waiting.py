@@ -80,7 +80,8 @@ def read_waiting(
             meets=meets,
             volumes=row["volumes"],
         )
-        return pending_row(row, every_pool, cannot, avoided.get(id_, []), home)
+        cuda = unfit.cuda_of(row["environment_id"], row["gpus_per_task"])
+        return pending_row(row, every_pool, cannot, avoided.get(id_, []), home, cuda)
 
     pending = built.of(waiting, (every_pool, unfit, homes, dict(avoided)), make)
     if waits := waits_of(_WAITING):
@@ -134,6 +135,7 @@ def pending_row(
     avoid: tuple[NodeId, ...],
     avoided: list[str],
     home: NodeId | None,
+    cuda: str = "",
 ) -> PendingRow:
     """One waiting job as the decision sees it; ``avoid`` are the nodes that cannot run its environment."""
     return PendingRow(
@@ -159,6 +161,7 @@ def pending_row(
         avoid_nodes=(*avoid, *map(NodeId, avoided)) if avoided else avoid,
         unfit_nodes=avoid,
         node_affinity=home,
+        cuda=cuda,
         version=row["version"],
         kept=kept_tasks(row["kept"], row["cpu_milli"], row["memory_mib"]),
         near=near_of(row["near"]),

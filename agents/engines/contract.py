@@ -226,6 +226,9 @@ class Engine(Protocol):
     def has_image(self, image: str) -> bool:
         """Whether the node has an image of this name or digest now."""
 
+    def store_used_percent(self) -> float | None:
+        """How full the file system is that holds the node's images, 0 to 100; None: nobody can say."""
+
     def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
         """Brings an image from its registry; takes minutes. Present already: nothing to do.
 

@@ -187,6 +187,10 @@ class NodeEngine:
             for row in answer["images"]
         )
 
+    def store_used_percent(self) -> float | None:
+        told = self._link.ask("images", timeout_s=ANSWER_WITHIN_S).get("store_used_percent")
+        return None if told is None else float(told)
+
     def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
         if login is None:
             self._link.ask("pull", timeout_s=PULL_WITHIN_S, image=image)

@@ -93,7 +93,7 @@ class Tasks:
             self.starting()
 
     def _start(self, epoch: int, spec: TaskSpec, runtime: Runtime, begins: bool) -> Fields:
-        with self._alone(spec.name) as hold_fd:
+        with self.places.needs_image(spec.image), self._alone(spec.name) as hold_fd:
             known = self.ledger.tasks().get(spec.name)
             if known is None:
                 self.places.check_room()

@@ -194,6 +194,14 @@ class NodeCheck(models.Model):
     begun_at = models.DateTimeField(
         null=True, blank=True, help_text="Of one over the control channel; null: it waits for its turn."
     )
+    returns = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Of a check: when it finds nothing amiss, the node is taken back into service.",
+    )
+    reason = models.CharField(
+        max_length=500, blank=True, default="", db_default="", help_text="Why it comes back, by who asked."
+    )
     program = models.CharField(
         max_length=64, blank=True, default="", db_default="", help_text="Digest of what an upgrade has sent."
     )

@@ -7,7 +7,8 @@ twice. ``do_`` is what admins ask for, ``record_`` what the engine writes down.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from django.db import transaction
 from django.db.models import OuterRef, Q, Subquery
@@ -138,6 +139,27 @@ def record_order_finished(check_id: int, ok: bool) -> None:
         if check.rollout_id is not None:
             _advance(Rollout.objects.select_for_update().get(pk=check.rollout_id))
         announce("cluster", {"kind": "node", "node": check.node.public_id, "state": check.node.state})
+
+
+def record_images_removed(check: NodeCheck, removed: Sequence[Mapping[str, Any]]) -> None:
+    """Images are gone from a node: that is audited, and which environments are still there is asked anew."""
+    if not removed:
+        return
+    with transaction.atomic():
+        images = [{"names": row["names"], "mib": row["size_mib"], "idle_s": row["idle_s"]} for row in removed]
+        record_act(check.actor, "node.images_removed", check.node, after={"images": images})
+        hint_node(check.node.public_id, "images")
+
+
+def tidy_if_full(node: Node, used_percent: float | None) -> None:
+    """Orders tidying once an image made the store of a node too full; not twice within a quarter of an hour."""
+    high = float(knobs_of([node.pool])[node.pool_id]["image_high_percent"])
+    since = timezone.now() - dt.timedelta(seconds=FULL_AGAIN_S)
+    if used_percent is None or used_percent < high:
+        return
+    if not NodeCheck.objects.filter(node=node, kind=NodeAct.GC.value, started_at__gt=since).exists():
+        with transaction.atomic():
+            order(node, NodeAct.GC)
 
 
 def tidy_nodes() -> None:

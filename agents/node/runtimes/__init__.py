@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from agents.node.mps import Share
 from agents.node.spec import TaskSpec
@@ -58,6 +58,12 @@ class Image(NamedTuple):
     refs: List[str]
     digests: List[str]
     size_mib: Optional[int]
+    cuda: Optional[str] = None  # what it asks of the driver, such as 12.4; None: it does not say
+
+    @property
+    def names(self) -> List[str]:
+        """Every name by which somebody may ask for it."""
+        return [self.image_id, *self.refs, *self.digests]
 
 
 class Runtime:
@@ -154,6 +160,18 @@ class Runtime:
         raise NotImplementedError
 
     def load(self, archive_path: str) -> Image:
+        raise NotImplementedError
+
+    def store_path(self) -> Optional[str]:
+        """A folder on the file system that holds its images; None for a runtime without images."""
+        return None
+
+    def images_in_use(self) -> Set[str]:
+        """The ``image_id`` of each image that a container of anybody was made of, also of one that has ended."""
+        return set()
+
+    def remove_image(self, image: Image) -> bool:
+        """Removes an image with all its names, and never a container; False when the engine keeps it."""
         raise NotImplementedError
 
     def facts(self) -> Dict[str, Any]:

@@ -303,5 +303,10 @@ def signal_inside(name: str) -> List[str]:
     return ["exec", name, "/bin/sh", "-c", _SIGNAL, "sh"]
 
 
+def store(kind: str) -> List[str]:
+    """The words that tell the folder in which an engine keeps its images."""
+    return ["info", "--format", "{{.DockerRootDir}}" if kind == "docker" else "{{.Store.GraphRoot}}"]
+
+
 def inspect(names: Sequence[str]) -> List[str]:
     return ["container", "inspect", *names]

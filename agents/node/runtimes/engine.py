@@ -11,11 +11,12 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, cast
+from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
 from agents.node import machine, refusals
 from agents.node.durable import write_whole
 from agents.node.environment import is_ours
+from agents.node.image_cuda import cuda_wanted
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Image, Order, Runtime, arguments
 from agents.node.runtimes.firewall import Firewall
@@ -25,6 +26,8 @@ from agents.node.spec import REFUSED_ENV
 
 _COMMAND_WITHIN_S = 60.0
 _PULL_WITHIN_S = 3600.0
+_REMOVE_WITHIN_S = 120.0
+_LOOKS = 3  # a container may go between two questions
 _FULL = ("no space left on device", "disk quota exceeded")
 _TAKEN = ("already in use", "already exists", "is in use")
 _PORT_TAKEN = ("address already in use", "port is already allocated")
@@ -72,6 +75,7 @@ class EngineRuntime(Runtime):
             own.kind, settings.loopback, self.rootless, own.create_flags, settings.log_mib
         )
         self._version: Optional[str] = None
+        self._store_path: Optional[str] = None
         self._images: Dict[str, KnownImage] = {}
         self._prepared: Dict[str, ImageFacts] = {}
         self._firewall = Firewall(settings) if settings.firewall and os.geteuid() == 0 else None
@@ -347,15 +351,44 @@ class EngineRuntime(Runtime):
         self._images.pop(reference, None)
         return _image(json.loads(self.must(["image", "inspect", reference]))[0])
 
+    def store_path(self) -> Optional[str]:
+        if self._store_path is None:
+            self._store_path = self.must(arguments.store(self.kind), within_s=10.0).strip() or None
+        return self._store_path
+
+    def images_in_use(self) -> Set[str]:
+        for _ in range(_LOOKS):
+            found = self.must(["ps", "--all", "--quiet", "--no-trunc"]).split()
+            if not found:
+                return set()
+            answer = self.call(["container", "inspect", "--format", "{{.Image}}", *found])
+            if answer.code == 0:
+                return {_whole_id(each) for each in answer.out.split()}
+        raise Refusal(refusals.ENGINE_ERROR, f"{self.kind} does not say which images its containers use.")
+
+    def remove_image(self, image: Image) -> bool:
+        self._images.clear()
+        bare = image.image_id.split(":", 1)[-1]
+        for words in (image.refs, [bare]):  # an engine refuses an id that has several names
+            if words:
+                self.call(["rmi", *words], within_s=_REMOVE_WITHIN_S)
+            if self.call(["image", "inspect", bare]).code != 0:
+                return True
+        return False
+
 
 def _image(row: Dict[str, Any]) -> Image:
-    image_id = str(row["Id"])
     return Image(
-        image_id=image_id if image_id.startswith("sha256:") else "sha256:" + image_id,
+        image_id=_whole_id(str(row["Id"])),
         refs=list(row.get("RepoTags") or ()),
         digests=list(row.get("RepoDigests") or ()),
         size_mib=int(row["Size"]) // machine.MIB if row.get("Size") else None,
+        cuda=cuda_wanted((row.get("Config") or {}).get("Env") or ()),
     )
+
+
+def _whole_id(image_id: str) -> str:
+    return image_id if image_id.startswith("sha256:") else "sha256:" + image_id
 
 
 _STATES = {

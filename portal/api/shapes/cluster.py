@@ -144,6 +144,14 @@ class Topology(Named):
     nodes = serializers.IntegerField(help_text="Nodes that have the label of its outermost level.")
 
 
+class ReturningNode(Node):
+    """A machine that comes back into service."""
+
+    check = serializers.CharField(
+        allow_null=True, help_text="The check that decides, under checks/; null: it is in service."
+    )
+
+
 class CheckStep(serializers.Serializer[Any]):
     """One step of a connection test."""
 
@@ -194,6 +202,14 @@ class Environment(Named):
     min_driver = serializers.CharField(
         allow_blank=True,
         help_text="Jobs with GPUs stay off nodes whose NVIDIA driver is older; blank: any will do.",
+    )
+    image_cuda = serializers.CharField(
+        allow_blank=True,
+        help_text="The CUDA version that its image asks of drivers; blank: none, or not known yet.",
+    )
+    min_cuda = serializers.CharField(
+        allow_blank=True,
+        help_text="What administrators say in place of image_cuda: a version, or none; blank: what the image says.",
     )
     tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
     enabled = serializers.BooleanField()
@@ -346,6 +362,8 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "image": row.image,
         "image_digest": row.image_digest,
         "min_driver": row.min_driver,
+        "image_cuda": row.image_cuda,
+        "min_cuda": row.min_cuda,
         "tool": row.tool,
         "enabled": row.enabled,
         "projects": [named(project) for project in row.projects.all()]
