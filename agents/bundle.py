@@ -1,4 +1,4 @@
-"""Builds the program for nodes: one .pyz of ``agents/node`` and NVML's module, the same bytes from the same source.
+"""Builds the program for nodes: one .pyz of ``agents/node`` and its part of NVML's module; equal source, equal bytes.
 
 The module ``pynvml`` is that of the installed nvidia-ml-py: a node has no packages, and the program runs in
 Python's isolated mode. Its licence asks that its text goes with it.
@@ -13,6 +13,8 @@ import sys
 import zipfile
 from itertools import takewhile
 from pathlib import Path
+
+from agents.nvml_part import part_of
 
 _SOURCE = Path(__file__).parent / "node"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -35,7 +37,7 @@ def build(target: Path) -> str:
             _add(archive, "agents/__init__.py", _PACKAGE)
             for path in sorted(_SOURCE.rglob("*.py")):
                 _add(archive, f"agents/node/{path.relative_to(_SOURCE).as_posix()}", path.read_bytes())
-            _add(archive, "pynvml.py", nvml)
+            _add(archive, "pynvml.py", part_of(nvml.decode()).encode())
             _add(archive, "pynvml.LICENSE", _licence_of(nvml))
     part.chmod(0o755)
     digest = hashlib.sha256(part.read_bytes()).hexdigest()

@@ -22,6 +22,7 @@ from portal.models import (
     Excuse,
     Extension,
     Gpu,
+    GpuAlarm,
     Job,
     Membership,
     Node,
@@ -163,7 +164,7 @@ def can(person: Person, verb: Verb, thing: Any) -> bool:
             return person.is_admin if verb is Verb.CHANGE else can(person, Verb.SEE, thing.project)
         case Extension():
             return _can_extension(person, verb, thing)
-        case UnknownContainer():
+        case UnknownContainer() | GpuAlarm():
             return person.is_admin
         case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment() | Template():
             return person.is_admin or verb is Verb.SEE

@@ -22,6 +22,7 @@ from django.utils import timezone
 from agents.engines.contract import (
     Engine,
     EngineEvent,
+    GpuFaultTold,
     GpuHealthChanged,
     Refused,
     TaskExited,
@@ -32,6 +33,7 @@ from agents.openings import Openings
 from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
 from portal.services import nodes, trust
+from portal.services.alarms import record_xid
 from portal.services.bringing import BRING
 from portal.services.gpus import record_gpu_health
 from portal.services.node_acts import ORDERS
@@ -295,6 +297,8 @@ class NodeActor:
                 gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
                 if gpu is not None:
                     record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal)
+            case GpuFaultTold(uuid, xid, times):
+                record_xid(self.node_id, uuid, xid, times)
 
     def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
         task = Task.objects.filter(

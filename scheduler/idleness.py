@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from portal.models import Activity, Allocation, Excuse, UsageMinute
-from portal.selectors.policy import knobs_of
+from portal.selectors.project_policy import rules_for
 from portal.services import idle
 from portal.words.knobs import KnobValue
 from portal.words.states import AttemptState, JobKind
@@ -103,7 +103,7 @@ def _found(held: Held, now_s: float) -> list[Found]:
     rows = list(
         Activity.objects.filter(pk__in=held).select_related("attempt__pool", "attempt__job").order_by("pk")
     )
-    knobs = knobs_of({row.attempt.pool for row in rows})
+    rules = rules_for((row.attempt.pool, row.attempt.job.project_id) for row in rows)
     minutes = _minutes({node for gpus in held.values() for node, _ in gpus}, now_s)
     kept = dict(
         Excuse.objects.filter(
@@ -112,7 +112,7 @@ def _found(held: Held, now_s: float) -> list[Found]:
     )
     moved, found = [], []
     for row in rows:
-        mine = knobs[row.attempt.pool_id]
+        mine = rules[row.attempt.pool_id, row.attempt.job.project_id].knobs
         gpu = _gpu_use(row).after(_of(held[row.pk], minutes), float(mine["idle_gpu_percent"]))
         if gpu != _gpu_use(row):
             row.gpu_quiet_since = _moment(gpu.quiet.since_s) if gpu.quiet else None

@@ -106,14 +106,20 @@ class EngineRoom:
         return node
 
     def write_gpus(
-        self, name: str, uuids: list[str], health: dict[str, str] | None = None, *, fatal: bool = False
+        self,
+        name: str,
+        uuids: list[str],
+        health: dict[str, str] | None = None,
+        *,
+        xids: dict[str, list[int]] | None = None,
     ) -> None:
-        """``fatal``: what runs on those that are not well cannot go on."""
+        """``health`` of those that are not well; ``xids`` that were told of some, from which their health follows."""
         plain = {"model": "Test 80", "memory_mib": 81_920}
-        conditions = {uuid: (health or {}).get(uuid, "ok") for uuid in uuids}
         rows = [
-            {**plain, "uuid": uuid, "health": told, "fatal": fatal and told != "ok"}
-            for uuid, told in conditions.items()
+            {**plain, "uuid": uuid}
+            | ({"health": health[uuid]} if uuid in (health or {}) else {})
+            | ({"xids": xids[uuid]} if uuid in (xids or {}) else {})
+            for uuid in uuids
         ]
         path = self.folder / name / "gpus.json"
         path.with_suffix(".new").write_text(json.dumps({"gpus": rows}))

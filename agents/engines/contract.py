@@ -122,6 +122,15 @@ class GpuHealthChanged:
 
 
 @dataclass(frozen=True)
+class GpuFaultTold:
+    """Pushed when a node's driver told an XID for a GPU, so many times since the last such event."""
+
+    uuid: str
+    xid: int
+    times: int
+
+
+@dataclass(frozen=True)
 class PullProgress:
     """Pushed while an image is brought."""
 
@@ -129,7 +138,7 @@ class PullProgress:
     sentence: str
 
 
-EngineEvent = TaskExited | GpuHealthChanged | PullProgress
+EngineEvent = TaskExited | GpuHealthChanged | GpuFaultTold | PullProgress
 Tell = Callable[[EngineEvent], None]
 
 __all__ = [
@@ -137,6 +146,7 @@ __all__ = [
     "Container",
     "Engine",
     "EngineEvent",
+    "GpuFaultTold",
     "GpuHealthChanged",
     "LogPiece",
     "PullProgress",

@@ -14,6 +14,7 @@ from agents.engines.contract import (
     Check,
     Container,
     EngineEvent,
+    GpuFaultTold,
     GpuHealthChanged,
     LogPiece,
     PullProgress,
@@ -290,6 +291,8 @@ def event_of(message: Mapping[str, Any]) -> EngineEvent | None:
                 str(message.get("message") or ""),
                 bool(message.get("fatal")),
             )
+        case "gpu_xid":
+            return GpuFaultTold(str(message["uuid"]), int(message["xid"]), int(message["times"]))
         case "pull_progress":
             return PullProgress(str(message["image"]), str(message.get("line", "")))
     return None

@@ -126,6 +126,13 @@ def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
+def give_memory_back() -> None:
+    """Gives back to the kernel what this process has freed, such as what compiling its own program took."""
+    trim = getattr(_libc(), "malloc_trim", None)  # of glibc alone
+    if trim is not None:
+        trim(0)
+
+
 def is_alive(pid: Optional[int], start_ticks: Optional[int]) -> bool:
     """True while exactly this process runs: same number, same start, not a zombie."""
     if not pid:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from typing import Any, Dict, Optional
 
 from agents.node import refusals
@@ -29,6 +28,8 @@ def probe(tasks: Tasks, fields: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _status(host: str, port: int, path: str) -> Optional[int]:
+    import http.client  # 3 MB with all that it needs, and a watch session never asks
+
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_WITHIN_S)
     try:
         connection.request("GET", path, headers={"Connection": "close"})

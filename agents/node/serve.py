@@ -133,6 +133,7 @@ class Session:
         ]
         for worker in workers:
             worker.start()
+        machine.give_memory_back()
         try:
             self._read_requests()
         finally:

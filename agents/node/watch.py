@@ -21,6 +21,7 @@ from agents.node.refusals import Refusal
 from agents.node.tasks import Tasks
 
 LOOK_EVERY_S = 0.1
+"""While something ends, and where the kernel does not tell by itself that a process has ended."""
 _SLOW_EVERY_S = 1.0
 _ILL_AGAIN_AFTER_S = 30.0
 """One that an administrator gave back too early is told of again, before many tasks are refused on it."""
@@ -40,11 +41,13 @@ class Watch:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopped = threading.Event()
         self._told: Set[str] = set()
+        self._running: Set[str] = set()
         self._ends: Dict[str, int] = {}  # descriptors that are readable once a task's first process ended
         self._hands = ThreadPoolExecutor(max_workers=_HANDS, thread_name_prefix="settle")
         self._busy: Set[Tuple[str, bool]] = set()
         self._retry_at_s: Dict[str, float] = {}
         self._gpus = {facts.uuid: facts for facts in tasks.gpus.gpus()}
+        tasks.gpus.new_faults()  # what befell them before is past
         self._ill_again_s = time.monotonic() + _ILL_AGAIN_AFTER_S
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -84,11 +87,15 @@ class Watch:
             self._sleep()
 
     def _sleep(self) -> None:
-        """Until a task ends, somebody wakes us, or it is time to look anyway."""
+        """Until a task ends, somebody wakes us, or it is time to look anyway.
+
+        Waking up ten times a second for nothing would cost more than all that is done in it.
+        """
+        told = self._running <= set(self._ends) and not any(not beside for _, beside in tuple(self._busy))
         poll = select.poll()
         for descriptor in (self._wake_read, *self._ends.values()):
             poll.register(descriptor, select.POLLIN)
-        poll.poll(LOOK_EVERY_S * 1000.0)
+        poll.poll((_SLOW_EVERY_S if told else LOOK_EVERY_S) * 1000.0)
         with contextlib.suppress(OSError):
             while os.read(self._wake_read, 4096):
                 pass
@@ -96,6 +103,7 @@ class Watch:
     def _look(self, *, peaks: bool) -> None:
         now_s = time.monotonic()
         running = {n: r for n, r in self._tasks.ledger.tasks().items() if r["phase"] == RUNNING}
+        self._running = set(running)
         for name in set(self._ends) - set(running):
             os.close(self._ends.pop(name))
         for name, record in running.items():
@@ -153,6 +161,8 @@ class Watch:
         self._told = ended
 
     def _look_at_gpus(self) -> None:
+        for fault in self._tasks.gpus.new_faults():
+            self._push({"event": "gpu_xid", **fault._asdict()})
         now = {facts.uuid: facts for facts in self._tasks.gpus.gpus()}
         again = time.monotonic() >= self._ill_again_s
         if again:

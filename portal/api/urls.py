@@ -8,6 +8,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from portal.access import Policy, policy
 from portal.api import (
+    alarms,
     asking,
     cluster,
     description,
@@ -20,6 +21,7 @@ from portal.api import (
     node_network,
     people,
     problems,
+    project_policy,
     projects,
     queue,
     quotas,
@@ -86,6 +88,7 @@ V1: list[URLPattern | URLResolver] = [
     path("pools/", cluster.PoolsRoute.as_view()),
     path("pools/<slug:pool>/", cluster.PoolRoute.as_view()),
     path("pools/<slug:pool>/network/", node_network.PoolNetworkRoute.as_view()),
+    path("projects/<slug:project>/policy/", project_policy.ProjectPolicyRoute.as_view()),
     path("pools/<slug:pool>/policy/", policy_routes.PoolPolicyRoute.as_view()),
     path("policy/", policy_routes.ClusterPolicyRoute.as_view()),
     path("nodes/", cluster.NodesRoute.as_view()),
@@ -119,6 +122,8 @@ V1: list[URLPattern | URLResolver] = [
     path("scheduler/", scheduler.SchedulerRoute.as_view()),
     path("scheduler/failed/", scheduler.FailedCyclesRoute.as_view()),
     path("scheduler/failed/<slug:cycle>/", scheduler.FailedCycleRoute.as_view()),
+    path("alarms/", alarms.AlarmsRoute.as_view()),
+    path("alarms/<slug:alarm>/acknowledge/", alarms.AlarmAcknowledgeRoute.as_view()),
     path("gpus/", cluster.GpusRoute.as_view()),
     path("gpus/<slug:uuid>/", cluster.GpuRoute.as_view()),
     path("gpus/<slug:uuid>/give-back/", node_acts.GpuGiveBackRoute.as_view()),

@@ -20,6 +20,14 @@ class Project(models.Model):
     )
     created_at = models.DateTimeField(auto_now_add=True)
     archived_at = models.DateTimeField(null=True, blank=True)
+    policy = models.JSONField(
+        default=dict,
+        db_default={},
+        help_text="Knobs that it holds otherwise than its pools; so do those below it.",
+    )
+    policy_version = models.PositiveIntegerField(
+        default=1, db_default=1, help_text="Moves with each change of these; the ETag."
+    )
     members = models.ManyToManyField(
         settings.AUTH_USER_MODEL,
         through="Membership",

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from portal.access import Person, visible_excuses
 from portal.errors import NotThere
 from portal.models import Activity, Attempt, Excuse, Job
-from portal.selectors.policy import knobs_of
+from portal.selectors.project_policy import Rules, rules_for
 from portal.words.knobs import KnobValue
 from portal.words.states import AttemptState, JobKind
 
@@ -24,11 +24,16 @@ def activity_of(attempt: Attempt) -> Activity | None:
 
 @dataclass(frozen=True)
 class Idleness:
-    """A running workspace that holds GPUs: the policy of its pool, what is known of its use, and what keeps it."""
+    """A running workspace that holds GPUs: what holds for it, what is known of its use, and what keeps it."""
 
     row: Activity | None
-    knobs: dict[str, KnobValue]
+    ruled: Rules
     excuse: Excuse | None
+
+    @property
+    def knobs(self) -> dict[str, KnobValue]:
+        """The knobs as they hold for it."""
+        return self.ruled.knobs
 
     @property
     def action(self) -> str:
@@ -84,15 +89,14 @@ class Idleness:
 def idleness_of(job: Job, attempt: Attempt | None) -> Idleness | None:
     """How idle a job is that runs in this attempt (with its pool and ``activity``); None where nobody looks.
 
-    Two queries.
+    Three queries.
     """
     if attempt is None or job.kind != JobKind.WORKSPACE.value or not job.gpus_per_task:
         return None
     if attempt.state != AttemptState.RUNNING or attempt.stop_wanted_at is not None:
         return None
-    return Idleness(
-        activity_of(attempt), knobs_of([attempt.pool])[attempt.pool_id], _live().filter(job=job).first()
-    )
+    ruled = rules_for([(attempt.pool, job.project_id)])[attempt.pool_id, job.project_id]
+    return Idleness(activity_of(attempt), ruled, _live().filter(job=job).first())
 
 
 def excuses_for(person: Person) -> QuerySet[Excuse]:

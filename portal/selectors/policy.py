@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from portal.models import ClusterSettings, NodePool
@@ -81,9 +81,19 @@ def policy_sheet(pool: NodePool | None) -> PolicySheet:
 
 def knobs_of(pools: Iterable[NodePool]) -> dict[int, dict[str, KnobValue]]:
     """What holds in each of these pools, by its row number and the name of the knob: one query."""
-    cluster = ClusterSettings.objects.filter(id=1).first() or ClusterSettings()
-    names = knob_names(per_pool=True)
+    cluster = cluster_knobs()
+    return {pool.pk: held_by(pool, cluster) for pool in pools}
+
+
+def cluster_knobs() -> dict[str, KnobValue]:
+    """What the cluster holds otherwise than by default: one query."""
+    row = ClusterSettings.objects.filter(id=1).first() or ClusterSettings()
+    own: dict[str, KnobValue] = row.policy
+    return own
+
+
+def held_by(pool: NodePool, cluster: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+    """What holds in a pool, by the name of the knob, where the cluster holds these."""
     return {
-        pool.pk: {name: pool.policy.get(name, cluster.policy.get(name, default_of(name))) for name in names}
-        for pool in pools
+        name: pool.policy.get(name, cluster.get(name, default_of(name))) for name in knob_names(per_pool=True)
     }

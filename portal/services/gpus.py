@@ -15,6 +15,7 @@ from portal.errors import Conflict
 from portal.events import announce
 from portal.models import Gpu, Link, Node, User
 from portal.services import elastic
+from portal.services.alarms import record_foreign_seen
 from portal.services.audit import record_act
 from portal.wake import wake
 from portal.words.reasons import EndReason, end_sentence
@@ -157,6 +158,7 @@ def record_foreign(users: Mapping[tuple[str, str], str]) -> None:
                 continue
             before, gpu.foreign_user = gpu.foreign_user, who[:200]
             Gpu.objects.filter(pk=gpu.pk).update(foreign_user=gpu.foreign_user)
+            record_foreign_seen(gpu, gpu.foreign_user)
             record_act(
                 None,
                 "gpu.foreign",

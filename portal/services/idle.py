@@ -16,8 +16,8 @@ from django.db.models.functions import Now
 from portal.access import Verb, can, require
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.events import announce_all
-from portal.models import Activity, Attempt, Excuse, Job, NodePool, User
-from portal.selectors.policy import knobs_of
+from portal.models import Activity, Attempt, Excuse, Job, User
+from portal.selectors.project_policy import rules_for
 from portal.services import suspending
 from portal.services.audit import record_act
 from portal.services.moves import attempt_event, news_of_attempt
@@ -123,7 +123,7 @@ def do_snooze(user: User, job: Job) -> Activity:
         row = _running(job)
         if row is None or row.countdown_at is None:
             raise Conflict("It is not counting down.", code="not_idle")
-        knobs = _knobs(row.attempt.pool)
+        knobs = _knobs(row.attempt)
         used, most = row.snoozes_used, int(knobs["idle_snoozes"])
         if used >= most:
             raise Conflict(
@@ -158,7 +158,7 @@ def do_excuse(user: User, job: Job, text: str) -> Excuse:
         row = _running(job)
         if row is None:
             raise Conflict("It does not run.", code="not_running")
-        keep_s = float(_knobs(row.attempt.pool)["idle_excuse_s"])
+        keep_s = float(_knobs(row.attempt)["idle_excuse_s"])
         if not keep_s:
             raise Conflict("Reasons are not taken here.", code="no_excuses")
         now = _now()
@@ -216,8 +216,9 @@ def _minutes(seconds: float) -> float:
     return max(60.0, seconds - seconds % 60.0)
 
 
-def _knobs(pool: NodePool) -> Mapping[str, float | str]:
-    return knobs_of([pool])[pool.pk]
+def _knobs(attempt: Attempt) -> Mapping[str, float | str]:
+    pool, project = attempt.pool, attempt.job.project_id
+    return rules_for([(pool, project)])[pool.pk, project].knobs
 
 
 _RUNS = Q(attempt__state=AttemptState.RUNNING.value, attempt__stop_wanted_at__isnull=True)

@@ -12,6 +12,7 @@ from django.utils.functional import SimpleLazyObject
 
 from portal.access import visible_jobs
 from portal.models import Gpu, Job, User
+from portal.selectors.alarms import open_alarms
 from portal.selectors.cluster import TAKES_WORK
 from portal.selectors.restored import restored
 from portal.selectors.scheduler import alarm
@@ -76,6 +77,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("Queue", "queue", "queue", "q", count="waiting"),
         Place("Calendar", "calendar", "calendar", "r", here=("save-reservation",)),
         Place("Scheduler", "scheduler", "flask", "d", admin=True),
+        Place("Alarms", "alarms", "s-warning", "w", count="alarms", admin=True),
         Place(
             "Environments", "environments", "model", "e", here=("environment", "registries", "save-registry")
         ),
@@ -108,6 +110,8 @@ class Figures:
     simulated: int
     my_live_jobs: int
     waiting: int
+    alarms: int = 0
+    """About GPUs, that nobody has acknowledged; administrators alone are told."""
 
     def beside(self, name: str) -> str:
         """The figure under this name as text, empty when it says nothing."""
@@ -115,6 +119,8 @@ class Figures:
             return str(self.my_live_jobs) if self.my_live_jobs else ""
         if name == "waiting":
             return str(self.waiting) if self.waiting else ""
+        if name == "alarms":
+            return str(self.alarms) if self.alarms else ""
         if name == "free":
             return f"{self.free} free" if self.gpus else ""
         return ""
@@ -158,7 +164,7 @@ def _shown(place: Place, here: str, figures: Figures) -> dict[str, Any]:
 
 
 def get_figures(user: User) -> Figures:
-    """Three queries: the GPUs of the cluster, the person's own live jobs, and all that wait."""
+    """Three queries: the GPUs of the cluster, the person's own live jobs, all that wait; for admins alarms, too."""
     gpus = (
         Gpu.objects.filter(present=True)
         .exclude(node__state=NodeState.RETIRED.value)
@@ -170,4 +176,5 @@ def get_figures(user: User) -> Figures:
     )
     live = visible_jobs(user).filter(owner=user, state__in=[state.value for state in JOB_LIVE]).count()
     waiting = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value).count()
-    return Figures(gpus["all"], gpus["free"], gpus["simulated"], live, waiting)
+    alarms = open_alarms() if user.is_admin else 0
+    return Figures(gpus["all"], gpus["free"], gpus["simulated"], live, waiting, alarms)

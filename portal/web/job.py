@@ -31,6 +31,7 @@ from portal.selectors.receipts import receipts_for
 from portal.services import workspaces
 from portal.services.jobs import do_cancel_job, do_hold_job, do_resume_job, do_start_again, do_suspend_job
 from portal.web.failure import failure_of
+from portal.web.idle_words import idle_rule
 from portal.web.job_row import STATE_LOOKS, JobRow, numbers_of, rows_of, standing_of
 from portal.web.job_time import time_limit_of
 from portal.web.receipt import sums_of
@@ -122,6 +123,7 @@ def overview(user: User, found: Job) -> dict[str, Any]:
         "failure": failure_of(found, last),
         "limit": time_limit_of(user, row, last),
         "idle": idle,
+        "idle_rule": idle_rule(idle.ruled) if idle else None,
         "may_cut": bool(idle and idle.excuse) and can(user, Verb.MANAGE, found.project),
         "told": progress_of(last) if last else None,
         "layouts": layouts_compared(found),

@@ -15,23 +15,22 @@ from django.views.decorators.http import require_http_methods, require_POST
 from portal.access import Policy, parent_rows, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Impossible, Invalid
 from portal.lineage import lineage
-from portal.models import Environment, Template, User
+from portal.models import Environment, NodePool, Template, User
 from portal.selectors import cluster
 from portal.selectors.cluster import ModelStrip
 from portal.selectors.environments import Offer, offers_for
 from portal.selectors.jobs import job_for
 from portal.selectors.machines import templates_for
-from portal.selectors.policy import policy_sheet
 from portal.selectors.shares import Share, shares_in
 from portal.selectors.volumes import volumes_for
 from portal.services.gangs import network_words
 from portal.services.jobs import JobRequest, do_submit_job
+from portal.web.idle_words import IdleRule, idle_rules_in
 from portal.web.launch_form import LaunchForm, submit_projects
 from portal.web.launch_start import initial_of, initial_of_fields, initial_of_template
 from portal.web.quota_bars import Bar
 from portal.web.signin import take_errors
 from portal.web.start_check import StartCheck, check_start, nearest_ways
-from portal.words.knobs import decides
 from portal.words.states import JobKind
 from portal.words.volumes import VolumeKind
 
@@ -158,7 +157,6 @@ def _context(user: User, form: LaunchForm, shown: list[ShownEnvironment]) -> dic
         "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": volumes_for(user).exclude(kind=VolumeKind.HOME.value),
         "templates": templates_for(user).order_by("title")[:12],
-        "idle": {knob.name: knob.value for knob in policy_sheet(None).knobs if not decides(knob.name)},
         "projects_missing": not submit_projects(user).exists(),
     }
 
@@ -196,6 +194,7 @@ def _rail(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
         "network": network_words(request.tasks, elastic=request.elastic, pool=request.pool)
         if request
         else "",
+        "idle_rules": _idle_rules(request, strips),
         "strips": strips,
         "model": model,
         "kind": str(value("kind") or ""),
@@ -212,6 +211,16 @@ def _rail(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
 
 def _value_of(form: LaunchForm) -> Any:
     return lambda name: form[name].value()
+
+
+def _idle_rules(request: JobRequest | None, strips: list[ModelStrip]) -> list[IdleRule]:
+    """What becomes of it where it may run, once nobody uses it; of workspaces on GPUs alone."""
+    if request is None or request.kind != JobKind.WORKSPACE.value or not request.gpus_per_task:
+        return []
+    if request.pool is not None:
+        return idle_rules_in(request.project, [request.pool])
+    fitting = {pool for strip in strips if request.gpu_model in ("", strip.model) for pool in strip.pools}
+    return idle_rules_in(request.project, NodePool.objects.filter(pk__in=fitting).order_by("name"))
 
 
 def _concerns(share: Share, request: JobRequest | None, strips: list[ModelStrip]) -> bool:

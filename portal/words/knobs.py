@@ -14,6 +14,7 @@ class Knob:
 
     ``per_pool`` False: one value for the whole cluster, since a cycle is one for all pools. ``decides`` False: no
     decision of the scheduler reads it; it is about what running jobs are told and when they are asked to end.
+    ``per_project``: a project may hold it stricter, which is lower, than its pools (``project_knobs.py``).
     """
 
     name: str
@@ -24,11 +25,12 @@ class Knob:
     sentence: str
     per_pool: bool = True
     decides: bool = True
+    per_project: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A word an admin may pick; ``per_pool`` and ``decides`` as for a ``Knob``."""
+    """A word an admin may pick; the rest as for a ``Knob``, of whose options the later is the stricter."""
 
     name: str
     options: tuple[str, ...]
@@ -36,6 +38,7 @@ class Choice:
     sentence: str
     per_pool: bool = True
     decides: bool = True
+    per_project: bool = False
 
 
 DAY_S = 86_400.0
@@ -200,6 +203,7 @@ KNOBS: dict[str, Knob] = {
             3_600.0,
             "A workspace is idle once its GPUs and its tool were both known to be quiet for this long.",
             decides=False,
+            per_project=True,
         ),
         Knob(
             "idle_gpu_percent",
@@ -218,6 +222,7 @@ KNOBS: dict[str, Knob] = {
             1_800.0,
             "So long runs the countdown of an idle workspace before it is suspended.",
             decides=False,
+            per_project=True,
         ),
         Knob(
             "idle_snooze_s",
@@ -227,6 +232,7 @@ KNOBS: dict[str, Knob] = {
             3_600.0,
             "For so long a snooze keeps an idle workspace.",
             decides=False,
+            per_project=True,
         ),
         Knob(
             "idle_snoozes",
@@ -236,6 +242,7 @@ KNOBS: dict[str, Knob] = {
             3,
             "So often an idle workspace may be snoozed until it is used again.",
             decides=False,
+            per_project=True,
         ),
         Knob(
             "idle_excuse_s",
@@ -244,6 +251,16 @@ KNOBS: dict[str, Knob] = {
             30 * DAY_S,
             DAY_S,
             "For so long a reason in words keeps an idle workspace, unless it is cut short; 0 takes no reasons.",
+            decides=False,
+            per_project=True,
+        ),
+        Knob(
+            "idle_project_times",
+            "times",
+            1.0,
+            100.0,
+            1.0,
+            "Projects may set times and counts of idleness up to so many times their pool's; 1: only stricter.",
             decides=False,
         ),
         Knob(
@@ -344,6 +361,7 @@ CHOICES: dict[str, Choice] = {
             "notify",
             "What becomes of an idle workspace: nothing, its people are told, or it is suspended after a countdown.",
             decides=False,
+            per_project=True,
         ),
     )
 }
@@ -352,10 +370,14 @@ CHOICES: dict[str, Choice] = {
 KnobValue = float | str
 
 
-def knob_names(*, per_pool: bool = False) -> tuple[str, ...]:
-    """Every name, numbers first; ``per_pool`` leaves out those that only the whole cluster has."""
+def knob_names(*, per_pool: bool = False, per_project: bool = False) -> tuple[str, ...]:
+    """Every name, numbers first, or only those that pools or projects may have values of their own for."""
     every: list[Knob | Choice] = [*KNOBS.values(), *CHOICES.values()]
-    return tuple(knob.name for knob in every if knob.per_pool or not per_pool)
+    return tuple(
+        knob.name
+        for knob in every
+        if (knob.per_pool or not per_pool) and (knob.per_project or not per_project)
+    )
 
 
 def decides(name: str) -> bool:
@@ -374,10 +396,12 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
-def fault_of(name: str, value: object, *, per_pool: bool = False) -> str | None:
+def fault_of(name: str, value: object, *, per_pool: bool = False, per_project: bool = False) -> str | None:
     """What is wrong with a value for a knob, as a sentence; None when it may stand."""
     if name not in knob_names():
         return "There is no such knob."
+    if per_project and name not in knob_names(per_project=True):
+        return "Projects have no value of their own for this knob."
     if per_pool and name not in knob_names(per_pool=True):
         return "This knob has one value for the whole cluster."
     if (choice := CHOICES.get(name)) is not None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import dis
 import json
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, ModuleType
 
 import pytest
 
 from agents.bundle import build
 from agents.local import open_local
+from agents.nvml_part import used_names
 from tests.standins import nvml
 
 NODE = Path(__file__).parents[2] / "agents/node"
@@ -43,6 +48,29 @@ def test_what_comes_from_others_reads_as_python_3_8_and_has_its_licence_beside_i
         licence = archive.read("pynvml.LICENSE").decode()
     assert licence.startswith("Copyright (c)") and "NVIDIA CORPORATION" in licence.upper()
     assert licence.rstrip().endswith("POSSIBILITY OF SUCH DAMAGE.")
+
+
+def test_the_part_of_nvml_has_all_that_the_agent_asks_for_and_all_that_this_needs(tmp_path: Path) -> None:
+    build(tmp_path / "agent.pyz")
+    with zipfile.ZipFile(tmp_path / "agent.pyz") as archive:
+        text = archive.read("pynvml.py").decode()
+    assert len(text) < 60_000
+    part = ModuleType("part")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "part", part)  # it looks itself up, to make a class of each error
+        exec(compile(text, "pynvml.py", "exec"), vars(part))
+    assert used_names() <= set(vars(part)) and len(used_names()) > 40
+    known = set(vars(part)) | set(dir(builtins))
+    for code in codes_of(compile(text, "pynvml.py", "exec")):
+        asked = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+        assert asked <= known, f"{code.co_name} needs {asked - known}"
+
+
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from codes_of(each)
 
 
 @pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))

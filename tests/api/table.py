@@ -40,6 +40,7 @@ VOLUME = {
 }
 VALUE = {"value": "never shown"}
 KNOBS = {"knobs": {"usage_weight": 0.5, "half_life_s": None}}
+IDLE_KNOBS = {"knobs": {"idle_after_s": 1800, "idle_snoozes": None}}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
 
 
@@ -101,6 +102,10 @@ ROWS = [
     Row("policy_change", "patch", "policy/", ADMIN, KNOBS, if_match="*", hidden=403),
     Row("pool_policy_get", "get", "pools/{pool}/policy/", EVERYBODY),
     Row("pool_policy_change", "patch", "pools/{pool}/policy/", ADMIN, KNOBS, if_match="*", hidden=403),
+    Row("project_policy_get", "get", "projects/{project}/policy/", INSIDE),
+    Row("project_policy_change", "patch", "projects/{project}/policy/", MANAGERS, IDLE_KNOBS, if_match="*"),
+    Row("alarms_list", "get", "alarms/", ADMIN, hidden=403),
+    Row("alarms_acknowledge", "post", "alarms/{alarm}/acknowledge/", ADMIN, {"note": "reset it"}, hidden=403),
     Row("quota_undo", "post", "quotas/{quota}/undo/", ADMIN, {}, if_match=True),
     Row("jobs_list", "get", "jobs/", EVERYBODY),
     Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=400),

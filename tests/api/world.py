@@ -14,6 +14,7 @@ from portal.models import (
     Excuse,
     Extension,
     FailedCycle,
+    GpuAlarm,
     Job,
     Node,
     NodeCheck,
@@ -127,6 +128,9 @@ def make() -> World:
             known=False,
         ),
         "volume": volume_of(project),
+        "alarm": GpuAlarm.objects.create(
+            gpu=node.gpus.all()[0], kind="xid", code=79, first_at=timezone.now(), last_at=timezone.now()
+        ),
         "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
         "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
         "rollout": Rollout.objects.create(actor=people["admin"]),

@@ -22,11 +22,17 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     job = scene.jobs["label-qa"]
     attempt = job.attempts.get()
-    knobs = {"idle_action": "suspend", "idle_after_s": 600, "idle_grace_s": 300}
+    knobs = {"idle_action": "suspend", "idle_grace_s": 300}
     do_change_policy(scene.people["r-castellan"], scene.pools["ada"], knobs, version=1)
     gpu = scene.nodes["ada-1"].gpus.get(index=0)
+    manager = open_as("r-castellan")
+    manager.goto(f"/projects/{job.project.public_id}/#idle")
+    manager.get_by_label("idle_after_s, s").fill("10 min")
+    manager.locator("#idle").get_by_role("button", name="Save").click()
+    expect(manager.locator("#idle")).to_contain_text("10 min by the project")
     page = open_as("m-okafor")
     page.goto(f"/jobs/{job.public_id}/")
+    expect(page.locator("#job-side")).to_contain_text("By pool ada and the project.")
     expect(page.locator("[data-live-chip]")).to_have_text("live")
 
     gpu_minutes(gpu, *[0.0] * 13)
@@ -44,7 +50,7 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     card = page.locator(".fw-ws", has_text="label-qa")
     expect(card).to_contain_text("no use for")
     do_excuse(scene.people["m-okafor"], scene.jobs["attn-probe"], "A debugger waits in it")
-    looked_at = ["/", f"/jobs/{job.public_id}/", "/requests/"]
+    looked_at = ["/", f"/jobs/{job.public_id}/", "/requests/", f"/projects/{job.project.public_id}/"]
     assert look_at(page, looked_at) == look_at(open_as("r-castellan", dark=True), looked_at[1:]) == ""
     page.goto(f"/jobs/{job.public_id}/")
     page.get_by_role("button", name="Keep 1").click()

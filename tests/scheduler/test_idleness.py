@@ -8,7 +8,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from portal.errors import Conflict, Invalid, NotAllowed, NotThere
-from portal.models import Activity, Attempt, AuditEntry, Excuse, Job, JobEvent, UsageMinute
+from portal.models import Activity, Attempt, AuditEntry, Excuse, Job, JobEvent, Project, UsageMinute
+from portal.selectors.idle import idleness_of
 from portal.services import idle, lifecycle
 from portal.services.idle import do_cut_excuse, do_excuse, do_snooze
 from portal.services.jobs import do_resume_job
@@ -264,3 +265,26 @@ def test_the_policy_counts_at_once_and_by_default_only_tells(scene, lab) -> None
     do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 600, "idle_action": "off"}, version=5)
     look_for_idle()
     assert told(lab)[-1] == "idle_ended"
+
+
+def test_a_projects_own_rule_counts_at_the_next_look_and_binds_those_below(scene, lab) -> None:
+    minutes(scene, *[0.0] * 12)
+    tool(lab)
+    top = record.project("above")
+    Project.objects.filter(pk=scene["project"].pk).update(parent=top)
+    do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 3600}, version=2)
+    look_for_idle()
+    assert told(lab) == []
+    do_change_policy(
+        scene["admin"], top, {"idle_after_s": 600, "idle_grace_s": 120, "idle_snoozes": 0}, version=1
+    )
+    look_for_idle()
+    row = seen(lab)
+    assert told(lab) == ["idle"] and abs((row.stops_at - row.countdown_at).total_seconds() - 120) < 1
+    found = idleness_of(now(lab), attempt_of(lab))
+    assert found.snoozes_left == 0 and found.ruled.rules["idle_after_s"].source == "above"
+    with pytest.raises(Conflict, match="not snoozed here"):
+        do_snooze(scene["owner"], lab)
+    do_change_policy(scene["admin"], top, {"idle_after_s": None}, version=2)
+    look_for_idle()
+    assert told(lab) == ["idle", "idle_ended"]

@@ -69,22 +69,31 @@ def test_the_whole_gang_ends_with_one_of_its_tasks(room, scene) -> None:
     assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
 
 
-@pytest.mark.parametrize(("health", "fatal"), [("lost", False), ("quarantined", True)])
-def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene, health, fatal) -> None:
+@pytest.mark.parametrize(("health", "xid"), [("lost", None), ("quarantined", 48)])
+def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene, health, xid) -> None:
     job = submit(scene, "sleep", "600")
     reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
     uuid = job.attempts.get().task_rows.get().allocations.get().gpu.uuid
     uuids = [f"SIM-{scene['name']}-{index}" for index in range(4)]
-    room.write_gpus(scene["name"], uuids, health={uuid: health}, fatal=fatal)
+    seen_at = Node.objects.get(pk=scene["node"].pk).last_seen_at
+    falls_ill = {"health": {uuid: health}} if xid is None else {"xids": {uuid: [13, xid, xid]}}
 
     def again() -> bool:
+        if falls_ill and Node.objects.get(pk=scene["node"].pk).last_seen_at != seen_at:
+            room.write_gpus(
+                scene["name"], uuids, **falls_ill
+            )  # while it is connected: XIDs are heard as they come
+            falls_ill.clear()
         return is_now(job, JobState.RUNNING, attempt="RUNNING")() and job.attempts.count() == 2
 
     reach(scene, again, job)
     first, second = job.attempts.order_by("number")
     assert (first.state, first.reason) == ("FAILED", EndReason.GPU_LOST)
     assert second.task_rows.get().allocations.get().gpu.uuid != uuid
-    assert Gpu.objects.get(uuid=uuid).health == GpuHealth(health)
+    gpu = Gpu.objects.get(uuid=uuid)
+    assert gpu.health == GpuHealth(health)
+    told = [(row.kind, row.code, row.times) for row in gpu.alarms.order_by("code")]
+    assert told == ([] if xid is None else [("xid", 13, 1), ("xid", 48, 2)])
 
 
 def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(room, scene) -> None:

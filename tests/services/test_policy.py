@@ -10,6 +10,7 @@ from portal.errors import Invalid, NotAllowed, Stale
 from portal.management.commands.policy_docs import policy_text
 from portal.models import AuditEntry, ClusterSettings, NodePool, Outbox
 from portal.selectors.policy import policy_sheet
+from portal.selectors.project_policy import rules_for
 from portal.services.policy import do_change_policy
 from portal.words.knobs import CHOICES, KNOBS, default_of, fault_of, knob_names
 from tests import record
@@ -109,3 +110,35 @@ def test_others_may_not(admin) -> None:
 
 def test_the_page_of_the_docs_is_current() -> None:
     assert Path("docs/policy.md").read_text() == policy_text(), "run manage.py policy-docs"
+
+
+def test_a_manager_holds_idle_knobs_stricter_and_longer_only_as_far_as_the_pool_lets(admin) -> None:
+    pool, manager, member = record.pool("one"), record.person("mia"), record.person("max")
+    top = record.project("top", manager=manager, member=member)
+    below = record.project("below", parent=top)
+
+    def held(project) -> tuple[object, str]:
+        row = NodePool.objects.get(pk=pool.pk)
+        rule = rules_for([(row, project.pk)])[pool.pk, project.pk].rules["idle_after_s"]
+        return rule.value, rule.source
+
+    assert held(below) == (3600.0, "default")
+    with pytest.raises(NotAllowed):
+        do_change_policy(member, top, {"idle_after_s": 900}, version=1)
+    with pytest.raises(Invalid):
+        do_change_policy(manager, top, {"idle_after_s": 7200}, version=1)
+    with pytest.raises(Invalid):
+        do_change_policy(manager, top, {"usage_weight": 2}, version=1)
+    do_change_policy(admin, pool, {"idle_project_times": 3}, version=1)
+    do_change_policy(manager, top, {"idle_after_s": 7200, "idle_action": "suspend"}, version=1, reason="long")
+    assert (held(top), held(below)) == ((7200, "project"), (7200, "above"))
+    with pytest.raises(Invalid) as refusal:  # what is above binds those below, its manager at both, too
+        do_change_policy(manager, below, {"idle_after_s": 10_800, "idle_action": "notify"}, version=1)
+    assert set(refusal.value.fields) == {"idle_after_s", "idle_action"}
+    do_change_policy(admin, pool, {"idle_project_times": 1, "idle_after_s": 1800}, version=2)
+    assert held(top) == held(below) == (1800, "pool")  # the pool's new word counts, whatever was set before
+    with pytest.raises(Stale):
+        do_change_policy(manager, top, {"idle_after_s": 900}, version=1)
+    audited = AuditEntry.objects.get(act="policy.change", object_kind="project")
+    assert (audited.actor_name, audited.reason) == (manager.username, "long")
+    assert audited.after == {"idle_after_s": 7200, "idle_action": "suspend"}

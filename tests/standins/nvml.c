@@ -256,10 +256,10 @@ static int next_of(event_set *set, event_data *told) {
         })
 }
 int nvmlEventSetWait_v2(event_set *set, event_data *told, unsigned timeout_ms) {
-    for (unsigned waited = 0;; waited += 10) {
+    for (unsigned waited = 0;; waited += 100) {
         int result = next_of(set, told);
         if (result != TIMEOUT || waited >= timeout_ms) return result;
-        usleep(10000);
+        usleep(100000); /* seldom: a real driver wakes nobody for nothing */
     }
 }
 int nvmlEventSetFree(event_set *set) { free(set); return OK; }

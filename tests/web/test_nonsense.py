@@ -73,6 +73,7 @@ def pages_with_forms() -> list[str]:
     return [
         *(reverse(name) for name in ("account", "launch", "quotas", "projects", "people", "add-node")),
         reverse("environments"),
+        reverse("alarms"),
         reverse("topologies"),
         reverse("volumes"),
         reverse("calendar"),

@@ -93,3 +93,27 @@ def test_who_was_slower_sees_both_values(client_of):
     assert 'value="3"' in page and "now <b>2</b>" in page and 'name="version" value="2"' in page
     assert ClusterSettings.objects.get().policy == {"usage_weight": 2}
     assert client_of("admin").get(reverse("policy"), {"pool": "nowhere"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("anonymous", 302), ("stranger", 404), ("member", 403), ("admin", 302)]
+)
+def test_a_projects_rule_for_idle_workspaces_is_turned_on_its_page(scene, client_of, kind, status):
+    client, project = client_of(kind), scene.projects["vision"]
+    turn, see = (
+        reverse("save-project-idle", args=[project.public_id]),
+        reverse("project", args=[project.public_id]),
+    )
+    if kind == "admin":
+        refused = client.post(turn, {"version": "1", "knob-idle_after_s": "2 h"})
+        page = words(refused)
+        assert refused.status_code == 400 and "At most 1 h would count" in page and 'value="2 h"' in page
+    assert client.post(turn, {"version": "1", "knob-idle_after_s": "10 min"}).status_code == status
+    project.refresh_from_db()
+    assert project.policy == ({"idle_after_s": 600} if kind == "admin" else {})
+    if kind == "admin":
+        assert '10 min</b> <span class="fw-2nd">by the project' in words(client.get(see))
+        assert client.post(turn, {"version": "1", "knob-idle_after_s": "20 min"}).status_code == 409
+    if kind == "member":
+        page = words(client.get(see))
+        assert "by the default" in page and "knob-idle_after_s" not in page

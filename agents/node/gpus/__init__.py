@@ -38,6 +38,14 @@ class GpuFacts(NamedTuple):
     ecc_uncorrected: Optional[int] = None
 
 
+class GpuFault(NamedTuple):
+    """So many times the driver told this XID for a GPU; 0 among XIDs is an uncorrected memory error."""
+
+    uuid: str
+    xid: int
+    times: int
+
+
 class GpuProcess(NamedTuple):
     """A process that holds GPU memory."""
 
@@ -90,6 +98,10 @@ class GpuProvider:
 
     def follow_faults(self) -> None:
         """From now on hears at once what befalls GPUs, where the driver tells it; their health shows it."""
+
+    def new_faults(self) -> List[GpuFault]:
+        """What befell GPUs since this was last asked, a row for each GPU and XID."""
+        return []
 
 
 class NoGpus(GpuProvider):

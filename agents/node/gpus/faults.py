@@ -6,7 +6,7 @@ import ctypes
 import sys
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from agents.node.gpus.health import MEMORY
 
@@ -17,36 +17,41 @@ gives back takes work again. The record remembers it until then."""
 _WAIT_MS = 1000
 _AGAIN_AFTER_S = 5.0
 _NO_INSTANCE = 0xFFFFFFFF
-
-
-class Fault(NamedTuple):
-    """``xid`` befell a GPU, or of a GPU in slices only the slice with this ``instance`` number."""
-
-    at_s: float
-    xid: int
-    instance: Optional[int]
+_Kind = Tuple[int, Optional[int]]  # an XID, and the number of the slice where it was of one slice alone
 
 
 class Faults:
-    """The book, by UUID of the whole GPU."""
+    """The book, by UUID of the whole GPU.
+
+    A driver may tell thousands in a second: each XID is kept with the moment of its last time and a count.
+    """
 
     def __init__(self) -> None:
-        self._faults: Dict[str, List[Fault]] = {}
+        self._last_s: Dict[str, Dict[_Kind, float]] = {}
+        self._new: Dict[Tuple[str, int, Optional[int]], int] = {}
         self._lock = threading.Lock()
 
     def note(self, uuid: str, xid: int, instance: Optional[int] = None) -> None:
+        """``xid`` befell a GPU, or of a GPU in slices only the slice with this ``instance`` number."""
         with self._lock:
-            self._faults.setdefault(uuid, []).append(Fault(time.monotonic(), xid, instance))
+            last_s = self._last_s.setdefault(uuid, {})
+            last_s.pop((xid, instance), None)  # so that the newest comes last
+            last_s[xid, instance] = time.monotonic()
+            self._new[uuid, xid, instance] = self._new.get((uuid, xid, instance), 0) + 1
 
     def recent(self, uuid: str, instance: Optional[int]) -> Tuple[int, ...]:
         """XIDs of a GPU, or of the slice with this instance number, oldest first."""
         since_s = time.monotonic() - KEPT_S
         with self._lock:
-            kept = [fault for fault in self._faults.get(uuid, ()) if fault.at_s >= since_s]
-            self._faults[uuid] = kept
-        return tuple(
-            fault.xid for fault in kept if None in (fault.instance, instance) or fault.instance == instance
-        )
+            kept = {kind: at_s for kind, at_s in self._last_s.get(uuid, {}).items() if at_s >= since_s}
+            self._last_s[uuid] = kept
+        return tuple(xid for xid, of in kept if None in (of, instance) or of == instance)
+
+    def taken(self) -> Dict[Tuple[str, int, Optional[int]], int]:
+        """How often each (UUID of the whole GPU, XID, instance number) was noted since this was last asked."""
+        with self._lock:
+            new, self._new = self._new, {}
+        return new
 
 
 def follow(nvml: Any, whole: Dict[str, Any], faults: Faults) -> None:

@@ -9,7 +9,8 @@ import time
 import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
-from agents.node.gpus import LOST, OK, QUARANTINED, GpuFacts, GpuProcess, GpuProvider, GpuReading
+from agents.node.gpus import LOST, OK, QUARANTINED, GpuFacts, GpuFault, GpuProcess, GpuProvider, GpuReading
+from agents.node.gpus.health import Readings, judge
 
 
 class FileGpus(GpuProvider):
@@ -17,6 +18,8 @@ class FileGpus(GpuProvider):
 
     ``island``, ``compute_capability``, ``mig_profile``, ``fatal`` and ``ecc_uncorrected`` are optional; without
     ``island`` all are joined.
+    ``xids`` are told as if its driver told them, each once: those that are appended while the agent runs. Without a
+    ``health`` they say what it is, as of real GPUs.
     ``load`` is optional; without it a GPU that is given away hums between 60 and 95 percent, and an idle one
     stands still. It may name ``processes`` (pid, memory_mib) of this machine, as if they used the GPU. A file that
     is missing or half written keeps the last good picture.
@@ -27,6 +30,7 @@ class FileGpus(GpuProvider):
         self._seen: Optional[Tuple[int, int, int]] = None
         self._rows: List[Dict[str, Any]] = []
         self._gpus: List[GpuFacts] = []
+        self._told: Optional[Dict[str, int]] = None  # how many XIDs of each were told, or stood there before
 
     def driver(self) -> Optional[str]:
         return "simulated"
@@ -40,6 +44,15 @@ class FileGpus(GpuProvider):
         return [
             _reading(row, facts, busy_milli.get(facts.uuid, 0)) for row, facts in zip(self._rows, self._gpus)
         ]
+
+    def new_faults(self) -> List[GpuFault]:
+        self._look()
+        rows = {str(row["uuid"]): [int(xid) for xid in row.get("xids", ())] for row in self._rows}
+        told, self._told = self._told, {uuid: len(xids) for uuid, xids in rows.items()}
+        if told is None:
+            return []
+        new = [(uuid, xids[told.get(uuid, 0) :]) for uuid, xids in rows.items()]
+        return [GpuFault(uuid, xid, xids.count(xid)) for uuid, xids in new for xid in dict.fromkeys(xids)]
 
     def _look(self) -> None:
         try:
@@ -56,7 +69,8 @@ class FileGpus(GpuProvider):
 
 
 def _facts(index: int, row: Dict[str, Any]) -> GpuFacts:
-    health, capability = row.get("health", OK), row.get("compute_capability")
+    judged = judge(Readings(xids=tuple(int(xid) for xid in row.get("xids", ()))))
+    health, capability = row.get("health", judged.health), row.get("compute_capability")
     return GpuFacts(
         uuid=str(row["uuid"]),
         index=int(row.get("index", index)),
@@ -64,11 +78,11 @@ def _facts(index: int, row: Dict[str, Any]) -> GpuFacts:
         memory_mib=int(row.get("memory_mib", 16_384)),
         simulated=True,
         health=health if health in (OK, LOST, QUARANTINED) else QUARANTINED,
-        health_sentence=row.get("health_sentence"),
+        health_sentence=row.get("health_sentence", judged.sentence),
         island=None if row.get("mig_profile") else int(row.get("island", 0)),
         compute_capability=None if capability is None else float(capability),
         mig_profile=row.get("mig_profile"),
-        fatal=bool(row.get("fatal")),
+        fatal=bool(row.get("fatal", judged.fatal)),
         ecc_uncorrected=row.get("ecc_uncorrected"),
     )
 

@@ -50,13 +50,19 @@ FAULTS: Dict[int, Health] = {
     120: Health(QUARANTINED, "its own processor failed", fatal=True),
     62: Health(QUARANTINED, "its microcontroller halted", fatal=True),
     46: Health(QUARANTINED, "it stopped working and waits for a reset", fatal=True),
+    109: Health(QUARANTINED, "it no longer changes between programs and waits for a reset", fatal=True),
+    110: Health(QUARANTINED, "it met a security fault, which mostly is a failure of its parts", fatal=True),
+    143: Health(QUARANTINED, "it could not be set up", fatal=True),
+    158: Health(QUARANTINED, "it did not answer in time and waits for a reset", fatal=True),
     64: Health(QUARANTINED, "a damaged part of its memory could not be put aside"),
+    156: Health(QUARANTINED, "a damaged part of it was put aside, which a reset finishes"),
     74: Health(QUARANTINED, "its NVLink had an error"),
+    136: Health(QUARANTINED, "its NVLink could not be set up"),
     92: Health(OK, "its memory has many errors that are still corrected"),
 }
 """By XID, worst first: what the GPU is then, and why. Codes that are in neither table are warnings."""
 
-OF_PROGRAMS = frozenset({8, 11, 13, 31, 32, 43, 45, 63, 68, 69})
+OF_PROGRAMS = frozenset({8, 11, 13, 31, 32, 43, 45, 63, 68, 69, 137})
 """XIDs that programs cause, that end with them, or (63) that the readings tell better."""
 
 SLOWED: Dict[int, str] = {

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
-from agents.node.gpus import LOST, GpuFacts, GpuProcess, GpuProvider, GpuReading, NoGpus
+from agents.node.gpus import LOST, GpuFacts, GpuFault, GpuProcess, GpuProvider, GpuReading, NoGpus
 from agents.node.gpus.faults import Faults, follow
 from agents.node.gpus.health import MEMORY, Readings, is_slowed, judge
 from agents.node.gpus.links import LEVELS, SWITCH, GpuLink, islands, nvlinks_between
@@ -86,6 +86,9 @@ class SilentGpus(GpuProvider):
     def follow_faults(self) -> None:
         self._follows = True
 
+    def new_faults(self) -> List[GpuFault]:
+        return self._now.new_faults()
+
 
 class _Memory(NamedTuple):
     total: int
@@ -102,6 +105,7 @@ class _Traits(NamedTuple):
     bus_id: Optional[str]
     numa: Optional[int]
     instance: Optional[int]  # the number of a slice's GPU instance
+    whole: str  # UUID of the GPU that it is, or is a slice of
 
 
 class NvmlGpus(GpuProvider):
@@ -183,11 +187,27 @@ class NvmlGpus(GpuProvider):
     def follow_faults(self) -> None:
         follow(self._nvml, self._parents(), self._faults)
 
+    def new_faults(self) -> List[GpuFault]:
+        """What befell a whole GPU befell each of its slices; one that left the bus is named as a whole."""
+        traits = self._traits
+        return [
+            GpuFault(uuid, xid, times)
+            for (whole, xid, instance), times in self._faults.taken().items()
+            for uuid in (
+                [
+                    each
+                    for each, of in traits.items()
+                    if of.whole == whole and (None in (instance, of.instance) or instance == of.instance)
+                ]
+                or [whole]
+            )
+        ]
+
     def _facts(
         self, index: int, uuid: str, handle: Any, parent: Any, parent_uuid: str, condition: Readings
     ) -> GpuFacts:
         if uuid not in self._traits:
-            self._traits[uuid] = self._traits_of(handle, parent)
+            self._traits[uuid] = self._traits_of(handle, parent, parent_uuid)
         traits, memory = self._traits[uuid], self._memory(handle)
         xids = self._faults.recent(parent_uuid, traits.instance)
         health = judge(condition._replace(answers=memory is not None, xids=xids))
@@ -208,7 +228,7 @@ class NvmlGpus(GpuProvider):
             numa=traits.numa,
         )
 
-    def _traits_of(self, handle: Any, parent: Any) -> _Traits:
+    def _traits_of(self, handle: Any, parent: Any, whole: str) -> _Traits:
         name = _text(self._ask(self._nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU"
         model, mig, profile = name.partition(" MIG ")  # NVIDIA A100-SXM4-40GB MIG 1g.5gb
         capability = self._ask(self._nvml.nvmlDeviceGetCudaComputeCapability, parent)
@@ -220,6 +240,7 @@ class NvmlGpus(GpuProvider):
             bus_id=bus_id,
             numa=None if bus_id is None else _numa_node(bus_id),
             instance=self._ask(self._nvml.nvmlDeviceGetGpuInstanceId, handle) if mig else None,
+            whole=whole,
         )
 
     def _condition(self, uuid: str, handle: Any) -> Readings:

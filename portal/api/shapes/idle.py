@@ -9,6 +9,7 @@ from rest_framework import serializers
 from portal.api.shapes.words import Named, PersonName, named, person_name, when
 from portal.models import Excuse as ExcuseRow
 from portal.selectors.idle import Idleness
+from portal.selectors.project_policy import Rule
 
 
 class ExcuseOut(serializers.Serializer[Any]):
@@ -23,6 +24,19 @@ class ExcuseOut(serializers.Serializer[Any]):
     cut_at = serializers.DateTimeField(
         allow_null=True, help_text="When somebody cut it short; null: nobody did."
     )
+
+
+class IdleRuleOut(serializers.Serializer[Any]):
+    """One knob of idleness as it holds for a project in a pool."""
+
+    name = serializers.CharField()
+    value = serializers.JSONField(help_text="A number, or one of the knob's options.")
+    said_by = serializers.ChoiceField(
+        ["project", "above", "pool", "cluster", "default"],
+        help_text="Whose word it is; above: a project above this one.",
+    )
+    most = serializers.JSONField(help_text="The least strict value that the pool lets projects have.")
+    bounded = serializers.BooleanField(help_text="The project asks for more, which does not count.")
 
 
 class IdleOut(serializers.Serializer[Any]):
@@ -40,6 +54,7 @@ class IdleOut(serializers.Serializer[Any]):
     )
     snoozed_until = serializers.DateTimeField(allow_null=True, help_text="It may have passed.")
     snoozes_left = serializers.IntegerField()
+    rules = IdleRuleOut(many=True, help_text="Each rule as it holds for it, and whose word that is.")
     excuse = ExcuseOut(allow_null=True, help_text="The reason that keeps it now.")
 
 
@@ -56,6 +71,17 @@ def excuse(row: ExcuseRow) -> dict[str, Any]:
     }
 
 
+def rule(row: Rule) -> dict[str, Any]:
+    """One knob as it holds."""
+    return {
+        "name": row.name,
+        "value": row.value,
+        "said_by": row.source,
+        "most": row.most,
+        "bounded": row.bounded,
+    }
+
+
 def idleness(found: Idleness | None) -> dict[str, Any] | None:
     """How idle a workspace is; null for what nobody looks at."""
     if found is None:
@@ -69,5 +95,6 @@ def idleness(found: Idleness | None) -> dict[str, Any] | None:
         "suspends_at": when(found.stops_at),
         "snoozed_until": when(found.snoozed_until),
         "snoozes_left": found.snoozes_left,
+        "rules": [rule(each) for each in found.ruled.rules.values()],
         "excuse": excuse(found.excuse) if found.excuse else None,
     }

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from portal.words.knobs import CHOICES, KNOBS, figure
+from portal.words.knobs import CHOICES, KNOBS, Choice, Knob, figure
 
 HEAD = """# Policy: the knobs of the scheduler
 
@@ -21,7 +21,12 @@ values, wakes the scheduler, and counts from that cycle on. A value outside its 
 named; two administrators cannot overwrite each other, since each change names the version it is based on.
 What time limits and idleness do is in docs/time.md.
 
-| knob | from, to | default | pools | what it does |
+*Projects stricter* marks the knobs that a project may hold, too: its managers and administrators turn them on the
+project's page or by REST (`projects/{project}/policy/`), for the project and those below it, in all pools. It may
+be stricter than the pool (a lower number, a later word), or less strict in numbers up to `idle_project_times` the
+pool's; what a project holds binds those below it. A pool's new value bounds all projects from the next look on.
+
+| knob | from, to | default | own values of | what it does |
 |---|---|---|---|---|
 """
 
@@ -33,7 +38,7 @@ def policy_text() -> str:
             knob.name,
             f"{figure(knob.low)} to {figure(knob.high)} {knob.unit}".strip(),
             f"{figure(knob.default)} {knob.unit}".strip(),
-            knob.per_pool,
+            knob,
             knob.sentence,
         )
         for knob in KNOBS.values()
@@ -42,16 +47,23 @@ def policy_text() -> str:
             choice.name,
             " or ".join(f"`{word}`" for word in choice.options),
             f"`{choice.default}`",
-            choice.per_pool,
+            choice,
             choice.sentence,
         )
         for choice in CHOICES.values()
     ]
     lines = [
-        f"| `{name}` | {span} | {default} | {'own values' if per_pool else 'cluster only'} | {sentence} |"
-        for name, span, default, per_pool, sentence in rows
+        f"| `{name}` | {span} | {default} | {_own(knob)} | {sentence} |"
+        for name, span, default, knob, sentence in rows
     ]
     return HEAD + "\n".join(lines) + "\n"
+
+
+def _own(knob: Knob | Choice) -> str:
+    """Who beside the cluster may have a value of its own."""
+    if knob.per_project:
+        return "pools, projects stricter"
+    return "pools" if knob.per_pool else "the cluster alone"
 
 
 class Command(BaseCommand):

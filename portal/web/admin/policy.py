@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from django.contrib import messages
@@ -124,10 +124,10 @@ def save_policy(request: HttpRequest) -> HttpResponse:
     version = whole_number(request.POST.get("version", ""))
     if version is None:
         raise Invalid("This form is not one of ours; load the page again.")
-    _take(page, request.POST)
+    take(page.lines, request.POST)
     reason = request.POST.get("reason", "").strip()
     try:
-        changes = _values(page)
+        changes = turned(page.lines)
         do_change_policy(signed_in(request.user), pool, changes, version=version, reason=reason)
     except Invalid as refusal:
         for line in page.lines:
@@ -167,9 +167,9 @@ def _page(pool: NodePool | None) -> Page:
     return Page(pool, sheet.version, lines)
 
 
-def _take(page: Page, posted: Mapping[str, str]) -> None:
+def take(lines: Iterable[Line], posted: Mapping[str, str]) -> None:
     """Puts what was typed into the lines, and beside it what somebody else put there meanwhile."""
-    for line in page.lines:
+    for line in lines:
         seen = posted.get(f"seen-{line.knob.name}", line.seen)
         line.typed = posted.get(f"knob-{line.knob.name}", seen).strip()
         if posted.get("blank") == line.knob.name:
@@ -179,11 +179,11 @@ def _take(page: Page, posted: Mapping[str, str]) -> None:
             line.seen = seen
 
 
-def _values(page: Page) -> dict[str, KnobValue | None]:
+def turned(lines: Iterable[Line]) -> dict[str, KnobValue | None]:
     """The knobs that were turned; Invalid names those whose text is no value."""
     values: dict[str, KnobValue | None] = {}
     wrong: dict[str, str] = {}
-    for line in page.lines:
+    for line in lines:
         if not line.dirty:
             continue
         try:
@@ -207,7 +207,8 @@ def _value(line: Line) -> KnobValue | None:
 def _without_thousands(text: str) -> str:
     """The page shows 200,000, so it takes that back; any other comma is refused where numbers are read."""
     digits = text.replace(",", "")
-    return digits if digits.isdecimal() and text == f"{int(digits):,}" else text
+    number = whole_number(digits)
+    return digits if number is not None and text == f"{number:,}" else text
 
 
 def _render(request: HttpRequest, page: Page, *, status: int = 200, reason: str = "") -> HttpResponse:

@@ -20,12 +20,13 @@ from portal.access import (
     visible_projects,
     visible_secrets,
 )
-from portal.errors import Invalid, NotThere
+from portal.errors import Invalid, NotThere, Stale
 from portal.models import Invitation, Project, Quota, User
 from portal.selectors.projects import in_tree_order, live_jobs_of, people_of
 from portal.services import people, projects
 from portal.web.acts import act_and_return
 from portal.web.admin.people import address_with_code, role_named
+from portal.web.admin.project_idle import IdlePanel
 from portal.web.admin.tree_pages import SEARCH_FROM, page_of
 from portal.words.states import Role
 
@@ -123,6 +124,22 @@ def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
     return act_and_return(request, change, reverse("project", args=[public_id]))
 
 
+@policy(Policy.SIGNED_IN)
+@require_POST
+def save_idle(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Turns what the project holds of idle workspaces otherwise than its pools, all or nothing."""
+    project = _project(request, public_id)
+    idle = IdlePanel(project)
+    try:
+        changed = idle.save(signed_in(request.user), request.POST)
+    except (Invalid, Stale) as refusal:
+        idle.refused = refusal.sentence
+        return _page(request, project, status=409 if isinstance(refusal, Stale) else 400, idle=idle)
+    if changed:
+        messages.success(request, "Saved. The next look at workspaces follows it.")
+    return HttpResponseRedirect(reverse("project", args=[public_id]))
+
+
 # -- inside ----------------------------------------------------------------------------------------
 
 
@@ -172,6 +189,7 @@ def _page(
     values: dict[str, str] | None = None,
     link: str = "",
     invitation: Invitation | None = None,
+    idle: IdlePanel | None = None,
 ) -> HttpResponse:
     user = signed_in(request.user)
     manages = can(user, Verb.MANAGE, project)
@@ -185,6 +203,7 @@ def _page(
         {
             "project": project,
             "members": members,
+            "idle": idle or IdlePanel(project),
             "quotas": Quota.objects.filter(project=project).select_related("pool").order_by("pool__name"),
             "invitations": waiting.select_related("created_by").order_by("-id") if manages else [],
             "manages": manages,

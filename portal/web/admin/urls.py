@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from portal.web.admin import (
+    alarms,
     audit,
     environments,
     node_acts,
@@ -32,6 +33,7 @@ urlpatterns = [
     path("projects/add/", projects.add_project, name="add-project"),
     path("projects/<slug:public_id>/", projects.project_page, name="project"),
     path("projects/<slug:public_id>/change/", projects.change_project, name="change-project"),
+    path("projects/<slug:public_id>/idle/", projects.save_idle, name="save-project-idle"),
     path("projects/<slug:public_id>/members/", projects.set_member, name="set-member"),
     path("projects/<slug:public_id>/invite/", projects.invite_into, name="invite-into"),
     path("people/", people.people_list, name="people"),
@@ -74,5 +76,7 @@ urlpatterns = [
     path("environments/<slug:public_id>/bring/stop/", environments.stop_bringing, name="stop-bringing"),
     path("scheduler/", scheduler.scheduler_page, name="scheduler"),
     path("scheduler/failed/<slug:public_id>/", scheduler.failed_cycle, name="failed-cycle"),
+    path("alarms/", alarms.alarms_page, name="alarms"),
+    path("alarms/<slug:public_id>/acknowledge/", alarms.acknowledge, name="acknowledge-alarm"),
     path("audit/", audit.audit, name="audit"),
 ]

@@ -160,6 +160,8 @@ def test_slices_stand_for_their_gpu(gpus_of) -> None:
         (3, "GPU-h200-2", model, None, 0, 143_771),
     ]
     assert {gpu.compute_capability for gpu in gpus.gpus()} == {9.0}
+    gpus._faults.note("GPU-h200-1", 95)  # type: ignore[attr-defined]
+    assert [tuple(each) for each in gpus.new_faults()] == [("MIG-a", 95, 1), ("MIG-b", 95, 1)]
 
 
 @needs_compiler

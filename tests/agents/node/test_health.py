@@ -18,6 +18,7 @@ from agents.node.gpus import nvml as by_nvml
 from agents.node.gpus.faults import Faults
 from agents.node.gpus.file import FileGpus
 from agents.node.gpus.health import FAULTS, OF_PROGRAMS, Readings, judge
+from agents.xids import MEANINGS, Grade, grade
 from tests.agents.node.conftest import wait_for
 from tests.standins import nvml
 
@@ -87,6 +88,23 @@ def test_a_fault_of_one_slice_leaves_its_neighbours_alone(monkeypatch) -> None:
     assert faults.recent("GPU", None) == ()
 
 
+def test_a_storm_of_one_xid_hides_no_other_and_is_counted() -> None:
+    faults = Faults()
+    faults.note("GPU", 79)
+    for _ in range(10_000):
+        faults.note("GPU", 31)
+    assert faults.recent("GPU", None) == (79, 31)
+    assert faults.taken() == {("GPU", 79, None): 1, ("GPU", 31, None): 10_000} and faults.taken() == {}
+
+
+def test_every_xid_with_a_rule_has_a_meaning_and_the_gravest_are_those_that_end_work() -> None:
+    assert {*FAULTS, *OF_PROGRAMS} <= set(MEANINGS)
+    fatal = {xid for xid in MEANINGS if grade(xid) is Grade.FATAL}
+    assert fatal == {0, 46, 48, 62, 79, 94, 95, 109, 110, 119, 120, 140, 143, 158}
+    assert {xid for xid in MEANINGS if grade(xid) is Grade.QUARANTINE} == {64, 74, 136, 156}
+    assert (grade(31), grade(92), grade(9999)) == (Grade.PROGRAM, Grade.WARNING, Grade.WARNING)
+
+
 @needs_compiler
 def test_memory_errors_that_grow_are_a_fault_and_old_ones_a_warning(tmp_path: Path, monkeypatch) -> None:
     driver = nvml.Driver(tmp_path, [nvml.h200(0, "ecc 3"), nvml.h200(1)])
@@ -150,6 +168,8 @@ def test_an_xid_is_told_by_the_agent_within_seconds_and_the_gpu_takes_no_work(
         assert [gpu.health for gpu in link.hello.gpus] == [OK, OK]  # what befell them before is past
         time.sleep(0.3)
         driver.write([nvml.h200(0, "event 2 8 31", "event 3 8 95"), nvml.h200(1)])
+        told = {wait_for(link, "gpu_xid", timeout_s=10, uuid="GPU-h200-0")["xid"] for _ in range(2)}
+        assert told == {31, 95}  # what befell them before is past
         event = wait_for(link, "gpu_health", timeout_s=10)
         assert (event["uuid"], event["health"], event["fatal"]) == ("GPU-h200-0", QUARANTINED, True)
         assert event["message"] == "The driver told XID 95: its memory had an error that reached other work."

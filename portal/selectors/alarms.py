@@ -1,0 +1,52 @@
+"""Reads alarms about GPUs: those that nobody has acknowledged, and what was acknowledged of late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db.models import Q, QuerySet
+
+from agents.node.gpus.health import OF_PROGRAMS
+from agents.xids import Grade, grade, meaning
+from portal.models import GpuAlarm
+from portal.models.alarms import AlarmKind
+
+_OF_PROGRAMS = Q(kind=AlarmKind.XID, code__in=OF_PROGRAMS)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One alarm, with what its code means."""
+
+    row: GpuAlarm
+
+    @property
+    def grade(self) -> str:
+        """How grave: fatal, quarantine, warning; program for what is told but no alarm; foreign."""
+        return grade(self.row.code).value if self.row.kind == AlarmKind.XID else "foreign"
+
+    @property
+    def name(self) -> str:
+        """Such as XID 79."""
+        return f"XID {self.row.code}" if self.row.kind == AlarmKind.XID else "Foreign program"
+
+    @property
+    def meaning(self) -> str:
+        """What it means, or whose program it is."""
+        return meaning(self.row.code) if self.row.kind == AlarmKind.XID else self.row.who
+
+    @property
+    def is_alarm(self) -> bool:
+        """False for what programs cause."""
+        return self.grade != Grade.PROGRAM.value
+
+
+def alarms(*, acknowledged: bool | None = False) -> QuerySet[GpuAlarm]:
+    """Alarms with GPU and node, newest first. ``acknowledged`` None gives both kinds."""
+    rows = GpuAlarm.objects.select_related("gpu__node", "acknowledged_by").order_by("-id")
+    return rows if acknowledged is None else rows.filter(acknowledged_at__isnull=not acknowledged)
+
+
+def open_alarms() -> int:
+    """How many wait for somebody to look; what programs cause does not count."""
+    return GpuAlarm.objects.filter(acknowledged_at__isnull=True).exclude(_OF_PROGRAMS).count()

@@ -1,0 +1,83 @@
+"""Alarms about GPUs: written down as nodes tell of XIDs and foreign programs, acknowledged by administrators."""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.utils import timezone
+
+from agents.xids import Grade, grade
+from portal.access import require_admin
+from portal.errors import Conflict, NotThere
+from portal.events import announce
+from portal.models import Gpu, GpuAlarm, User
+from portal.models.alarms import AlarmKind
+from portal.services.audit import record_act
+
+LARGEST_XID = 65_535
+MOST_TIMES = 1_000_000
+"""So many times at most are counted of one word of a node."""
+
+
+def record_xid(node_id: int, uuid: str, xid: int, times: int) -> None:
+    """A node's driver told an XID for one of its GPUs, so many times; what follows for the GPU is its health's."""
+    if not 0 <= xid <= LARGEST_XID or times < 1:
+        return
+    with transaction.atomic():
+        gpu = Gpu.objects.select_for_update(no_key=True).filter(uuid=uuid, node_id=node_id).first()
+        if gpu is not None and _raised(gpu, AlarmKind.XID, code=xid, times=min(times, MOST_TIMES)):
+            _announce(gpu)
+
+
+def record_foreign_seen(gpu: Gpu, who: str) -> None:
+    """A program that is no job's works on a GPU (its row is locked); blank: nobody does any more."""
+    if who:
+        _raised(gpu, AlarmKind.FOREIGN, who=who)
+    else:
+        now = timezone.now()
+        there = GpuAlarm.objects.filter(gpu=gpu, kind=AlarmKind.FOREIGN, over_at__isnull=True)
+        there.update(over_at=now, last_at=now)
+    _announce(gpu)
+
+
+def do_acknowledge_alarm(actor: User, public_id: str, note: str = "") -> GpuAlarm:
+    """Somebody has looked: it is no alarm any more, and the next time begins a new one. The GPU stays as it is.
+
+    Raises Conflict where somebody else was faster.
+    """
+    require_admin(actor, "acknowledge alarms")
+    with transaction.atomic():
+        row = (
+            GpuAlarm.objects.select_for_update(of=("self",), no_key=True)
+            .select_related("gpu__node")
+            .filter(public_id=public_id)
+            .first()
+        )
+        if row is None:
+            raise NotThere("There is no such alarm.")
+        if row.acknowledged_at is not None:
+            raise Conflict("It is acknowledged already.", code="acknowledged")
+        row.acknowledged_at, row.acknowledged_by = timezone.now(), actor
+        row.note = " ".join(note.split())[:500]
+        row.save(update_fields=["acknowledged_at", "acknowledged_by", "note"])
+        what = {"gpu": row.gpu.uuid, "kind": row.kind, "code": row.code, "times": row.times}
+        record_act(actor, "gpu.acknowledge", row.gpu.node, after=what, reason=row.note)
+        _announce(row.gpu)
+    return row
+
+
+def _raised(gpu: Gpu, kind: AlarmKind, *, code: int = 0, who: str = "", times: int = 1) -> bool:
+    """Counts it in the open alarm of a locked GPU, or begins one; True where an open page should show that now."""
+    now = timezone.now()
+    row = GpuAlarm.objects.filter(gpu=gpu, kind=kind, code=code, acknowledged_at__isnull=True).first()
+    if row is None:
+        GpuAlarm.objects.create(
+            gpu=gpu, kind=kind, code=code, who=who[:200], first_at=now, last_at=now, times=times
+        )
+        return kind is AlarmKind.FOREIGN or grade(code) is not Grade.PROGRAM
+    row.who, row.last_at, row.times, row.over_at = who[:200], now, row.times + times, None
+    row.save(update_fields=["who", "last_at", "times", "over_at"])
+    return False
+
+
+def _announce(gpu: Gpu) -> None:
+    announce("cluster", {"kind": "gpu_alarm", "uuid": gpu.uuid})

@@ -1,0 +1,51 @@
+"""How the rule for idle workspaces reads on a page, and whose word it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from portal.models import NodePool, Project
+from portal.selectors.project_policy import Rules, rules_for
+from portal.web.words import duration
+
+
+@dataclass(frozen=True)
+class IdleRule:
+    """What becomes of an idle workspace; ``pools`` where: blank for all that are meant."""
+
+    sentence: str
+    said_by: str
+    pools: str = ""
+
+
+def idle_rule(rules: Rules) -> IdleRule:
+    """The rule of one pool for one project."""
+    knobs = rules.knobs
+    action, after = str(knobs["idle_action"]), duration(float(knobs["idle_after_s"]))
+    told = ["idle_action", "idle_after_s"]
+    if action == "suspend":
+        grace = duration(float(knobs["idle_grace_s"]))
+        sentence = (
+            f"After {after} without use of its GPUs and its tool, and a countdown of {grace} that you may stop, "
+            "it is suspended; its files stay."
+        )
+        told.append("idle_grace_s")
+    elif action == "notify":
+        sentence = f"After {after} without use of its GPUs and its tool you are told; nothing ends."
+    else:
+        sentence, told = "Nothing becomes of it while nobody uses it.", ["idle_action"]
+    said_by = " and ".join(dict.fromkeys(rules.rules[name].said_by for name in told))
+    return IdleRule(sentence, said_by)
+
+
+def idle_rules_in(project: Project, pools: Iterable[NodePool]) -> list[IdleRule]:
+    """The rules for a project in these pools, pools under the same rule together: two queries more than theirs."""
+    found = rules_for((pool, project.pk) for pool in pools)
+    names: dict[tuple[str, str], list[str]] = {}
+    for rules in found.values():
+        rule = idle_rule(rules)
+        pool = rules.rules["idle_action"].pool.name
+        names.setdefault((rule.sentence, rule.said_by), []).append(pool)
+    alone = len(names) == 1
+    return [IdleRule(*words, "" if alone else ", ".join(sorted(pools))) for words, pools in names.items()]

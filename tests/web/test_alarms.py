@@ -1,0 +1,39 @@
+"""The page of alarms: administrators alone see it and acknowledge, and the side bar says how many wait."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import reverse
+
+from portal.models import GpuAlarm
+from portal.services.alarms import record_xid
+from portal.services.gpus import record_foreign
+
+
+@pytest.fixture
+def alarms(scene) -> list[GpuAlarm]:
+    gpu = scene.nodes["ada-1"].gpus.get(index=0)
+    for xid in (79, 79, 31):
+        record_xid(gpu.node_id, gpu.uuid, xid, 1)
+    record_foreign({(gpu.node.public_id, gpu.uuid): "python (process 77) of <carol>"})
+    return list(GpuAlarm.objects.order_by("id"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("anonymous", 302), ("stranger", 403), ("member", 403), ("admin", 200)]
+)
+def test_administrators_alone_see_and_acknowledge_alarms(alarms, client_of, kind, status) -> None:
+    client, page = client_of(kind), reverse("alarms")
+    answer = client.get(page)
+    assert answer.status_code == status
+    act = reverse("acknowledge-alarm", args=[alarms[0].public_id])
+    assert client.post(act, {"note": "Reseated it"}).status_code == (302 if kind == "admin" else status)
+    alarms[0].refresh_from_db()
+    assert (alarms[0].acknowledged_at is not None) is (kind == "admin")
+    if kind == "admin":
+        text = answer.content.decode()
+        assert "XID 79" in text and "GPU has fallen off the bus; what ran on it was ended" in text
+        assert "of &lt;carol&gt;" in text and '<span class="fw-nav__n">2</span>' in text
+        assert text.index("XID 31") > text.index("XIDs that programs cause")
+        after = client.get(page).content.decode()
+        assert "Reseated it" in after and '<span class="fw-nav__n">1</span>' in after
