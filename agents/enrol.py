@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import ipaddress
 import json
 import re
@@ -26,6 +27,7 @@ ENROL_LIMIT_S = 600.0  # installing an engine takes minutes on a slow line
 
 _PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]+={0,2}")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_LOADER_VERSION = re.compile(r"^FAIRWAY_LOADER=(\d+)", re.MULTILINE)
 _FOLDER = re.compile(r"(/[A-Za-z0-9._-]+)+")
 
 
@@ -94,13 +96,33 @@ def enrolment_script(
         "RUNTIME": choices.runtime,
         "INSTALL_RUNTIME": "yes" if choices.install_runtime else "no",
         "HOME_ROOT": choices.home_root,
-        "LOADER": (INSTALL_FOLDER / "fairway-node").read_text(),
+        "LOADER": _loader(),
         "SIGNING_KEY": _public_key(keys.signing),
         "SETTINGS": json.dumps(node_settings(cluster, choices), sort_keys=True),
         "AUTHORIZED_KEYS": authorized_keys(keys, choices.from_addresses),
         "AGENT": base64.encodebytes(agent.program).decode().strip(),
         "AGENT_SIGNATURE": agent.signature,
     }
+    return _filled(script, values)
+
+
+@functools.cache
+def loader_version() -> int:
+    """The version of the loader that we install."""
+    return int(_LOADER_VERSION.findall(_loader())[0])
+
+
+def renewal_script() -> str:
+    """Gives the POSIX shell script that puts our loader on a machine that is a node already."""
+    values = {"LOADER": _loader(), "LOADER_PATH": LOADER_PATH, "LOADER_VERSION": str(loader_version())}
+    return _filled((INSTALL_FOLDER / "renew.sh").read_text(), values)
+
+
+def _loader() -> str:
+    return (INSTALL_FOLDER / "fairway-node").read_text()
+
+
+def _filled(script: str, values: Mapping[str, str]) -> str:
     return re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], script)
 
 

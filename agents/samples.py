@@ -73,6 +73,7 @@ class ImageState:
     refs: tuple[str, ...]
     digests: tuple[str, ...]
     size_mib: int | None
+    cuda: str | None = None  # what it asks of the driver, such as 12.4
 
     @classmethod
     def from_wire(cls, row: Wire) -> ImageState:
@@ -82,6 +83,7 @@ class ImageState:
             refs=tuple(row["refs"]),
             digests=tuple(row["digests"]),
             size_mib=row.get("size_mib"),
+            cuda=_text(row.get("cuda")),
         )
 
 
@@ -94,6 +96,7 @@ class InterfaceState:
     prefix: int
     speed_mbit: int | None
     chosen: bool
+    addresses: tuple[str, ...] = ()  # each with the bits of its network; the first is ``address``
 
     @classmethod
     def from_wire(cls, row: Wire) -> InterfaceState:
@@ -103,6 +106,7 @@ class InterfaceState:
             int(row["prefix"]),
             measured(row.get("speed_mbit")),
             bool(row["chosen"]),
+            tuple(map(str, row.get("addresses") or (f"{row['address']}/{row['prefix']}",))),
         )
 
 
@@ -150,7 +154,11 @@ class Hello:
     gang_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
     storage: tuple[Mapping[str, Any], ...] = ()  # disks behind volumes: use, path, filesystem, MiB, quotas
     program: str | None = None  # SHA-256 of the archive that runs: whether it is the newest
+    cuda_driver: str | None = None  # the newest CUDA that its driver knows; None: no driver, or not told
+    loader: int | None = None  # the version of what starts the agent, 0 of one that says none; None: not told
     shares: Shares | None = None  # None: without GPUs, or its agent does not enforce any
+    fabric: tuple[str, ...] | None = None  # the devices of a fabric that it lends; None: it does not say
+    networks: Mapping[str, Any] | None = None  # by engine, those that people made: name, driver, subnets
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -181,7 +189,11 @@ class Hello:
             gang_ports=_span(row.get("gang_ports")),
             storage=tuple(dict(each) for each in row.get("storage", ())),
             program=_text(row.get("program")),
+            cuda_driver=_text(row.get("cuda_driver")),
+            loader=measured(row.get("loader")),
             shares=Shares.from_wire(row["shares"]) if row.get("shares") else None,
+            fabric=tuple(map(str, row["fabric"])) if row.get("fabric") is not None else None,
+            networks=dict(row["networks"]) if row.get("networks") is not None else None,
         )
 
 

@@ -6,7 +6,7 @@ a member runs jobs in it and controls their own, a viewer sees. What one may not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ from portal.models import (
     User,
     Volume,
 )
+from portal.one_look import asked_once
 from portal.words.states import ROLE_RANK, JobKind, NodeState, Role
 
 Person = User | AnonymousUser | None
@@ -118,32 +119,33 @@ def has_role(user: User, project: Project, least: Role) -> bool:
 
 
 def roles_of(person: Person) -> dict[int, Role]:
-    """The person's strongest role by project row, inherited from ancestors: two queries."""
-    user = signed_in(person)
-    own = dict(Membership.objects.filter(user=user).values_list("project_id", "role"))
-    parents = dict(Project.objects.values_list("id", "parent_id"))
+    """The person's strongest role by project row, inherited from ancestors: two queries, once in a look."""
+    own, parents = _own_roles(signed_in(person)), parent_rows()
     found: dict[int, Role] = {}
     for project in parents:
-        roles = [Role(own[row]) for row in lineage(project, parents.get) if row in own]
+        roles = [own[row] for row in lineage(project, parents.get) if row in own]
         if roles:
             found[project] = max(roles, key=lambda role: ROLE_RANK[role])
     return found
 
 
 def project_ids(user: User, least: Role = Role.VIEWER) -> set[int]:
-    """Row numbers of the projects where the person has at least this role, or above it: two queries."""
-    strong = [role.value for role in Role if ROLE_RANK[role] >= ROLE_RANK[least]]
-    found = set(Membership.objects.filter(user=user, role__in=strong).values_list("project_id", flat=True))
-    children: dict[int | None, list[int]] = {}
-    for row, parent in Project.objects.values_list("id", "parent_id"):
-        children.setdefault(parent, []).append(row)
-    open_rows = list(found)
-    while open_rows:
-        for child in children.get(open_rows.pop(), []):
-            if child not in found:
-                found.add(child)
-                open_rows.append(child)
-    return found
+    """Row numbers of the projects where the person has at least this role, or above it: as ``roles_of``."""
+    roles = roles_of(user)
+    return {row for row, role in roles.items() if ROLE_RANK[role] >= ROLE_RANK[least]}
+
+
+def parent_rows() -> Mapping[int, int | None]:
+    """The tree of projects by row numbers; one query, once in a look."""
+    return asked_once("parents", lambda: dict(Project.objects.values_list("id", "parent_id")))
+
+
+def _own_roles(user: User) -> Mapping[int, Role]:
+    def ask() -> dict[int, Role]:
+        rows = Membership.objects.filter(user=user).values_list("project_id", "role")
+        return {project: Role(role) for project, role in rows}
+
+    return asked_once(("roles", user.pk), ask)
 
 
 # -- single rows -----------------------------------------------------------------------------------
@@ -344,7 +346,6 @@ def visible_environments(person: Person) -> QuerySet[Environment]:
 
 def _lines(user: User) -> set[int]:
     """Row numbers of the projects a person is in, and of all above these: what is lent to one is lent below it."""
-    own = set(Membership.objects.filter(user=user).values_list("project_id", flat=True))
-    parents = dict(Project.objects.values_list("id", "parent_id"))
+    own, parents = _own_roles(user).keys(), parent_rows()
     lines = [lineage(row, parents.get) for row in parents]
     return {above for line in lines if not own.isdisjoint(line) for above in line}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
@@ -19,12 +20,16 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from portal.access import Policy, demand
 from portal.errors import NotAllowed, SignInNeeded
+from portal.one_look import one_look
 from portal.services.audit import request_address
 from portal.services.sessions import keep_session
 
 log = logging.getLogger(__name__)
 
 View = Callable[..., Any]
+
+LOOKS = frozenset({"GET", "HEAD"})
+"""Requests that change nothing of what is asked once in a look: projects, and who is in them."""
 
 
 def policy_of(view: View) -> Policy | None:
@@ -51,7 +56,8 @@ class DoorMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         token = request_address.set(request.META.get("REMOTE_ADDR") or None)
         try:
-            answer = self.get_response(request)
+            with one_look() if request.method in LOOKS else nullcontext():
+                answer = self.get_response(request)
             if answer.status_code == HTTPStatus.FORBIDDEN:
                 who = getattr(request.user, "username", "") or "nobody"
                 log.warning(

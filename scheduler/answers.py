@@ -113,6 +113,7 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         environment.pk,
         value("gpus_per_task"),
         shares=value("milli_per_gpu") < WHOLE_MILLI,
+        gang=value("tasks") > 1 and min_tasks_of(value("tasks"), body.get("min_tasks")) is None,
         meets=bool(launcher),
         volumes=value("volumes"),
     )
@@ -139,6 +140,7 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         min_compute_capability=body.get("min_compute_capability"),
         avoid_nodes=cannot,
         unfit_nodes=cannot,
+        cuda=photo.unfit.cuda_of(environment.pk, value("gpus_per_task")),
         launcher=launcher,
         node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,
         after=still_awaited(body.get("after") or ()),

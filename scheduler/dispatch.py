@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from django.db.models import Count, QuerySet
 
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
-from agents.node.spec import VOLUMES
+from agents.node.spec import DEVICE_PATTERNS, VOLUMES
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task
 from portal.services import elastic, lifecycle, nodes, trust
@@ -126,7 +126,8 @@ def _spec(door: Door, task: Task) -> dict[str, object]:
         raise Refused("not_lent", f"{gone}.") from gone
     if VOLUMES not in takes and not all(map(is_plain, spec["mounts"])):
         raise Refused("agent_too_old", "its agent does not know volumes. Upgrade it.")
-    if unknown := sorted(NEEDED_WORDS & spec.keys() - set(takes)):
+    needed = {DEVICE_PATTERNS} if any(set("*?[") & set(each) for each in spec.get("devices", ())) else set()
+    if unknown := sorted((NEEDED_WORDS & spec.keys() | needed) - set(takes)):
         raise Refused("agent_too_old", f"its agent does not know {', '.join(unknown)}. Upgrade it.")
     told: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
     if task.among is not None:
@@ -331,7 +332,7 @@ def remove_ended(door: Door, job: str, attempt: int) -> None:
 
 def tasks_held(node: Node) -> list[Task]:
     """Tasks of live attempts that hold GPUs on a node, oldest first. Each node asks this every ten seconds."""
-    return list(_held(node).select_related("attempt__job", "attempt__progress"))
+    return list(_held(node).select_related("attempt__job", "attempt__progress", "attempt__rendezvous"))
 
 
 def tasks_to_serve(node: Node) -> list[Task]:
@@ -340,7 +341,7 @@ def tasks_to_serve(node: Node) -> list[Task]:
         _held(node).select_related(
             "node",
             "attempt__progress",
-            "attempt__rendezvous",
+            "attempt__rendezvous__node",
             "attempt__job__owner",
             "attempt__job__project",
             "attempt__job__environment",

@@ -5,6 +5,7 @@ A job's image is brought at once; what admins want brought ahead of jobs begins 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -18,6 +19,8 @@ from agents.engines.contract import Engine, PullProgress, Refused, Unknown
 from portal.models import Environment, EnvironmentOnNode, Node, Task
 from portal.services import lifecycle
 from portal.services.bringing import wanted_on
+from portal.services.catalogue import record_image_cuda
+from portal.services.node_acts import tidy_if_full
 from portal.services.registries import login_for
 from portal.services.sealing import CannotOpen as SealedElsewhere
 from portal.words.states import CONTAINERS
@@ -117,6 +120,7 @@ class ImageBringer:
                 engine.pull(environment.image, login_for(environment.image))
             else:
                 return "The environment names no image."
+            _afterwards(engine, node)
         except Refused as refusal:
             return refusal.message
         except Unknown as silence:
@@ -154,6 +158,13 @@ class ImageBringer:
         engine.load(upload, offset, b"", sha256=digest.hexdigest())
 
 
+def _afterwards(engine: Engine, node: Node) -> None:
+    """What images ask of drivers, and whether they take too much room; the new one is there whatever comes of it."""
+    with contextlib.suppress(Refused, Unknown):
+        note_cuda(engine.images())
+        tidy_if_full(node, engine.store_used_percent())
+
+
 def note_environment(
     environment: Environment, node: Node, state: str, detail: str, percent: int | None = None
 ) -> None:
@@ -169,18 +180,37 @@ def note_images(node: Node, images: list[dict[str, Any]], on_their_way: Containe
 
     What a worker that is gone was bringing is not on its way any more.
     """
-    told = {
-        name.removeprefix("sha256:")
-        for row in images
-        for name in (row["image_id"], *row["refs"], *row["digests"])
-    }
+    told = _by_name(images)
     for environment in Environment.objects.filter(runtime__in=CONTAINERS):
-        wanted = image_of(environment)
-        present = wanted is not None and wanted.removeprefix("sha256:") in told
+        present = _image_of(environment, told) is not None
         row = EnvironmentOnNode.objects.filter(environment=environment, node=node).first()
         broken_off = row is not None and row.state == "loading" and environment.pk not in on_their_way
         if row is None or broken_off or (row.state == "present") != present:
             note_environment(environment, node, "present" if present else "missing", "")
+    note_cuda(images)
+
+
+def note_cuda(images: list[dict[str, Any]]) -> None:
+    """Writes down which CUDA each environment's image asks of the driver, as a node that has it tells."""
+    told = _by_name(images)
+    for environment in Environment.objects.filter(runtime__in=CONTAINERS):
+        image = _image_of(environment, told)
+        if image is not None and "cuda" in image:  # earlier agents do not look
+            record_image_cuda(environment, image["cuda"] or "")
+
+
+def _by_name(images: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        name.removeprefix("sha256:"): row
+        for row in images
+        for name in (row["image_id"], *row["refs"], *row["digests"])
+    }
+
+
+def _image_of(environment: Environment, told: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The row of an environment's image among those that a node told, by name."""
+    wanted = image_of(environment)
+    return None if wanted is None else told.get(wanted.removeprefix("sha256:"))
 
 
 def _note_pull(environment: Environment, node: Node, event: object) -> None:

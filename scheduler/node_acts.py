@@ -7,17 +7,29 @@ visits: the first sends the program and drops the link, the second meets what an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from agents.engines.contract import Refused
 from portal.errors import FairwayError
 from portal.killpoints import killpoint
-from portal.models import NodeCheck
+from portal.models import NodeCheck, NodePool
 from portal.selectors.agent_program import our_agent
 from portal.selectors.policy import knobs_of
-from portal.services.node_acts import due_orders, record_check_step, record_order_finished, record_sent
+from portal.services import nodes
+from portal.services.bringing import images_kept_on
+from portal.services.node_acts import (
+    due_orders,
+    record_check_step,
+    record_images_removed,
+    record_order_finished,
+    record_sent,
+)
+from portal.services.node_return import record_checked
 from portal.services.sent_signals import record_signal, take_signals
-from portal.words.node_acts import FREED, SENT, TRIAL_S, NodeAct
+from portal.words.fabric import Fabric
+from portal.words.knobs import KnobValue
+from portal.words.node_acts import FREED, IMAGES, SENT, STORE, TRIAL_S, NodeAct, images_sentence
 from portal.words.states import LinkKind
 from scheduler.dispatch import Door
 
@@ -122,16 +134,50 @@ def _upgrade(act: _Act) -> bool:
 
 
 def _preflight(act: _Act) -> None:
-    checks = act.door.engine.preflight()
+    pool = NodePool.objects.get(pk=act.door.node.pool_id)
+    checks = act.door.engine.preflight(_named(pool.fabric, act.door.node.runtime))
+    nodes.record_network_facts(act.door.node.pk, act.door.engine.network_facts())
     for check in checks:
         act.step(check.name.capitalize(), check.ok, check.sentence)
-    act.finish(all(check.ok for check in checks))
+    record_checked(act.check.pk, all(check.ok for check in checks))
+
+
+def _named(fabric: Fabric, runtime: str) -> dict[str, Any] | None:
+    """What a pool names, as a node is asked for it; None for nothing."""
+    if fabric in (Fabric(), Fabric(adapters=fabric.adapters)):
+        return None
+    devices = list(fabric.devices)
+    return {
+        "runtime": runtime,
+        "interface": fabric.interface,
+        "network": fabric.network,
+        "devices": devices,
+    }
 
 
 def _tidy(act: _Act) -> None:
-    pool = act.door.node.pool
-    freed = act.door.engine.gc(keep_s=int(knobs_of([pool])[pool.pk]["tidy_keep_s"]))
+    node = act.door.node
+    knobs = knobs_of([node.pool])[node.pool_id]
+    freed = act.door.engine.gc(keep_s=int(knobs["tidy_keep_s"]), images=_images_wish(knobs, node.pk))
     for key, (name, words) in FREED.items():
         if freed.get(key) is not None:  # an agent of an earlier version does not look at all of these
             act.step(name, True, f"{freed[key]} {words}.")
+    if freed.get("images") is not None:
+        act.step(IMAGES, True, images_sentence(freed["images"]))
+        record_images_removed(act.check, freed["images"])
+    if freed.get("store_used_percent") is not None:
+        act.step(STORE, True, f"{freed['store_used_percent']:.0f} % of its file system is used.")
     act.finish(True)
+
+
+def _images_wish(knobs: Mapping[str, KnobValue], node_id: int) -> dict[str, Any] | None:
+    """Which images a node may remove, as the verb ``gc`` takes it; None: none."""
+    if knobs["images_removed"] == "none":
+        return None
+    return {
+        "high_percent": knobs["image_high_percent"],
+        "low_percent": knobs["image_low_percent"],
+        "keep_s": knobs["image_keep_s"],
+        "others": knobs["images_removed"] == "all",
+        "keep": images_kept_on(node_id),
+    }

@@ -12,6 +12,7 @@ from django.db import Error as DatabaseError
 from agents.engines.contract import Refused, TaskKey, Unknown
 from portal.models import ClusterSettings, Task
 from portal.services import lifecycle
+from portal.services.reaching import is_to_try
 from portal.services.terminals import terminals_to_open
 from portal.words.reasons import EndReason
 from portal.words.states import AttemptState, JobKind
@@ -20,12 +21,14 @@ from scheduler.dispatch import After, Door
 from scheduler.hands import Hands
 from scheduler.images import ImageBringer
 from scheduler.leases import Deposed
+from scheduler.reaching import try_to_reach
 from scheduler.reconcile import collect_and_remove
 from scheduler.terminals import open_terminal
 
 log = logging.getLogger(__name__)
 
 STOP_AGAIN_S = 5.0
+REACH_AGAIN_S = 1.0
 PROBE_EVERY_S = 0.25
 IMAGE_LOOK_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 8.0
@@ -48,7 +51,7 @@ class NodeWork:
     def look(self, door: Door) -> float:
         """Begins what is due; gives the seconds until something else is."""
         held = dispatch.tasks_held(door.node)
-        if any(lifecycle.is_to_start(task, task.attempt) or _waits_for_its_server(task) for task in held):
+        if any(_is_to_serve(task) for task in held):
             held = dispatch.tasks_to_serve(door.node)
         wanted: dict[Key, Callable[[], None]] = {}
         adopting: bool | None = None  # after a restore nothing starts, also not what the record had begun
@@ -57,6 +60,8 @@ class NodeWork:
                 wanted[("stop", task.attempt_id)] = partial(self._stop, door, task)
             elif task.leave_wanted_at is not None:
                 wanted[("leave", task.pk)] = partial(self._leave, door, task)
+            elif is_to_try(task, task.attempt):
+                wanted[("reach", task.attempt_id)] = partial(self._reach, door, task)
             elif lifecycle.is_to_start(task, task.attempt):
                 if adopting is None:
                     adopting = ClusterSettings.objects.get(id=1).adopt_only
@@ -113,6 +118,10 @@ class NodeWork:
                 self._later("start", task.pk, min(FIRST_RETRY_S * 2.0 ** (tries - 1), LAST_RETRY_S))
                 self._compare_soon()  # what it says may be news to the record
 
+    def _reach(self, door: Door, task: Task) -> None:
+        self._later("reach", task.attempt_id, REACH_AGAIN_S)
+        try_to_reach(door, task)
+
     # -- stop --------------------------------------------------------------------------------------
 
     def _stop(self, door: Door, task: Task) -> None:
@@ -145,6 +154,11 @@ class NodeWork:
             return
         if answers:
             lifecycle.attempt_ready(task.attempt_id)
+
+
+def _is_to_serve(task: Task) -> bool:
+    attempt = task.attempt
+    return lifecycle.is_to_start(task, attempt) or is_to_try(task, attempt) or _waits_for_its_server(task)
 
 
 def _waits_for_its_server(task: Task) -> bool:

@@ -127,7 +127,13 @@ def read_nodes(
         if node.state not in away or id_ in cpu
     }
     machines = {
-        node.public_id: Machine(node.runtime, node.hello__driver, bool(node.hello__shares__enforced))
+        node.public_id: Machine(
+            node.runtime,
+            node.hello__driver,
+            bool(node.hello__shares__enforced),
+            node.hello__cuda_driver,
+            bool(node.lacks),
+        )
         for node, *_ in rows.values()
     }
     return built.of(rows, None, lambda _, row: node_row(*row)), machines
@@ -137,7 +143,8 @@ def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     chosen = Node.objects.all() if nodes is None else Node.objects.filter(pk__in=nodes)
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
-        "labels", "trust", "on_trial", "hello__driver", "hello__shares__enforced", named=True,
+        "labels", "trust", "on_trial", "hello__driver", "hello__shares__enforced",
+        "hello__cuda_driver", "lacks", named=True,
     ):  # fmt: skip
         yield node.id, node
 
@@ -156,6 +163,8 @@ def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_us
         memory_used_mib=memory_used_mib,
         gpus=gpus,
         labels=tuple(sorted(node.labels.items())),
+        lacks=node.lacks,
+        cuda=node.hello__cuda_driver,
     )
 
 

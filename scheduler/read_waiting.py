@@ -30,7 +30,12 @@ from scheduler.read_running import home_of, min_tasks_of, near_of
 from scheduler.unfit import Unfit
 
 _WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
-_PAUSED_AFTER = OWN_FAILURES | {EndReason.START_REFUSED, EndReason.IMAGE_MISSING, EndReason.DISK_FULL}
+_PAUSED_AFTER = OWN_FAILURES | {
+    EndReason.START_REFUSED,
+    EndReason.IMAGE_MISSING,
+    EndReason.DISK_FULL,
+    EndReason.NODES_APART,
+}
 
 
 class Seconds(Func):
@@ -71,10 +76,12 @@ def read_waiting(
             row["environment_id"],
             row["gpus_per_task"],
             shares=row["milli_per_gpu"] < WHOLE_MILLI,
+            gang=row["tasks"] > 1 and min_tasks_of(row["tasks"], row["min_tasks"]) is None,
             meets=meets,
             volumes=row["volumes"],
         )
-        return pending_row(row, every_pool, cannot, avoided.get(id_, []), home)
+        cuda = unfit.cuda_of(row["environment_id"], row["gpus_per_task"])
+        return pending_row(row, every_pool, cannot, avoided.get(id_, []), home, cuda)
 
     pending = built.of(waiting, (every_pool, unfit, homes, dict(avoided)), make)
     if waits := waits_of(_WAITING):
@@ -128,6 +135,7 @@ def pending_row(
     avoid: tuple[NodeId, ...],
     avoided: list[str],
     home: NodeId | None,
+    cuda: str = "",
 ) -> PendingRow:
     """One waiting job as the decision sees it; ``avoid`` are the nodes that cannot run its environment."""
     return PendingRow(
@@ -153,6 +161,7 @@ def pending_row(
         avoid_nodes=(*avoid, *map(NodeId, avoided)) if avoided else avoid,
         unfit_nodes=avoid,
         node_affinity=home,
+        cuda=cuda,
         version=row["version"],
         kept=kept_tasks(row["kept"], row["cpu_milli"], row["memory_mib"]),
         near=near_of(row["near"]),

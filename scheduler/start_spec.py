@@ -19,7 +19,18 @@ SECRET_NAME = SECRET_FILE
 PIDS = 8192
 NOTHING = Given({}, {})
 """No secrets of people."""
-NEEDED_WORDS = frozenset({"meet_port", "node_network", "devices", "meets_here", "secret_variables"})
+NEEDED_WORDS = frozenset(
+    {
+        "meet_port",
+        "listens",
+        "node_network",
+        "network",
+        "address",
+        "devices",
+        "meets_here",
+        "secret_variables",
+    }
+)
 """What an agent must know if a spec says it: of the network of a gang, and of secrets."""
 PLACE_OF_SECRETS = "{secrets}"
 """The node fills in the folder of a task's secret files, as it does ``{port}`` and ``{address}``."""
@@ -94,7 +105,9 @@ def _launch(job: Job, part: Part, node: Node) -> Launch:
     interface = row.interfaces.get(node.public_id) if row else None
     try:
         return LAUNCHERS[job.launcher](
-            Gang(job.tasks, job.gpus_per_task, meeting), Rank(part.rank, interface), command
+            Gang(job.tasks, job.gpus_per_task, meeting),
+            Rank(part.rank, interface, (row.adapters or None) if row else None),
+            command,
         )
     except ValueError as wrong:
         raise CannotMeet(str(wrong)) from wrong
@@ -105,10 +118,15 @@ def _network(part: Part, node: Node) -> dict[str, Any]:
     row = part.rendezvous
     if row is None:
         return {}
+    if row.network:
+        named = {"network": row.network, "devices": list(row.devices)}
+        return named | ({"address": row.address} if part.rank == 0 else {})
     first_on_node = part.rank == 0 and (row.node_network or node.runtime == RuntimeKind.PROCESS.value)
     found: dict[str, Any] = {"meet_port": row.port} if first_on_node else {}
+    if first_on_node and row.tried:
+        found["listens"] = True
     if node.runtime == RuntimeKind.PROCESS.value:
-        return found
+        return found | ({"devices": list(row.devices)} if row.devices else {})
     if row.node_network:
         return found | {"node_network": True, "devices": list(row.devices)}
     return found | {"meets_here": True}

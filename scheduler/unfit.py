@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from portal.models import Environment, Node
 from portal.services.volumes import limited_volumes, nodes_with
-from portal.words.driver import driver_will_do
+from portal.words.driver import cuda_needed, cuda_will_do, driver_will_do
 from portal.words.states import runtimes_for
 from scheduler.core.cluster import NodeId
 
@@ -23,6 +23,18 @@ class Machine(NamedTuple):
     driver: str | None
     enforces: bool = False
     """It holds tasks to their shares of a GPU."""
+    cuda: str | None = None
+    """The newest that its driver knows; None: not told."""
+    lacks: bool = False
+    """It has not what its pool names for gangs on several nodes."""
+
+
+class Needs(NamedTuple):
+    """What an environment needs of a node: one of its runtimes, and of its driver a version and a CUDA version."""
+
+    runtime: str
+    driver: str = ""
+    cuda: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,14 @@ class Unfit:
     """By name of each volume that only some nodes have, the others."""
     unenforced: Nodes = ()
     """Where nothing holds tasks to their shares of a GPU, in pools that ask for it."""
+    unwired: Nodes = ()
+    """Nodes that lack what their pool names for gangs on several nodes."""
+    cuda: Mapping[int, str] = field(default_factory=dict)
+    """By row number of each environment, the CUDA that it asks of drivers; blank: any."""
+
+    def cuda_of(self, environment: int, gpus: int) -> str:
+        """What a task with so many GPUs asks of drivers."""
+        return self.cuda.get(environment, "") if gpus else ""
 
     def nodes(
         self,
@@ -44,13 +64,14 @@ class Unfit:
         gpus: int,
         *,
         shares: bool,
+        gang: bool = False,
         meets: bool = False,
         volumes: Sequence[Mapping[str, Any]] = (),
     ) -> Nodes:
         """Those for a task with so many GPUs: one without any needs no driver.
 
-        ``shares``: it wants a part of one. ``meets``: it must reach the other tasks of its gang. ``volumes`` are
-        those that its job names.
+        ``shares``: it wants a part of one. ``gang``: its job has others, which stay as many; they may come to stand
+        on several nodes. ``meets``: it must reach these. ``volumes`` are those that its job names.
         """
         cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
         more = [self.lacking[each["volume"]] for each in volumes if each["volume"] in self.lacking]
@@ -58,6 +79,8 @@ class Unfit:
             more.append(self.unenforced)
         if meets:
             more.append(self.unlent)
+        if gang:
+            more.append(self.unwired)
         return tuple(sorted({*cannot, *chain.from_iterable(more)})) if more else cannot
 
 
@@ -66,19 +89,23 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collecti
 
     ``held_to`` are the nodes of pools in which shares of a GPU are to be enforced.
     """
-    known: dict[tuple[str, str], Nodes] = {}
+    known: dict[Needs, Nodes] = {}
     without: dict[int, Nodes] = {}
     with_: dict[int, Nodes] = {}
+    cuda: dict[int, str] = {}
 
-    def unfit(runtime: str, driver: str) -> Nodes:
-        if (runtime, driver) not in known:
-            known[runtime, driver] = unfit_nodes(runtime, driver, machines.items())
-        return known[runtime, driver]
+    def unfit(needs: Needs) -> Nodes:
+        if needs not in known:
+            known[needs] = unfit_nodes(needs, machines.items())
+        return known[needs]
 
-    for id_, runtime, driver in Environment.objects.values_list("id", "runtime", "min_driver"):
-        without[id_], with_[id_] = unfit(runtime, ""), unfit(runtime, driver)
+    rows = Environment.objects.values_list("id", "runtime", "min_driver", "image_cuda", "min_cuda")
+    for id_, runtime, driver, said, chosen in rows:
+        cuda[id_] = cuda_needed(said, chosen)
+        without[id_], with_[id_] = unfit(Needs(runtime)), unfit(Needs(runtime, driver, cuda[id_]))
     unenforced = tuple(sorted(node for node in held_to if not machines[node].enforces))
-    return Unfit(without, with_, unlent, _lacking(machines), unenforced)
+    unwired = tuple(sorted(NodeId(node) for node, machine in machines.items() if machine.lacks))
+    return Unfit(without, with_, unlent, _lacking(machines), unenforced, unwired, cuda)
 
 
 def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:
@@ -92,11 +119,13 @@ def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:
     }
 
 
-def unfit_nodes(runtime: str, min_driver: str, machines: Iterable[tuple[str, Machine]]) -> Nodes:
+def unfit_nodes(needs: Needs, machines: Iterable[tuple[str, Machine]]) -> Nodes:
     """Nodes that cannot run such environments."""
-    fit = runtimes_for(runtime)
+    fit = runtimes_for(needs.runtime)
     return tuple(
         NodeId(node)
         for node, machine in sorted(machines)
-        if machine.runtime not in fit or not driver_will_do(machine.driver, min_driver)
+        if machine.runtime not in fit
+        or not driver_will_do(machine.driver, needs.driver)
+        or not cuda_will_do(machine.cuda, needs.cuda)
     )

@@ -236,6 +236,9 @@ class Engine(Protocol):
     def has_image(self, image: str) -> bool:
         """Whether the node has an image of this name or digest now."""
 
+    def store_used_percent(self) -> float | None:
+        """How full the file system is that holds the node's images, 0 to 100; None: nobody can say."""
+
     def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
         """Brings an image from its registry; takes minutes. Present already: nothing to do.
 
@@ -255,8 +258,20 @@ class Engine(Protocol):
     def confirm_upgrade(self, digest: str) -> None:
         """The agent of this digest (SHA-256) does well: its trial is over. Repeatable."""
 
-    def preflight(self) -> list[Check]:
-        """What the machine has and lacks, each with a sentence; may take some seconds."""
+    def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[Check]:
+        """What the machine has and lacks, each with a sentence; may take some seconds.
+
+        ``fabric`` is what its pool names for gangs on several nodes; an agent of before does not look at it.
+        """
+
+    def network_facts(self) -> dict[str, Any]:
+        """Its interfaces, devices of a fabric and networks of its engines as they are now, as in its hello."""
+
+    def reach(self, key: TaskKey, address: str, port: int, *, within_s: float) -> str | None:
+        """Why the node does not reach the place where the gang of ``key`` will meet; None: it does.
+
+        Repeatable. Asked only where the node takes it (``agents.node.spec.REACHES``).
+        """
 
     def gc(self, **how: Any) -> dict[str, Any]:
         """Tidies up what nobody needs any more and gives how much of what was removed. Repeatable."""

@@ -27,7 +27,7 @@ from agents.engines.contract import (
 )
 from agents.link import Link, Refused
 from agents.local import open_local
-from agents.node.spec import LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS
+from agents.node.spec import CHECKS_FABRIC, LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS
 from agents.samples import ContainerState, Hello
 from agents.ssh import Role, SshTarget, open_ssh
 
@@ -188,6 +188,10 @@ class NodeEngine:
             for row in answer["images"]
         )
 
+    def store_used_percent(self) -> float | None:
+        told = self._link.ask("images", timeout_s=ANSWER_WITHIN_S).get("store_used_percent")
+        return None if told is None else float(told)
+
     def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
         if login is None:
             self._link.ask("pull", timeout_s=PULL_WITHIN_S, image=image)
@@ -217,9 +221,21 @@ class NodeEngine:
     def confirm_upgrade(self, digest: str) -> None:
         self._link.ask("upgrade", timeout_s=ANSWER_WITHIN_S, confirm=digest)
 
-    def preflight(self) -> list[Check]:
-        answer = self._link.ask("preflight", timeout_s=PREFLIGHT_WITHIN_S)
+    def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[Check]:
+        known = fabric is not None and CHECKS_FABRIC in self._link.hello.takes
+        fields = {"fabric": dict(fabric or {})} if known else {}
+        answer = self._link.ask("preflight", timeout_s=PREFLIGHT_WITHIN_S, **fields)
         return [Check(str(row["name"]), bool(row["ok"]), str(row["sentence"])) for row in answer["checks"]]
+
+    def network_facts(self) -> dict[str, Any]:
+        told = self._link.ask("hello", timeout_s=ANSWER_WITHIN_S)["hello"]
+        return {key: told[key] for key in ("interfaces", "fabric", "networks") if key in told}
+
+    def reach(self, key: TaskKey, address: str, port: int, *, within_s: float) -> str | None:
+        place = {"address": address, "port": port, "within_s": within_s}
+        fields = {"job": key.job, "attempt": key.attempt, **place}
+        why = self._link.ask("reach", timeout_s=ANSWER_WITHIN_S, **fields)["why"]
+        return None if why is None else str(why)
 
     def gc(self, **how: Any) -> dict[str, Any]:
         return self._link.ask("gc", timeout_s=GC_WITHIN_S, **how)

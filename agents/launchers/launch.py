@@ -13,6 +13,11 @@ class Meeting:
     address: str
     port: int
 
+    @property
+    def host(self) -> str:
+        """The address as it stands before a colon and the port: one of IPv6 in brackets."""
+        return f"[{self.address}]" if ":" in self.address else self.address
+
 
 @dataclass(frozen=True)
 class Gang:
@@ -25,10 +30,14 @@ class Gang:
 
 @dataclass(frozen=True)
 class Rank:
-    """One task of a gang, and the network interface by which it reaches the others; None is not known."""
+    """One task of a gang, and by what it reaches the others; None is not known.
+
+    ``adapters`` are those of a fabric, in the words of NCCL_IB_HCA.
+    """
 
     number: int
     interface: str | None = None
+    adapters: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ def rendezvous(meeting: Meeting | None) -> dict[str, str]:
 
 
 def by_interface(rank: Rank) -> dict[str, str]:
-    """By which interface libraries reach the others; nothing where it is not known."""
+    """By which interface and adapters libraries reach the others; nothing where it is not known."""
     libraries = ("GLOO", "NCCL")
-    return {f"{each}_SOCKET_IFNAME": rank.interface for each in libraries} if rank.interface else {}
+    told = {f"{each}_SOCKET_IFNAME": rank.interface for each in libraries} if rank.interface else {}
+    return told | ({"NCCL_IB_HCA": rank.adapters} if rank.adapters else {})

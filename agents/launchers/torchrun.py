@@ -14,8 +14,8 @@ def torchrun(gang: Gang, rank: Rank, command: Sequence[str]) -> Launch:
     """``torchrun`` before the command; it gives its processes their RANK, LOCAL_RANK and WORLD_SIZE.
 
     A task without a GPU has one process. Where to meet is told by variables, which ``torchrun`` reads (PET_ and the
-    name of its option), for on one node only that node knows the address. Raises ValueError for several tasks that
-    cannot reach each other.
+    name of its option), for on one node only that node knows the address; it joins address and port by a colon, so
+    one of IPv6 stands in brackets. Raises ValueError for several tasks that cannot reach each other.
     """
     options = [f"--nproc-per-node={max(1, gang.gpus)}"]
     if gang.tasks == 1:
@@ -23,6 +23,6 @@ def torchrun(gang: Gang, rank: Rank, command: Sequence[str]) -> Launch:
     if gang.meeting is None:
         raise ValueError("torchrun needs an address at which its tasks meet")
     options += [f"--nnodes={gang.tasks}", f"--node-rank={rank.number}"]
-    met = {"PET_MASTER_ADDR": gang.meeting.address, "PET_MASTER_PORT": str(gang.meeting.port)}
+    met = {"PET_MASTER_ADDR": gang.meeting.host, "PET_MASTER_PORT": str(gang.meeting.port)}
     told = rendezvous(gang.meeting) | met | {"NODE_RANK": str(rank.number)}
     return Launch(("torchrun", "--no-python", *options, *command), told, by_interface(rank))

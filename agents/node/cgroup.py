@@ -151,7 +151,7 @@ def make(
 ) -> Optional[OwnGroup]:
     """A new group with limits, None where this process may not make one with a memory limit."""
     group = _make_v1(name, memory_mib, pids, cpu_milli) or _make_v2(name, memory_mib, pids, cpu_milli)
-    return None if group is None else OwnGroup(group)
+    return OwnGroup(group) if group else None
 
 
 def find(name: str) -> Optional[OwnGroup]:

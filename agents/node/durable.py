@@ -26,22 +26,23 @@ def full_disk_refused(place: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(path: str, *, wait: bool = True) -> Iterator[Optional[int]]:
-    """Holds an exclusive flock on ``path`` and gives its descriptor; None when taken and ``wait`` is false.
+def locked(path: str, *, wait: bool = True, shared: bool = False) -> Iterator[Optional[int]]:
+    """Holds a flock on ``path``, exclusive unless ``shared``, and gives its descriptor.
 
-    The lock belongs to the open file, so a child that inherits the descriptor keeps it after we die.
+    None when taken and ``wait`` is false. The lock belongs to the open file, so a child that inherits the
+    descriptor keeps it after we die.
     """
     with full_disk_refused(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield descriptor if _take(descriptor, wait) else None
+        yield descriptor if _take(descriptor, wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) else None
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int, wait: bool) -> bool:
+def _take(descriptor: int, wait: bool, kind: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -12,9 +12,12 @@ import re
 import shutil
 import tempfile
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from agents.node.durable import full_disk_refused, write_whole
+from agents.node.image_book import note_brought
+from agents.node.image_names import ANY_LOADED, registry_of
+from agents.node.image_room import used_percent
 from agents.node.refusals import ENGINE_ERROR, IMAGE_MISSING, Refusal, bad_spec
 from agents.node.runtimes import LOGIN_FILE, Image, Runtime
 from agents.node.spec import whole_number
@@ -51,8 +54,16 @@ class Images:
         self._tasks = tasks
         self._push = push
 
+    def told(self) -> Fields:
+        """Every image of every engine of this node, and how full the fullest file system is that holds them."""
+        return {"images": self.rows(), "store_used_percent": self.fill_percent()}
+
+    def fill_percent(self) -> Optional[float]:
+        """How full the fullest file system is that holds images, 0 to 100; None where there are none."""
+        fill = (used_percent(runtime) for runtime in self._tasks.runtimes.values())
+        return max((each for each in fill if each is not None), default=None)
+
     def rows(self) -> List[Fields]:
-        """Every image of every engine of this node."""
         rows: List[Fields] = []
         for runtime in self._tasks.runtimes.values():
             with contextlib.suppress(Refusal):
@@ -74,11 +85,13 @@ class Images:
                 told_s = time.monotonic()
                 self._push({"event": "pull_progress", "image": reference, "line": line[:300]})
 
-        with self._login_file(reference, login) as folder:
+        with self._tasks.places.needs_image(reference), self._login_file(reference, login) as folder:
+            before = _ids(runtime)
             try:
                 image = runtime.pull(reference, progress, folder)
             except Refusal as refusal:
                 raise _about_login(refusal, reference, login is not None) from refusal
+            self._note(runtime, image, before)
         return {"image": _row(runtime.kind, image)}
 
     def load(self, fields: Fields) -> Fields:
@@ -96,11 +109,19 @@ class Images:
             return {"size": size}
         try:
             self._check_sum(path, fields.get("sha256"))
-            image = runtime.load(path)
+            with self._tasks.places.needs_image(ANY_LOADED):  # what is in the archive nobody knows yet
+                before = _ids(runtime)
+                image = runtime.load(path)
+                self._note(runtime, image, before)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         return {"size": size, "image": _row(runtime.kind, image)}
+
+    def _note(self, runtime: Runtime, image: Image, before: Set[str]) -> None:
+        with self._tasks.ledger.change() as state:
+            was_here = image.image_id in before
+            note_brought(state, runtime.kind, image.image_id, was_here=was_here, now_s=time.time())
 
     def tidy(self) -> int:
         """Removes uploads that nobody went on with for a day; gives how many."""
@@ -174,10 +195,8 @@ class Images:
         raise Refusal(IMAGE_MISSING, "This node has no container engine, so it has no images.")
 
 
-def registry_of(image: str) -> Optional[str]:
-    """The host that a reference names, port included; None for one that names none."""
-    first, slash, _ = image.partition("/")
-    return first if slash and ("." in first or ":" in first or first == "localhost") else None
+def _ids(runtime: Runtime) -> Set[str]:
+    return {image.image_id for image in runtime.images()}
 
 
 def _login(raw: Any) -> Optional[Login]:

@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 
 from agents.node import machine, refusals
 from agents.node.durable import locked, read_json, write_json
+from agents.node.image_book import note_use
 from agents.node.refusals import Refusal
 from agents.node.spec import MILLI_WHOLE, TaskSpec, network_name
 
@@ -160,6 +161,7 @@ class Ledger:
             _check_milli(state, spec)
             _check_meet_port(state, spec)
             record = _new_record(spec)
+            note_use(state, spec.runtime, spec.image, time.time())
             if needs_network:
                 record.update(self._network_for(state, spec))
             if needs_uid:
@@ -196,6 +198,8 @@ class Ledger:
             if record["phase"] == EXITED and facts.get("phase") in HOLDING:
                 raise Refusal(refusals.TOMBSTONED, f"{name} has ended and never starts again.")
             record.update(facts)
+            if facts.get("phase") == EXITED:
+                note_use(state, record["runtime"], record.get("image"), time.time())
             return dict(record)
 
     def tombstone(self, epoch: int, job: str, attempt: int, *, grace_s: float = 0.0) -> Dict[str, Record]:
@@ -379,6 +383,7 @@ def _new_record(spec: TaskSpec) -> Record:
         "task": spec.task,
         "digest": spec.digest,
         "runtime": spec.runtime,
+        "image": spec.image,
         "user": spec.user,
         "owner": spec.owner,
         "project": spec.project,

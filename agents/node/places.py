@@ -6,12 +6,13 @@ import contextlib
 import os
 import shutil
 import zlib
-from typing import Optional
+from typing import Iterable, Iterator, Optional
 
 from agents.node import refusals, word_files
-from agents.node.durable import free_mib, full_disk_refused
+from agents.node.durable import free_mib, full_disk_refused, locked
 from agents.node.environment import VARIABLES, variables_file
-from agents.node.refusals import Refusal, bad_spec
+from agents.node.image_names import plain_name
+from agents.node.refusals import Refusal
 from agents.node.settings import Settings
 from agents.node.spec import TaskSpec
 from agents.node.volumes import Volumes
@@ -49,6 +50,25 @@ class Places:
     def lock(self, name: str) -> str:
         """The lock of a task: one of a fixed number of files that are never removed."""
         return os.path.join(self.locks, format(zlib.crc32(name.encode()) % 256, "02x"))
+
+    @contextlib.contextmanager
+    def needs_image(self, name: Optional[str]) -> Iterator[None]:
+        """Keeps the image of this name from being removed, by whatever agent process; None needs none."""
+        if name is None:
+            yield
+            return
+        with locked(self._image_lock(name), shared=True):
+            yield
+
+    @contextlib.contextmanager
+    def removes_image(self, names: Iterable[str]) -> Iterator[bool]:
+        """Holds an image alone by all its names; False when somebody needs it at this moment."""
+        with contextlib.ExitStack() as held:
+            locks = sorted({self._image_lock(name) for name in names})
+            yield all(held.enter_context(locked(each, wait=False)) is not None for each in locks)
+
+    def _image_lock(self, name: str) -> str:
+        return os.path.join(self.locks, f"image-{zlib.crc32(plain_name(name).encode()) % 256:02x}")
 
     def check_room(self) -> None:
         """Refuses when a disk that tasks write to is below the floor."""
@@ -109,15 +129,6 @@ class Places:
     def drop_task(self, name: str) -> None:
         """Removes the task's folder with its log."""
         shutil.rmtree(self.folder(name), ignore_errors=True)
-
-    def check_fabric(self, spec: TaskSpec) -> None:
-        """Refuses devices that this node does not lend, or does not have."""
-        for device in spec.devices:
-            roots = self._settings.fabric_devices
-            if not any(device == root or device.startswith(root + "/") for root in roots):
-                raise bad_spec(f"{device} is not among the fabric devices that this node lends to jobs.")
-            if not os.path.exists(device):
-                raise bad_spec(f"This node has no {device}.")
 
 
 def _own(path: str, uid: Optional[int], gid: Optional[int]) -> None:

@@ -7,6 +7,7 @@ import shutil
 from typing import Any, Dict, List, Optional
 
 from agents.node import machine, mps, versions
+from agents.node.fabric import fabric_check
 from agents.node.settings import Settings
 from agents.node.tasks import Tasks
 
@@ -38,8 +39,11 @@ def shares_of(tasks: Tasks) -> Optional[Dict[str, Any]]:
     return {"enforced": why_not is None, "sentence": mps.sentence(why_not)}
 
 
-def preflight(tasks: Tasks) -> Dict[str, Any]:
-    """Every check with its outcome: ``{"checks": [{name, ok, sentence}]}``."""
+def preflight(tasks: Tasks, fabric: Any = None) -> Dict[str, Any]:
+    """Every check with its outcome: ``{"checks": [{name, ok, sentence}]}``.
+
+    ``fabric`` is what the node's pool names for gangs on several nodes, and the runtime of these; None: nothing.
+    """
     settings = tasks.settings
     checks = [_engine_check(kind, runtime.version()) for kind, runtime in tasks.runtimes.items()]
     free = machine.disk_free_mib(settings.state_dir)
@@ -64,6 +68,8 @@ def preflight(tasks: Tasks) -> Dict[str, Any]:
     for name, mount in (("state", settings.state_dir), ("homes", settings.home_root)):
         writable = os.access(mount, os.W_OK)
         checks.append(_check(name, writable, f"{mount} can{'' if writable else 'not'} be written."))
+    if fabric is not None:
+        checks.append(fabric_check(fabric, tasks.runtimes, settings.fabric_devices))
     found = versions_of(tasks)
     checks.extend(_check("version", False, sentence) for sentence in below_floor(tasks, found))
     return {"checks": checks, "versions": found, "ok": all(check["ok"] for check in checks)}

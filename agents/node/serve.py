@@ -18,11 +18,13 @@ from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
 from agents.node import machine, refusals
 from agents.node.durable import full_disk_refused
+from agents.node.fabric import devices_here
 from agents.node.gpus import open_gpus
 from agents.node.images import Images
 from agents.node.interfaces import interfaces
 from agents.node.ledger import Ledger
 from agents.node.logs import read_log
+from agents.node.meeting import reach
 from agents.node.places import Places
 from agents.node.preflight import below_floor, preflight, shares_of, versions_of
 from agents.node.probe import probe
@@ -30,7 +32,7 @@ from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
 from agents.node.spares import Spares
-from agents.node.spec import LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS, TAKES, VOLUMES
+from agents.node.spec import TAKES, TAKES_MORE
 from agents.node.stats import Sampler, until_phase_s
 from agents.node.tasks import Tasks
 from agents.node.terminals import Terminals
@@ -51,7 +53,8 @@ _IMAGES = frozenset({"images", "pull", "load"})
 VERBS_OF = {
     "control": _READING
     | _IMAGES
-    | {"start", "terminal", "prepare", "stop", "remove", "signal", "probe", "preflight", "gc", "upgrade"},
+    | {"start", "terminal", "prepare", "stop", "remove", "signal", "probe", "reach"}
+    | {"preflight", "gc", "upgrade"},
     "bulk": (_READING | _IMAGES | {"upgrade"}) - {"stats"},
     "watch": _READING,
 }
@@ -96,10 +99,11 @@ class Session:
             "logs": lambda fields: read_log(self.tasks, fields),
             "probe": lambda fields: probe(self.tasks, fields),
             "stats": self._stats,
-            "images": lambda _: {"images": self._images.rows()},
+            "images": lambda _: self._images.told(),
             "pull": self._images.pull,
             "load": self._images.load,
-            "preflight": lambda _: preflight(self.tasks),
+            "preflight": lambda fields: preflight(self.tasks, fields.get("fabric")),
+            "reach": lambda fields: reach(fields, settings.cluster),
             "gc": Tidier(self.tasks, self._images, self._spares).tidy,
             "upgrade": self._upgrades.receive,
             "terminal": self._terminals.open,
@@ -167,16 +171,25 @@ class Session:
             "shares": shares_of(self.tasks),
             "links": [link._asdict() for link in gpus.links()],
             "driver": versions["driver"],
+            "cuda_driver": gpus.cuda_driver(),
+            "loader": int(os.environ.get("FAIRWAY_LOADER", "0")),
             "versions": versions,
             "below_floor": below_floor(self.tasks, versions),
             "images": self._images.rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
             "separates_people": os.geteuid() == 0,
-            "takes": [*TAKES, STOPS_TASKS, PREPARES, VOLUMES, LOGINS, OPENS_TERMINALS],
+            "takes": [*TAKES, *TAKES_MORE],
             "storage": self._places.volumes.facts(),
             "interfaces": [each._asdict() for each in interfaces()],
+            "fabric": devices_here(self._settings.fabric_devices),
+            "networks": self._networks() if self.role == "control" else None,
             "gang_ports": list(self._settings.gang_ports),
         }
+
+    def _networks(self) -> Dict[str, Any]:
+        """By engine, the networks that people made; None for one that does not say."""
+        engines = [each for each in self.tasks.runtimes.values() if each.kind != "process"]
+        return {each.kind: each.outer_networks() for each in engines}
 
     def push(self, message: Fields) -> None:
         """Writes one line; a closed stream ends the session, never a task."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
@@ -20,7 +21,9 @@ _HOME_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}\Z")
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,95}\Z")
 _PATH = re.compile(r"/[^\x00-\x1f,:]{0,1023}\Z")
-_DEVICE = re.compile(r"/dev(/[A-Za-z0-9_][A-Za-z0-9._-]{0,63}){1,4}\Z")
+_DEVICE = re.compile(r"/dev(/(?![.-])([A-Za-z0-9_.*?-]|\[[A-Za-z0-9_-]+\]){1,64}){1,4}\Z")
+_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,49}\Z")
+_NETWORK = re.compile(r"(?!fw-|host\Z|none\Z)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 
 REFUSED_ENV = ("LD_PRELOAD", "LD_AUDIT")
 """Loaders obey these before any program of ours runs, also in hooks outside the container."""
@@ -80,8 +83,11 @@ class TaskSpec(NamedTuple):
     tasks_min: Optional[int] = None
     tasks_max: Optional[int] = None
     node_network: bool = False  # on the network of the node, not on the job's own
-    devices: Tuple[str, ...] = ()  # of a fabric; with them it may lock all memory it has
+    network: Optional[str] = None  # of the engine, made by people: on this one, not on the job's own
+    address: Optional[str] = None  # in it, of rank 0
+    devices: Tuple[str, ...] = ()  # of a fabric, or patterns; with them it may lock all memory it has
     meet_port: Optional[int] = None  # on this node, where the ranks of its gang meet: it must be free
+    listens: bool = False  # the agent listens at that port until the task begins, so that others can try it
     meets_here: bool = False  # all ranks of its gang stand on this node, in the network of their job
     secret_variables: Dict[str, str] = {}
 
@@ -120,8 +126,11 @@ TAKES = (
     "tasks_min",
     "tasks_max",
     "node_network",
+    "network",
+    "address",
     "devices",
     "meet_port",
+    "listens",
     "meets_here",
     "secret_variables",
 )
@@ -132,10 +141,27 @@ VOLUMES = "mounts.volumes"
 """The same for mounts that are neither a home nor a plain path."""
 LOGINS = "pull.login"
 """The same for the field of ``pull`` that says who we are at the registry."""
+REACHES = "reach"
+"""The same for the verb that looks whether the node reaches the place where a gang will meet."""
+CHECKS_FABRIC = "preflight.fabric"
+"""The same for the field of ``preflight`` that says what the node's pool names."""
+DEVICE_PATTERNS = "devices.patterns"
+"""The same for patterns among the devices of a spec."""
 PREPARES = "prepare"
 """The same for the verb that does all of a start but its last step."""
 OPENS_TERMINALS = "terminal"
 """The same for the verb that opens a terminal in a task."""
+TAKES_MORE = (
+    STOPS_TASKS,
+    PREPARES,
+    VOLUMES,
+    LOGINS,
+    OPENS_TERMINALS,
+    REACHES,
+    CHECKS_FABRIC,
+    DEVICE_PATTERNS,
+)
+"""All of these, as this agent says them in its hello."""
 FIRST_RANK = "{first_rank}"
 """A variable of this value is the address of rank 0, where all ranks stand in one network of their job."""
 
@@ -181,8 +207,11 @@ def parse_spec(raw: Any) -> TaskSpec:
         tasks_min=_optional_number(raw, "tasks_min", 1, 100_000),
         tasks_max=_optional_number(raw, "tasks_max", 1, 100_000),
         node_network=_yes(raw, "node_network"),
+        network=_text(raw, "network", _NETWORK) if raw.get("network") is not None else None,
+        address=ip_address(raw["address"]) if raw.get("address") is not None else None,
         devices=_devices(raw.get("devices")),
         meet_port=_optional_number(raw, "meet_port", 1024, 65_535),
+        listens=_yes(raw, "listens"),
         meets_here=_yes(raw, "meets_here"),
         secret_variables=_env(raw.get("secret_variables")),
     )
@@ -324,6 +353,40 @@ def _devices(value: Any) -> Tuple[str, ...]:
     if not isinstance(value, list) or len(value) > 64:
         raise bad_spec("devices is not a list.")
     return tuple(_text({"devices": each}, "devices", _DEVICE) for each in value)
+
+
+class Fabric(NamedTuple):
+    """What a pool names for gangs on several nodes; blank: nothing."""
+
+    runtime: str  # in which such gangs run on this node
+    interface: str
+    network: str
+    devices: Tuple[str, ...]
+
+
+def fabric_of(raw: Any) -> Fabric:
+    """The same in a request."""
+    if not isinstance(raw, dict) or set(raw) != set(Fabric._fields):
+        raise bad_spec("fabric has a runtime, an interface, a network and devices.")
+    if "/" in str(raw["interface"]):
+        try:
+            ipaddress.ip_network(raw["interface"])
+        except ValueError as error:
+            raise bad_spec("interface is no network.") from error
+    return Fabric(
+        _text(raw, "runtime", _PUBLIC_ID),
+        _text(raw, "interface", _INTERFACE) if raw["interface"] else "",
+        _text(raw, "network", _NETWORK) if raw["network"] else "",
+        _devices(raw["devices"]),
+    )
+
+
+def ip_address(value: Any) -> str:
+    """A field that must be an address of IPv4 or IPv6."""
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError as error:
+        raise bad_spec("address is no address of IPv4 or IPv6.") from error
 
 
 def _yes(raw: Dict[str, Any], key: str) -> bool:

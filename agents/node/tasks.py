@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
-from agents.node import cgroup, checkpoint, machine, progress, refusals
+from agents.node import cgroup, checkpoint, fabric, machine, meeting, progress, refusals
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
 from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record, network_of
@@ -64,6 +64,7 @@ class Tasks:
         self.peaks: Dict[str, cgroup.Usage] = {}
         self._groups: Dict[str, cgroup.Group] = {}
         self._kernel_log = KernelLog()
+        self._meetings = meeting.Meetings()
         self._full = ""
         self._full_until_s = 0.0
 
@@ -92,14 +93,14 @@ class Tasks:
             self.starting()
 
     def _start(self, epoch: int, spec: TaskSpec, runtime: Runtime, begins: bool) -> Fields:
-        with self._alone(spec.name) as hold_fd:
+        with self.places.needs_image(spec.image), self._alone(spec.name) as hold_fd:
             known = self.ledger.tasks().get(spec.name)
             if known is None:
                 self.places.check_room()
                 self._check_gpus(spec)
-                self.places.check_fabric(spec)
+                fabric.devices_of(spec.devices, self.settings.fabric_devices)
             own = spec.runtime == "process" and os.geteuid() == 0
-            bridged = spec.runtime != "process" and not spec.node_network
+            bridged = spec.runtime != "process" and not spec.node_network and spec.network is None
             admission = self._admit(epoch, spec, needs_uid=own, needs_network=bridged)
             record, repeated = admission.record, admission.repeated
             try:
@@ -145,7 +146,7 @@ class Tasks:
             raise Refusal(refusals.TOMBSTONED, f"{name} was started before and has vanished.")
         for turn in range(_PORT_TRIES):
             if found is None:
-                _check_meet_port(spec.meet_port)
+                self._free_meet_port(spec)
                 found = self._create(spec, runtime, record, hold_fd)
             if found is not None and found.digest != spec.digest:
                 raise Refusal(
@@ -157,8 +158,10 @@ class Tasks:
             if already and record["phase"] == RUNNING:
                 return _started(name, record, IS_RUNNING, already=True)
             if not already:
-                _check_meet_port(spec.meet_port)
+                if begins or not spec.listens:
+                    self._free_meet_port(spec)
                 if not begins:
+                    self._listen(spec)
                     return _started(name, record, CREATED, already=repeated)
                 share = self.mps.share_of(spec)
                 if share is not None:
@@ -175,6 +178,16 @@ class Tasks:
                     continue
             break
         return _started(name, self._note_started(name, runtime), IS_RUNNING, already=already)
+
+    def _free_meet_port(self, spec: TaskSpec) -> None:
+        """Refuses when something on this machine listens where the ranks of a gang are to meet, but for ourselves."""
+        if spec.meet_port is not None:
+            self._meetings.let_go(spec.name, self.places.folder(spec.name), spec.meet_port)
+
+    def _listen(self, spec: TaskSpec) -> None:
+        if spec.listens and spec.meet_port is not None:
+            says = meeting.greeting(spec.cluster, spec.job, spec.attempt)
+            self._meetings.listen(spec.name, self.places.folder(spec.name), spec.meet_port, says)
 
     def _create(
         self, spec: TaskSpec, runtime: Runtime, record: Record, hold_fd: Optional[int]
@@ -208,9 +221,10 @@ class Tasks:
             home_path=sources[spec.home.target] if spec.home else None,
             mount_sources=sources,
             real_gpus=[share.uuid for share in spec.gpus if not simulated.get(share.uuid, True)],
-            network="host" if spec.node_network else network_of(record),
+            network="host" if spec.node_network else spec.network or network_of(record),
             subnet=record["subnet"],
-            network_is_made=spec.node_network or bool(record.get("made_ahead")),
+            network_is_made=spec.node_network or spec.network is not None or bool(record.get("made_ahead")),
+            devices=fabric.devices_of(spec.devices, self.settings.fabric_devices),
             own_uid=record["own_uid"],
             hold_fd=hold_fd,
             share=self.mps.share_of(spec),
@@ -466,6 +480,7 @@ class Tasks:
 
     def _clean(self, name: str, record: Record, runtime: Runtime) -> None:
         """Drops the secrets and the scratch of a task, and the job's network with its last task."""
+        self._meetings.let_go(name, self.places.folder(name), None)
         self.places.drop_secrets(name)
         self.places.volumes.drop_scratch(name)
         network = network_of(record)
@@ -604,22 +619,6 @@ class Tasks:
     def _alone(self, name: str, *, wait: bool = True) -> Iterator[Optional[int]]:
         with locked(self.places.lock(name), wait=wait) as descriptor:
             yield descriptor
-
-
-def _check_meet_port(port: Optional[int]) -> None:
-    """Refuses when something on this machine listens where the ranks of a gang are to meet."""
-    if port is None:
-        return
-    with socket.socket() as probe:
-        # what is only left over of connections that have ended is in nobody's way
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen(1)
-        except OSError as error:
-            raise Refusal(
-                refusals.MEET_PORT_IN_USE, f"Something else listens at port {port} of this node."
-            ) from error
 
 
 def _task_numbers(raw: Any) -> Optional[List[int]]:

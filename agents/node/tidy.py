@@ -12,6 +12,7 @@ from typing import Any, Dict
 
 from agents.node import machine
 from agents.node.durable import locked
+from agents.node.image_room import ImageRoom, parse_wish
 from agents.node.images import Images
 from agents.node.ledger import EXITED
 from agents.node.spares import Spares
@@ -30,12 +31,15 @@ class Tidier:
         self._tasks = tasks
         self._images = images
         self._spares = spares
+        self._room = ImageRoom(tasks)
 
     def tidy(self, fields: Dict[str, Any]) -> Dict[str, Any]:
         """How many of each were removed, and by how much the disk is freer for it.
 
         ``keep_s``: ended attempts of which the portal has not taken leave are kept so long, with their logs.
+        ``images``: which images may go (``agents.node.image_room.Wish``); without it none goes.
         """
+        wish = parse_wish(fields.get("images"))
         keep_s = max(_LEAST_KEPT_S, whole_number(dict({"keep_s": _KEEP_S}, **fields), "keep_s"))
         before = self._free_mib()
         self._tasks.heal()
@@ -47,7 +51,11 @@ class Tidier:
             "networks": self._spares.reap(),
             "scratch": self._tasks.places.volumes.tidy(),
         }
-        return dict(removed, freed_mib=max(0, self._free_mib() - before))
+        freed_mib = max(0, self._free_mib() - before)
+        images = self._room.make(wish)
+        return dict(
+            removed, freed_mib=freed_mib, images=images, store_used_percent=self._images.fill_percent()
+        )
 
     def _free_mib(self) -> int:
         return machine.disk_free_mib(self._tasks.settings.state_dir) or 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 import http.client
 import http.cookies
+import json
 import re
 import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 LIMIT_S = 30
@@ -75,6 +77,17 @@ class Visitor:
         """Sends a form as the page ``first`` (or ``path``) holds it."""
         body = urlencode({"csrfmiddlewaretoken": self._token(first or path), **form}).encode()
         return self.ask("POST", path, body, **{"Content-Type": "application/x-www-form-urlencoded"})
+
+    def rest(self, method: str, path: str, body: Any = None) -> Any:
+        """A call of REST with the session's cookies; raises what is no success."""
+        headers = {"Content-Type": "application/json"}
+        sent = None if body is None else json.dumps(body).encode()
+        if method != "GET":
+            headers["X-CSRFToken"] = self._token("/account/")
+        answer = self.ask(method, f"/api/v1/{path}", sent, **headers)
+        if not http.HTTPStatus.OK <= answer.status < http.HTTPStatus.MULTIPLE_CHOICES:
+            raise RuntimeError(f"{method} {path}: {answer.status} {answer.text[:500]}")
+        return json.loads(answer.text) if answer.text else None
 
     def _token(self, path: str) -> str:
         """What a page's forms prove themselves with."""

@@ -19,6 +19,7 @@ from portal.models import Gpu, Node, Rollout
 from portal.selectors.machines import gpus_for, holders_of, nodes_by_id, nodes_for, one_of
 from portal.services.gpus import do_give_back_gpu
 from portal.services.node_acts import do_order, do_start_check, do_upgrade_all
+from portal.services.node_return import do_return_node
 from portal.services.nodes import do_fence_node, do_set_node_state
 from portal.services.tokens import Scope
 from portal.services.topologies import do_set_labels
@@ -34,6 +35,16 @@ class Reason(Closed):
     """Why, for the page of the node and for the audit trail."""
 
     reason = Text(required=False, default="", allow_blank=True, max_length=500)
+
+
+class Return(Reason):
+    """Why, and whether unchecked."""
+
+    force = serializers.BooleanField(
+        required=False,
+        default=False,
+        help_text="At once, whatever a check would find, and also while it is silent.",
+    )
 
 
 class Proof(Closed):
@@ -102,14 +113,29 @@ class NodeCordonRoute(NodeActRoute):
 class NodeUncordonRoute(NodeActRoute):
     """Back into service."""
 
-    @_act(
+    @operation(
         "nodes_uncordon",
         "Take a node back into service",
-        "Also after a drain or a fence. Refused with `node_never_seen` for one that never answered.",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        body=Return,
+        answer=shapes.ReturningNode,
+        idempotent=True,
+        refusals=(404,),
+        detail="Also after a drain or a fence. The node is checked first, and takes work by itself once nothing is "
+        "amiss: `check` says where that stands, under checks/{id}/. When something is, it stays as it is; `force` "
+        "returns it all the same. Refused with `node_unreachable` while it does not answer (but with `force`), and "
+        "with `node_never_seen` for one that never answered.",
     )
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The node, ready."""
-        return self.moved(NodeState.READY)
+        """The node, ready or about to be."""
+
+        def work() -> dict[str, Any]:
+            said = self.body
+            check = do_return_node(self.person, self.node, reason=said["reason"], force=said["force"])
+            return self.acted() | {"check": check.public_id if check else None}
+
+        return self.once(work, 200)
 
 
 @policy(Policy.ADMIN)

@@ -12,20 +12,43 @@ from portal.api.node_acts import NodeActRoute
 from portal.api.route import Route, operation
 from portal.api.shapes import cluster as shapes
 from portal.selectors.machines import one_of, pools_for
-from portal.services.node_network import MAX_DEVICES, do_set_interface, do_set_node_network
+from portal.services.node_network import do_set_interface, do_set_node_network
 from portal.services.tokens import Scope
+from portal.words.fabric import MAX_DEVICES, Fabric
 
 
 class NetworkBody(Closed):
     """The network of a pool's nodes."""
 
     allow_node_network = YesNo(help_text="true: gangs on several nodes use the network of these nodes.")
+    fabric_interface = Text(
+        required=False,
+        default="",
+        allow_blank=True,
+        max_length=50,
+        help_text="By this interface, or in this network (10.9.0.0/16), nodes reach each other; blank: as found.",
+    )
+    fabric_network = Text(
+        required=False,
+        default="",
+        allow_blank=True,
+        max_length=63,
+        help_text="A network of the engine, made by you on each node; such tasks join it in place of their node's.",
+    )
     fabric_devices = serializers.ListField(
         child=Text(max_length=300),
         required=False,
         default=list,
         max_length=MAX_DEVICES,
-        help_text="Devices that they get, such as /dev/infiniband/uverbs0; with them they may lock memory.",
+        help_text="Devices that they get, or patterns, such as /dev/infiniband/uverbs*; with them they may lock "
+        "memory.",
+    )
+    fabric_adapters = Text(
+        required=False,
+        default="",
+        allow_blank=True,
+        max_length=200,
+        help_text="What NCCL_IB_HCA says: mlx5_0.",
     )
     reason = Text(required=False, default="", allow_blank=True, max_length=500)
 
@@ -50,7 +73,7 @@ class PoolNetworkRoute(Route):
         answer=shapes.Pool,
         refusals=(404,),
         detail="Such tasks can reach what listens on their node, so they share none with a workspace of another "
-        "project. What runs stays as it is.",
+        "project. What runs stays as it is; nodes that answer are asked to check whether they have what is named.",
     )
     def put(self, request: Request, pool: str) -> HttpResponse:
         """The pool as it stands then."""
@@ -59,7 +82,12 @@ class PoolNetworkRoute(Route):
             self.person,
             row,
             allowed=self.body["allow_node_network"],
-            devices=self.body["fabric_devices"],
+            fabric=Fabric(
+                self.body["fabric_interface"],
+                self.body["fabric_network"],
+                tuple(self.body["fabric_devices"]),
+                self.body["fabric_adapters"],
+            ),
             reason=self.body["reason"],
         )
         return self.answer(shapes.pool(one_of(pools_for(self.person), pool)))

@@ -176,7 +176,9 @@ class NodeWatch:
             except OSError as problem:
                 log.warning("the log of %s/%s cannot be kept: %s", followed.job, followed.rank, problem)
                 continue
-            if grown > offset:
+            if (
+                grown != offset
+            ):  # less: our copy was lost, as after a restore, and is fetched from its beginning
                 with self._lock:
                     if followed.task_id in self._offsets:
                         self._offsets[followed.task_id] = grown
@@ -201,9 +203,10 @@ class NodeWatch:
                 raise LinkUnknown("The node's log bytes cannot be read.") from problem
             if not data:
                 break
+            begin = int(answer["offset"])
             offset = write_log_bytes(
-                followed.job, followed.attempt, followed.rank, answer["format"], int(answer["offset"]), data
+                followed.job, followed.attempt, followed.rank, answer["format"], begin, data
             )
-            if len(data) < LOG_PIECE_BYTES:
+            if offset == begin + len(data) and len(data) < LOG_PIECE_BYTES:
                 break
         return offset

@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0036_compose_environments'),
+        ('portal', '0038_image_rooms'),
     ]
 
     operations = [

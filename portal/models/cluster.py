@@ -11,6 +11,7 @@ from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
 from django.db import models
 
 from portal.models.public_id import PublicIdField, slug_validator
+from portal.words.fabric import Fabric
 from portal.words.node_acts import ACT_TITLES, NodeAct, Turn
 from portal.words.states import GpuHealth, LinkKind, NodeState, RuntimeKind
 from portal.words.trust import Phase, takes_another
@@ -27,13 +28,38 @@ class NodePool(models.Model):
     allow_node_network = models.BooleanField(
         default=False, help_text="Tasks of multi-node gangs may use the node's network."
     )
+    fabric_interface = models.CharField(
+        max_length=50,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="By it, or in this network, its nodes reach each other; blank: as each agent finds.",
+    )
+    fabric_network = models.CharField(
+        max_length=63,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="A network of the engine that such tasks join in place of their node's.",
+    )
     fabric_devices = models.JSONField(
         default=list, db_default=[], help_text="Devices that such tasks get, such as /dev/infiniband/uverbs0."
+    )
+    fabric_adapters = models.CharField(
+        max_length=200, blank=True, default="", db_default="", help_text="What NCCL_IB_HCA says there."
     )
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def fabric(self) -> Fabric:
+        """What it names for gangs on several nodes; nothing where these may not use a network."""
+        if not self.allow_node_network:
+            return Fabric()
+        devices = tuple(self.fabric_devices)
+        return Fabric(self.fabric_interface, self.fabric_network, devices, self.fabric_adapters)
 
 
 class Node(models.Model):
@@ -60,6 +86,13 @@ class Node(models.Model):
         default="",
         db_default="",
         help_text="By it the ranks of gangs meet; blank: the one that its agent found.",
+    )
+    lacks = models.CharField(
+        max_length=1000,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What it has not of what its pool names for gangs on several nodes, as sentences.",
     )
     simulated = models.BooleanField(default=False)
     reachable = models.BooleanField(default=False)
@@ -160,6 +193,14 @@ class NodeCheck(models.Model):
     )
     begun_at = models.DateTimeField(
         null=True, blank=True, help_text="Of one over the control channel; null: it waits for its turn."
+    )
+    returns = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Of a check: when it finds nothing amiss, the node is taken back into service.",
+    )
+    reason = models.CharField(
+        max_length=500, blank=True, default="", db_default="", help_text="Why it comes back, by who asked."
     )
     program = models.CharField(
         max_length=64, blank=True, default="", db_default="", help_text="Digest of what an upgrade has sent."

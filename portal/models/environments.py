@@ -7,6 +7,7 @@ from typing import Any
 from django.db import models
 
 from portal.models.public_id import PublicIdField, slug_validator
+from portal.words.driver import cuda_needed
 from portal.words.states import RuntimeKind
 
 
@@ -37,6 +38,20 @@ class Environment(models.Model):
         db_default="",
         help_text="NVIDIA's driver must be at least this one, such as 525.60.13; blank: any will do.",
     )
+    image_cuda = models.CharField(
+        max_length=8,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="CUDA that its image asks of the driver, told by a node that has it; blank: none, or unknown.",
+    )
+    min_cuda = models.CharField(
+        max_length=8,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="By administrators, in place of image_cuda: a version, or none; blank: what the image says.",
+    )
     tool = models.CharField(max_length=32, blank=True, help_text="jupyterlab, or blank for batch only.")
     tool_command = models.JSONField(
         default=list, help_text="Argument list; {port}, {base_url}, {secret_file}."
@@ -61,6 +76,11 @@ class Environment(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def cuda(self) -> str:
+        """The CUDA version that drivers of its nodes must know; blank: any will do."""
+        return cuda_needed(self.image_cuda, self.min_cuda)
+
 
 class EnvironmentOnNode(models.Model):
     """Whether a node already has an environment's image, and whether an administrator wants it brought there."""
@@ -74,6 +94,11 @@ class EnvironmentOnNode(models.Model):
         null=True,
         blank=True,
         help_text="Since when it is to be brought there; null: nobody asked, or it is over.",
+    )
+    ahead = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="An administrator wanted it there ahead of jobs: it stays while it is offered.",
     )
     checked_at = models.DateTimeField(auto_now=True)
 

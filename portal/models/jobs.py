@@ -273,6 +273,9 @@ class Task(models.Model):
         help_text="First command that went out for it; known where its attempt begins together.",
     )
     prepared_at = models.DateTimeField(null=True, blank=True, help_text="Its node can start it at once.")
+    reached_at = models.DateTimeField(
+        null=True, blank=True, help_text="Its node reached the place where its gang will meet."
+    )
     running_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
@@ -313,14 +316,34 @@ class Rendezvous(models.Model):
     node_network = models.BooleanField(
         default=False, help_text="They are on the network of their nodes, not on their job's own."
     )
+    network = models.CharField(
+        max_length=63, blank=True, default="", db_default="", help_text="Of the engine, in place of that."
+    )
     devices = models.JSONField(default=list, help_text="Of the fabric, for each task.")
+    adapters = models.CharField(
+        max_length=200, blank=True, default="", db_default="", help_text="What NCCL_IB_HCA says."
+    )
     interfaces = models.JSONField(default=dict, help_text="Public id of a node -> its interface.")
     live = models.BooleanField(default=True, help_text="False: the attempt has ended.")
+    tried = models.BooleanField(
+        default=False, db_default=False, help_text="Before any rank begins, the other nodes try to reach it."
+    )
+    trying_since = models.DateTimeField(
+        null=True, blank=True, help_text="All are prepared, and its node listens; null: not yet, or anew."
+    )
+    doubted = models.BooleanField(
+        default=False, db_default=False, help_text="A node did not reach it, so its node was asked again."
+    )
 
     class Meta:
         constraints = [
             models.UniqueConstraint(
                 fields=["node", "port"], name="rendezvous_port_once", condition=models.Q(live=True)
+            ),
+            models.UniqueConstraint(
+                fields=["network", "address"],
+                name="rendezvous_address_once",
+                condition=models.Q(live=True) & ~models.Q(network=""),
             ),
         ]
 

@@ -14,6 +14,14 @@ class NodeTrouble(models.Model):
     at = models.DateTimeField()
     trouble = models.CharField(max_length=16)
     job = models.ForeignKey("Job", null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    peer = models.ForeignKey(
+        "Node",
+        null=True,
+        blank=True,
+        on_delete=models.CASCADE,
+        related_name="+",
+        help_text="The other one, of a trouble between two.",
+    )
     sentence = models.CharField(max_length=500, blank=True)
 
     class Meta:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from django.conf import settings
 
-from agents.enrol import SignedAgent
+from agents.enrol import SignedAgent, loader_version
 from portal.errors import Unavailable
 from portal.models import Node
+from portal.words.states import LinkKind
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ def runs_ours(node: Node) -> bool:
 def newer_for(node: Node) -> bool:
     """True when a node that has been heard runs another agent than ours."""
     return bool(node.hello) and our_digest() is not None and not runs_ours(node)
+
+
+def old_loader_of(node: Node) -> bool:
+    """True when what starts the agent of a node over SSH is older than ours; one that says no version is."""
+    told = node.hello.get("loader")  # agents of earlier versions do not tell it
+    return node.link == LinkKind.SSH.value and told is not None and told < loader_version()
 
 
 @functools.lru_cache(maxsize=2)

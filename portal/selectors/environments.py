@@ -7,17 +7,23 @@ from dataclasses import dataclass
 
 from portal.access import Person, visible_environments
 from portal.models import Environment, EnvironmentOnNode, Node
+from portal.words.driver import cuda_will_do, newest_cuda
 from portal.words.states import NodeState, runtimes_for
 
 
 @dataclass(frozen=True)
 class Offer:
-    """An environment with ``present`` of ``nodes`` that have it; ``projects`` are row numbers, none for all."""
+    """An environment with ``present`` of ``nodes`` that have it; ``projects`` are row numbers, none for all.
+
+    On ``too_old`` of the nodes the driver does not know the CUDA of its image, on none more than ``newest_cuda``.
+    """
 
     environment: Environment
     present: int
     nodes: int
     projects: frozenset[int]
+    too_old: int = 0
+    newest_cuda: str | None = None
 
     def is_for(self, line: list[int]) -> bool:
         """True when a project may run it; ``line`` are row numbers of that project and all above it."""
@@ -27,15 +33,21 @@ class Offer:
 def offers_for(person: Person) -> list[Offer]:
     """What a person may launch, by title; for admins also what is not offered. Five queries at most."""
     living = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.ENROLLING.value])
-    runtimes = Counter(living.values_list("runtime", flat=True))
+    machines = Counter(living.values_list("runtime", "hello__cuda_driver"))
     there = EnvironmentOnNode.objects.filter(state="present", node__in=living)
     present = Counter(there.values_list("environment_id", flat=True))
-    return [
-        Offer(
-            environment=row,
-            present=present[row.pk],
-            nodes=sum(runtimes[runtime] for runtime in runtimes_for(row.runtime)),
-            projects=frozenset(project.pk for project in row.projects.all()),
+    found = []
+    for row in visible_environments(person).order_by("title", "id").prefetch_related("projects"):
+        fit = runtimes_for(row.runtime)
+        fitting = [(cuda, nodes) for (runtime, cuda), nodes in machines.items() if runtime in fit]
+        found.append(
+            Offer(
+                environment=row,
+                present=present[row.pk],
+                nodes=sum(nodes for _, nodes in fitting),
+                projects=frozenset(project.pk for project in row.projects.all()),
+                too_old=sum(nodes for cuda, nodes in fitting if not cuda_will_do(cuda, row.cuda)),
+                newest_cuda=newest_cuda(cuda for cuda, _ in fitting if cuda),
+            )
         )
-        for row in visible_environments(person).order_by("title", "id").prefetch_related("projects")
-    ]
+    return found

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from portal.models import Node
+from portal.words.fabric import Fabric, Reached, reached_by
 
 
-def interface_of(node: Node) -> Mapping[str, Any] | None:
-    """The interface by which other nodes reach a node: the one chosen for it, else the one its agent found."""
-    told = node.hello.get("interfaces", ())
-    if node.interface:
-        return next((each for each in told if each["name"] == node.interface), None)
-    return next((each for each in told if each["chosen"]), None)
+def interface_of(node: Node, fabric: Fabric) -> Reached | None:
+    """How other nodes reach a node: by what was chosen for it, by what its pool names, or as its agent found."""
+    return reached_by(node.hello.get("interfaces", ()), node.interface, fabric.interface)

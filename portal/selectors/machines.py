@@ -109,9 +109,9 @@ def templates_for(person: Person) -> QuerySet[Template]:
     return Template.objects.filter(usable, enabled=True).select_related("environment").order_by("name", "id")
 
 
-def last_look(node: Node) -> NodeCheck | None:
-    """The newest check of a node that has finished; None: it was never checked."""
-    looks = node.checks.filter(kind=NodeAct.PREFLIGHT.value, finished_at__isnull=False)
+def last_look(node: Node, act: NodeAct = NodeAct.PREFLIGHT) -> NodeCheck | None:
+    """The newest act of a kind on a node that has finished, a check unless told otherwise; None: there was none."""
+    looks = node.checks.filter(kind=act.value, finished_at__isnull=False)
     return looks.order_by("-id").first()
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from django.db.models import Exists, OuterRef, Prefetch, QuerySet
 from django.utils import timezone
 
-from portal.access import Person, signed_in, visible_nodes, visible_projects
+from portal.access import Person, parent_rows, signed_in, visible_nodes, visible_projects
 from portal.errors import NotThere
 from portal.lineage import lineage
 from portal.models import Job, Node, Project, Reservation, ReservedNode, Task
@@ -133,7 +133,7 @@ def shown_to(person: Person, rows: Iterable[Reservation]) -> list[Shown]:
 
 def _add_in_the_way(shown: list[Shown], seen: Collection[int]) -> None:
     """Two queries: what stands on the nodes, and the tree of projects."""
-    parents = dict(Project.objects.values_list("pk", "parent_id"))
+    parents = parent_rows()
     nodes = {one.node_id for each in shown for one in each.row.reserved.all()}
     tasks = list(
         Task.objects.filter(node__in=nodes, gone=False, attempt__state__in=ATTEMPT_LIVE)

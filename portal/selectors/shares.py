@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from django.db.models import Count, Sum
 
-from portal.access import Person, signed_in
+from portal.access import Person, parent_rows, signed_in
 from portal.lineage import lineage
 from portal.models import Gpu, NodePool, Project, Quota, UsageLedger
 
@@ -53,7 +53,7 @@ def shares_in(projects: Sequence[Project]) -> list[Share]:
     quotas = {
         (quota.project_id, quota.pool_id): quota for quota in Quota.objects.filter(project__in=projects)
     }
-    parents: dict[int, int | None] = dict(Project.objects.values_list("id", "parent_id"))
+    parents = parent_rows()
     used = _used(parents)
     shares = []
     for project in projects:
@@ -76,7 +76,7 @@ def shares_in(projects: Sequence[Project]) -> list[Share]:
     return shares
 
 
-def _used(parents: dict[int, int | None]) -> dict[tuple[int, int], int]:
+def _used(parents: Mapping[int, int | None]) -> dict[tuple[int, int], int]:
     """Milli held now by project and pool; what a project holds counts for every project above it."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     rows = (

@@ -7,11 +7,12 @@ actor of the node finds it with its hint or without.
 from __future__ import annotations
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from portal.access import Verb, require
 from portal.errors import Conflict
-from portal.models import Environment, EnvironmentOnNode, Node, User
+from portal.models import Environment, EnvironmentOnNode, Node, Task, User
 from portal.services.audit import record_act
 from portal.services.catalogue import nodes_for
 from portal.wake import hint_nodes
@@ -38,18 +39,24 @@ def do_bring(actor: User, environment: Environment, node: Node | None = None) ->
     with transaction.atomic():
         there = EnvironmentOnNode.objects.filter(environment=environment, state="present")
         present = set(there.values_list("node_id", flat=True))
+        there.filter(node__in=nodes).update(ahead=True)
         lacking = [each for each in nodes if each.pk not in present]
         now = timezone.now()
         EnvironmentOnNode.objects.bulk_create(
             [
                 EnvironmentOnNode(
-                    environment=environment, node=each, state="missing", wanted_at=now, checked_at=now
+                    environment=environment,
+                    node=each,
+                    state="missing",
+                    wanted_at=now,
+                    ahead=True,
+                    checked_at=now,
                 )
                 for each in lacking
             ],
             update_conflicts=True,
             unique_fields=["environment", "node"],
-            update_fields=["wanted_at"],
+            update_fields=["wanted_at", "ahead"],
         )
         hint_nodes({each.public_id: (BRING, "") for each in lacking})
         if lacking:
@@ -63,7 +70,7 @@ def do_stop_bringing(actor: User, environment: Environment) -> int:
     require(actor, Verb.CHANGE, environment)
     with transaction.atomic():
         waiting = EnvironmentOnNode.objects.filter(environment=environment, wanted_at__isnull=False)
-        stopped = waiting.exclude(state="loading").update(wanted_at=None)
+        stopped = waiting.exclude(state="loading").update(wanted_at=None, ahead=False)
         if stopped:
             record_act(actor, "environment.stop_bringing", environment, after={"nodes": stopped})
     return stopped
@@ -73,6 +80,15 @@ def wanted_on(node_id: int) -> list[Environment]:
     """What is to be brought to a node (row number), in the order in which it was asked for."""
     rows = EnvironmentOnNode.objects.filter(node_id=node_id, wanted_at__isnull=False)
     return [row.environment for row in rows.order_by("wanted_at", "id").select_related("environment")]
+
+
+def images_kept_on(node_id: int) -> list[str]:
+    """Names of the images that must stay on a node (row number): brought ahead and still offered, or of its tasks."""
+    ahead = Q(enabled=True, on_nodes__node=node_id, on_nodes__ahead=True)
+    needed = Task.objects.filter(node_id=node_id, gone=False).values("attempt__job__environment")
+    rows = Environment.objects.filter(ahead | Q(pk__in=needed)).distinct()
+    names = rows.order_by("id").values_list("image", "image_digest")
+    return [name for each in names for name in each if name]
 
 
 def nodes_with_wanted() -> list[str]:

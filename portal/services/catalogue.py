@@ -16,7 +16,7 @@ from portal.models import Environment, EnvironmentOnNode, Node, Project, User
 from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
 from portal.wake import hint_node, wake
-from portal.words.driver import DRIVER
+from portal.words.driver import CUDA, DRIVER, NO_CUDA
 from portal.words.states import NodeState, RuntimeKind, runtimes_for
 
 IMAGE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?")
@@ -40,6 +40,7 @@ class EnvironmentWords:
     archive: str = ""
     prefix: str = ""
     min_driver: str = ""
+    min_cuda: str = ""
     tool: str = ""
     tool_command: tuple[str, ...] = ()
     tool_port: int | None = None
@@ -65,7 +66,7 @@ def do_save_environment(
     try:
         with transaction.atomic():
             if environment is None or (before and before["image"] != words.image):
-                row.image_digest = ""
+                row.image_digest = row.image_cuda = ""
             row.save()
             if words.projects is not None:
                 row.projects.set(words.projects)
@@ -74,11 +75,19 @@ def do_save_environment(
                 EnvironmentOnNode.objects.filter(environment=row).delete()
             for node in nodes_for(row):
                 hint_node(node.public_id, "images")
-            if before and before["min_driver"] != words.min_driver:
+            if before and any(before[key] != getattr(words, key) for key in ("min_driver", "min_cuda")):
                 wake("environment")
     except IntegrityError as clash:
         raise Invalid(fields={"name": "There is already an environment of that name."}) from clash
     return row
+
+
+def record_image_cuda(environment: Environment, cuda: str) -> None:
+    """A node that has its image told which CUDA that asks of the driver; blank: it does not say."""
+    told = Environment.objects.filter(pk=environment.pk).exclude(image_cuda=cuda[:8])
+    with transaction.atomic():
+        if told.update(image_cuda=cuda[:8]):
+            wake("environment")
 
 
 def nodes_for(environment: Environment) -> list[Node]:
@@ -110,6 +119,8 @@ def _check(words: EnvironmentWords) -> None:
         wrong["archive"] = "Give the full path of a tar file on the portal's machine."
     if words.min_driver and not DRIVER.fullmatch(words.min_driver):
         wrong["min_driver"] = "Give a version of the driver, such as 525.60.13."
+    if words.min_cuda not in ("", NO_CUDA) and not CUDA.fullmatch(words.min_cuda):
+        wrong["min_cuda"] = f"Give a version of CUDA, such as 12.4, or {NO_CUDA}."
     if words.tool and not words.tool_command:
         wrong["tool_command"] = "Say how its tool is started."
     if words.tool and not (words.tool_port and 1 <= words.tool_port <= 65_535):

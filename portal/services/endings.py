@@ -14,7 +14,7 @@ from portal.models import Attempt, Job, Task
 from portal.services.rendezvous import part
 from portal.services.steps import move_attempt, move_job, move_task, note_event
 from portal.wake import wake
-from portal.words.ends import END_STATES, GIVEN_BACK, NO_FAULT, OWN_FAILURES, RETRIED, pause_s
+from portal.words.ends import END_STATES, GIVEN_BACK, NO_FAULT, OWN_FAILURES, RETRIED, pause_s, tries_used
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobState
 
@@ -57,19 +57,13 @@ def _job_after(job: Job, attempt: Attempt, reason: EndReason, state: AttemptStat
     if reason in GIVEN_BACK:
         return JobState.PENDING
     if retried:
-        return JobState.PENDING if _tries_used(job) < job.max_attempts else JobState.FAILED
+        used = tries_used(list(job.attempts.values_list("state", "reason")))
+        return JobState.PENDING if used < job.max_attempts else JobState.FAILED
     return {
         AttemptState.COMPLETED: JobState.COMPLETED,
         AttemptState.CANCELLED: JobState.CANCELLED,
         AttemptState.TIMEOUT: JobState.TIMEOUT,
     }.get(state, JobState.FAILED)
-
-
-def _tries_used(job: Job) -> int:
-    """Attempts that count against ``max_attempts``: those that did not give their GPUs back for others."""
-    return job.attempts.exclude(
-        state__in=[AttemptState.PREEMPTED.value, AttemptState.SUSPENDED.value]
-    ).count()
 
 
 def staying(tasks: Sequence[Task], without: Collection[int] = ()) -> int:

@@ -47,6 +47,8 @@ def network_words(tasks: int, *, elastic: bool, pool: NodePool | None) -> str:
     if tasks == 1 or elastic:
         return ""
     if reaches(pool):
+        if pool and pool.fabric_network:
+            return f"on several nodes its tasks use the network {pool.fabric_network}, which the pool names"
         where = "" if pool else ", in pools that allow it"
         return f"on several nodes its tasks use the network of these nodes{where}"
     return "on several nodes its tasks cannot reach each other; on one they can"

@@ -239,20 +239,24 @@ def is_to_prepare(task: Task, attempt: Attempt) -> bool:
 def task_prepared(task_id: int) -> None:
     """The node can start the task at once. With the last one of its gang all may begin."""
     with transaction.atomic():
-        attempt, tasks = _locked(task_id)
+        attempt, tasks = locked(task_id)
         task = next(row for row in tasks if row.pk == task_id)
         if task.prepared_at is not None or not is_to_start(task, attempt):
             return
         task.prepared_at, task.problem = timezone.now(), ""
         task.save(update_fields=["prepared_at", "problem"])
-        _let_begin(attempt, tasks)
+        let_begin(attempt, tasks)
 
 
-def _let_begin(attempt: Attempt, tasks: Sequence[Task]) -> None:
-    """Lets a gang begin once each of its tasks is prepared, or runs already (as a restored record may find it)."""
+def let_begin(attempt: Attempt, tasks: Sequence[Task]) -> None:
+    """Lets a gang begin once each of its tasks is prepared, or runs already (as a restored record may find it).
+
+    First its nodes try whether they reach each other, where that is to be tried.
+    """
     if not attempt.together or attempt.prepared_at is not None:
         return
-    if all(row.prepared_at is not None or row.state != AttemptState.CONFIGURING for row in tasks):
+    ready = all(row.prepared_at is not None or row.state != AttemptState.CONFIGURING for row in tasks)
+    if ready and not rendezvous.tries_first(attempt, tasks):
         attempt.prepared_at = timezone.now()
         attempt.save(update_fields=["prepared_at"])
         hint_nodes({row.node.public_id: ("start", attempt.job.public_id) for row in tasks})
@@ -267,13 +271,13 @@ def task_running(
     """
     now = at or timezone.now()
     with transaction.atomic():
-        attempt, tasks = _locked(task_id)
+        attempt, tasks = locked(task_id)
         task = next(row for row in tasks if row.pk == task_id)
         if task.state != AttemptState.CONFIGURING:
             return
         task.container, task.ports, task.running_at, task.problem = container, ports, now, ""
         move_task(task, AttemptState.RUNNING)
-        _let_begin(attempt, tasks)
+        let_begin(attempt, tasks)
         run = sum(row.state == AttemptState.RUNNING for row in tasks)
         if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.least_tasks:
             attempt.running_at = now
@@ -352,7 +356,7 @@ def task_ended(
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
-        attempt, tasks = _locked(task_id)
+        attempt, tasks = locked(task_id)
         task = next(row for row in tasks if row.pk == task_id)
         if task.gone:
             return False
@@ -444,7 +448,8 @@ def note_submitted(job: Job, *, actor: str) -> None:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _locked(task_id: int) -> tuple[Attempt, list[Task]]:
+def locked(task_id: int) -> tuple[Attempt, list[Task]]:
+    """The attempt of a task with its job, and all its tasks with their nodes, locked until the transaction ends."""
     attempt = (
         Attempt.objects.select_for_update(of=("self",), no_key=True)
         .select_related("job")

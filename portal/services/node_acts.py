@@ -7,6 +7,8 @@ twice. ``do_`` is what admins ask for, ``record_`` what the engine writes down.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from django.db import transaction
 from django.db.models import OuterRef, Q, Subquery
@@ -20,7 +22,7 @@ from portal.models import Node, NodeCheck, Rollout, User
 from portal.selectors.agent_program import our_agent, runs_ours
 from portal.selectors.policy import knobs_of
 from portal.services.audit import record_act
-from portal.wake import hint_node, leave_hint
+from portal.wake import hint_node, hint_nodes, leave_hint
 from portal.words.node_acts import ACT_TITLES, BY_ACTOR, FULL_AGAIN_S, WITHIN_S, NodeAct, Turn, may_begin
 from portal.words.states import FULL_DISK, NodeState
 
@@ -99,6 +101,15 @@ def order(node: Node, act: NodeAct, actor: User | None = None) -> NodeCheck:
     return check
 
 
+def order_all(nodes: Sequence[Node], act: NodeAct, actor: User) -> None:
+    """``order`` for several nodes."""
+    now = timezone.now()
+    NodeCheck.objects.bulk_create(
+        NodeCheck(node=node, kind=act.value, actor=actor, begun_at=now) for node in nodes
+    )
+    hint_nodes({node.public_id: (ORDERS, "") for node in nodes})
+
+
 def due_orders(node_id: int) -> list[NodeCheck]:
     """What is to be carried out on a node now, in the order in which it was asked for."""
     rows = NodeCheck.objects.filter(_due(), node_id=node_id).order_by("id")
@@ -128,6 +139,27 @@ def record_order_finished(check_id: int, ok: bool) -> None:
         if check.rollout_id is not None:
             _advance(Rollout.objects.select_for_update().get(pk=check.rollout_id))
         announce("cluster", {"kind": "node", "node": check.node.public_id, "state": check.node.state})
+
+
+def record_images_removed(check: NodeCheck, removed: Sequence[Mapping[str, Any]]) -> None:
+    """Images are gone from a node: that is audited, and which environments are still there is asked anew."""
+    if not removed:
+        return
+    with transaction.atomic():
+        images = [{"names": row["names"], "mib": row["size_mib"], "idle_s": row["idle_s"]} for row in removed]
+        record_act(check.actor, "node.images_removed", check.node, after={"images": images})
+        hint_node(check.node.public_id, "images")
+
+
+def tidy_if_full(node: Node, used_percent: float | None) -> None:
+    """Orders tidying once an image made the store of a node too full; not twice within a quarter of an hour."""
+    high = float(knobs_of([node.pool])[node.pool_id]["image_high_percent"])
+    since = timezone.now() - dt.timedelta(seconds=FULL_AGAIN_S)
+    if used_percent is None or used_percent < high:
+        return
+    if not NodeCheck.objects.filter(node=node, kind=NodeAct.GC.value, started_at__gt=since).exists():
+        with transaction.atomic():
+            order(node, NodeAct.GC)
 
 
 def tidy_nodes() -> None:

@@ -14,11 +14,12 @@ from django.utils import timezone
 from portal.access import Verb, require, require_admin
 from portal.errors import Conflict, Invalid
 from portal.events import announce
-from portal.models import Node, NodePool, Task, UnknownContainer, User
+from portal.models import Node, NodeCheck, NodePool, Task, UnknownContainer, User
 from portal.models.public_id import fault_of_name
 from portal.services import elastic, gpus, lifecycle
 from portal.services.audit import record_act
 from portal.services.node_acts import order
+from portal.services.node_network import note_lacks
 from portal.wake import hint_node, wake
 from portal.words.node_acts import NodeAct
 from portal.words.reasons import EndReason, end_sentence
@@ -114,10 +115,11 @@ def check_host(host: str) -> None:
 
 
 def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:
-    """Cordons, drains, retires a node or takes it back; what runs keeps running unless drained."""
+    """Cordons, drains, retires a node or takes it back unchecked; what runs keeps running unless drained."""
     require(actor, Verb.CHANGE, node)
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        NodeCheck.objects.filter(node=row, returns=True, finished_at__isnull=True).update(returns=False)
         before = {"state": row.state, "reason": row.state_reason}
         held = Task.objects.filter(node=row, gone=False)
         if state is NodeState.RETIRED and held.exists():
@@ -125,21 +127,30 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
                 f"{held.count()} tasks still hold its GPUs; drain it first, or declare it fenced.",
                 code="node_busy",
             )
-        if state is NodeState.READY and not row.hello:
-            raise Conflict("It has not answered yet; test the connection first.", code="node_never_seen")
+        if state is NodeState.READY:
+            require_hello(row)
         row.state, row.state_reason = state.value, reason[:500]
         row.save(update_fields=["state", "state_reason"])
-        if state is NodeState.READY and row.reachable:
-            order(row, NodeAct.PREFLIGHT)  # what is amiss is told on its page; it keeps nobody from the node
         if state is NodeState.DRAINED:
             sentence = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
             tasks = held.values_list("pk", flat=True)
             elastic.end_tasks(tasks, EndReason.PREEMPTED, sentence=sentence, actor=actor.username)
-        record_act(actor, "node.state", row, before=before, after={"state": row.state, "reason": reason})
-        announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
-        hint_node(row.public_id, "state")
-        wake("node")
+        _tell_state(actor, row, before)
     return row
+
+
+def record_return(actor: User | None, node: Node, *, reason: str) -> None:
+    """Takes a node back into service after its check. The caller's transaction holds its row, and the right."""
+    before = {"state": node.state, "reason": node.state_reason}
+    node.state, node.state_reason = NodeState.READY.value, reason
+    node.save(update_fields=["state", "state_reason"])
+    _tell_state(actor, node, before)
+
+
+def require_hello(node: Node) -> None:
+    """Raises Conflict for a node that has never answered."""
+    if not node.hello:
+        raise Conflict("It has not answered yet; test the connection first.", code="node_never_seen")
 
 
 def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
@@ -176,12 +187,15 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
     After a restart every task there has ended (the boot id is the proof); a GPU it no longer names is lost.
     """
     with transaction.atomic():
-        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        node = (
+            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
+        )
         rebooted = bool(node.boot_id) and node.boot_id != hello["boot_id"]
         if rebooted:
             _end_tasks(node, EndReason.NODE_REBOOTED, "rebooted")
         node.boot_id = hello["boot_id"]
         node.hello = hello
+        note_lacks(node, node.pool)
         node.agent_version = str(hello.get("agent_version", ""))[:32]
         node.cpu_milli = int(hello["cpu_count"]) * 1000
         node.memory_mib = int(hello["memory_mib"] or 0)
@@ -204,6 +218,22 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
         announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
         wake("node")
     return rebooted
+
+
+def record_network_facts(node_id: int, facts: dict[str, Any]) -> None:
+    """Puts what a node told anew of its networks (its interfaces, say) in place of what its hello said."""
+    with transaction.atomic():
+        node = (
+            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
+        )
+        before = node.hello, node.lacks
+        node.hello = node.hello | facts
+        note_lacks(node, node.pool)
+        if (node.hello, node.lacks) == before:
+            return
+        node.save(update_fields=["hello", "lacks"])
+        announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
+        wake("node")
 
 
 def record_disk(node_id: int, full: str | None) -> None:
@@ -284,6 +314,15 @@ def record_unreachable(node_id: int, sentence: str) -> None:
 def _seen(node: Node) -> None:
     node.reachable, node.unreachable_since, node.problem = True, None, ""
     node.last_seen_at = timezone.now()
+
+
+def _tell_state(actor: User | None, row: Node, before: dict[str, str]) -> None:
+    """The audit and the news of a node that was put into another state."""
+    after = {"state": row.state, "reason": row.state_reason}
+    record_act(actor, "node.state", row, before=before, after=after)
+    announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
+    hint_node(row.public_id, "state")
+    wake("node")
 
 
 def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:

@@ -6,7 +6,7 @@ import re
 
 from django.db import transaction
 
-from agents.node.images import registry_of
+from agents.node.image_names import registry_of
 from portal.access import require_admin
 from portal.errors import Invalid
 from portal.models import RegistryLogin, User

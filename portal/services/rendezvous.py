@@ -9,12 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.db.models import Max
+from django.utils import timezone
 
 from agents.launchers import NEED_THE_OTHERS
+from agents.node.spec import REACHES
 from portal.errors import Conflict
-from portal.models import Attempt, Job, Node, NodePool, Rendezvous
+from portal.models import Attempt, Job, Node, NodePool, Rendezvous, Task
 from portal.selectors.interfaces import interface_of
-from portal.words.states import RuntimeKind
+from portal.wake import hint_nodes
+from portal.words.fabric import INSIDE, addresses_from_above
+from portal.words.states import AttemptState, RuntimeKind
 
 PORTS = 32_000, 32_700
 """First and last port for nodes whose agent tells no range of its own."""
@@ -52,6 +56,22 @@ def part(attempt: Attempt) -> None:
         Rendezvous.objects.filter(attempt=attempt).update(live=False)
 
 
+def tries_first(attempt: Attempt, tasks: Sequence[Task]) -> bool:
+    """True while other nodes are to reach the one where a gang meets before its tasks, all prepared, begin.
+
+    Asks those to try. False once all have, for an attempt that does not try, and where a task runs already.
+    """
+    row = Rendezvous.objects.filter(attempt=attempt, live=True, tried=True).first()
+    if row is None or any(task.state == AttemptState.RUNNING for task in tasks):
+        return False
+    others = [task.node for task in tasks if task.node_id != row.node_id and task.reached_at is None]
+    if others and row.trying_since is None:
+        row.trying_since = timezone.now()
+        row.save(update_fields=["trying_since"])
+        hint_nodes({node.public_id: ("reach", attempt.job.public_id) for node in others})
+    return bool(others)
+
+
 def _rendezvous(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous | None:
     """None for a gang that runs without: its nodes lend no network, or their agents know of none."""
     first = gang.nodes[0]
@@ -70,7 +90,9 @@ def _rendezvous(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous 
         )
     if not gang.pool.allow_node_network:
         return None
-    found = {node.public_id: interface_of(node) for node in gang.nodes}
+    if gang.pool.fabric_network:
+        return _in_a_network(attempt, gang, ports)
+    found = {node.public_id: interface_of(node, gang.pool.fabric) for node in gang.nodes}
     here = found[first.public_id]
     if here is None or None in found.values():
         return None
@@ -78,11 +100,48 @@ def _rendezvous(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous 
         attempt=attempt,
         node=first,
         port=ports.take(first),
-        address=here["address"],
+        address=here.address,
         node_network=True,
         devices=gang.pool.fabric_devices,
-        interfaces={node: each["name"] for node, each in found.items() if each is not None},
+        adapters=gang.pool.fabric_adapters,
+        interfaces={node: each.name for node, each in found.items() if each is not None},
+        tried=all(REACHES in node.hello.get("takes", ()) for node in gang.nodes),
     )
+
+
+def _in_a_network(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous | None:
+    """In a network of the engine rank 0 has an address of its own, which is chosen for it.
+
+    Nobody listens there before it runs, so other nodes cannot try to reach it.
+    """
+    first, name = gang.nodes[0], gang.pool.fabric_network
+    told = (first.hello.get("networks") or {}).get(first.runtime) or ()
+    network = next((each for each in told if each["name"] == name), None)
+    if network is None:
+        return None
+    return Rendezvous(
+        attempt=attempt,
+        node=first,
+        port=ports.take(first),
+        address=_free_address(name, addresses_from_above(network)),
+        network=name,
+        devices=gang.pool.fabric_devices,
+        adapters=gang.pool.fabric_adapters,
+        interfaces={node.public_id: INSIDE for node in gang.nodes},
+    )
+
+
+def _free_address(network: str, addresses: Sequence[str]) -> str:
+    """The next in turn at which no live attempt meets; Conflict when there is none."""
+    rows = Rendezvous.objects.filter(network=network, address__in=addresses)
+    taken = set(rows.filter(live=True).values_list("address", flat=True))
+    last = rows.order_by("-pk").values_list("address", flat=True).first()
+    begin = addresses.index(last) + 1 if last else 0
+    turn = [*addresses[begin:], *addresses[:begin]]
+    free = next((address for address in turn if address not in taken), None)
+    if free is None:
+        raise Conflict(f"Every address of {network} where gangs may meet is in use.", code="no_address")
+    return free
 
 
 class _Ports:

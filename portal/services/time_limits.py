@@ -14,12 +14,12 @@ from django.db.models import Case, Exists, F, FloatField, IntegerField, OuterRef
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Least, Now
 
-from portal.access import Verb, require
+from portal.access import Verb, parent_rows, require
 from portal.ask import ask_delays
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.events import announce_all
 from portal.lineage import lineage
-from portal.models import Attempt, Extension, Job, JobEvent, NodePool, Project, User
+from portal.models import Attempt, Extension, Job, JobEvent, NodePool, User
 from portal.selectors.policy import knobs_of
 from portal.selectors.time_limits import limited, room_of
 from portal.services.audit import record_act
@@ -218,7 +218,7 @@ def _told(job: Job, answer: dict[str, Any] | None) -> dict[str, Any]:
         return {"known": False, "beyond": True}
     late = answer["delays"]
     jobs = Job.objects.filter(public_id__in=[one["job"] for one in late])
-    parents = dict(Project.objects.values_list("pk", "parent_id"))
+    parents = parent_rows()
     mine = all(
         job.project_id in lineage(project, parents.get)
         for project in jobs.order_by().values_list("project_id", flat=True).distinct()

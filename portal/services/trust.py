@@ -38,14 +38,40 @@ _OF_THE_NODE = frozenset({EndReason.EXIT_CODE, EndReason.CONTAINER_VANISHED})
 # -- what befalls nodes ------------------------------------------------------------------------------
 
 
-def record_trouble(node_id: int, trouble: Trouble, *, job: Job | None = None, sentence: str = "") -> None:
+def record_trouble(
+    node_id: int, trouble: Trouble, *, job: Job | None = None, peer_id: int | None = None, sentence: str = ""
+) -> None:
     """Keeps what befell a node, and puts the node aside when that is enough."""
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
         NodeTrouble.objects.create(
-            node=node, at=timezone.now(), trouble=trouble.value, job=job, sentence=sentence[:500]
+            node=node,
+            at=timezone.now(),
+            trouble=trouble.value,
+            job=job,
+            peer_id=peer_id,
+            sentence=sentence[:500],
         )
         _judge(node)
+
+
+def record_cut_off(node_id: int, peer_id: int, *, job: Job, sentence: str) -> int | None:
+    """Two nodes did not reach each other: a trouble of both. Gives the one that is rather the cause, if one is."""
+    recent = NodeTrouble.objects.filter(trouble=Trouble.CUT_OFF.value, at__gt=timezone.now() - _WINDOW)
+    rows = recent.filter(Q(node__in=(node_id, peer_id))).values_list("node_id", "peer_id")[:_LOOKED_AT]
+    before = [(str(one), str(other)) for one, other in rows]
+    for one, other in sorted([(node_id, peer_id), (peer_id, node_id)]):
+        record_trouble(one, Trouble.CUT_OFF, job=job, peer_id=other, sentence=sentence)
+    cause = trust.suspect((str(node_id), str(peer_id)), before)
+    return None if cause is None else int(cause)
+
+
+def cut_off_from(node_id: int) -> list[int]:
+    """The nodes that a node and they did not reach of late."""
+    recent = NodeTrouble.objects.filter(trouble=Trouble.CUT_OFF.value, at__gt=timezone.now() - _WINDOW)
+    return [
+        peer for peer in recent.filter(node=node_id).values_list("peer_id", flat=True) if peer is not None
+    ]
 
 
 def record_stuck(node_id: int, job: Job) -> None:
@@ -168,6 +194,7 @@ def _judge(node: Node) -> None:
             Trouble(row.trouble),
             row.job.public_id if row.job else "",
             str(row.job.owner_id) if row.job else "",
+            str(row.peer_id or ""),
         )
         for row in rows
     ]

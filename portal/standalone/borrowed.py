@@ -20,7 +20,11 @@ from portal.standalone.supervisor import supervising
 @contextlib.contextmanager
 def borrowed_database(folder: DataFolder, *, alone: bool) -> Iterator[None]:
     """A database that answers inside the block. `alone` refuses while an `up` runs on the data folder."""
-    folder.prepare()
+    named = bool(os.environ.get("DATABASE_URL"))
+    if named:  # our servers have no part in it, and the folder may be somebody else's, as in a container
+        folder.prepare_light()
+    else:
+        folder.prepare()
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(OnlyOne(folder.run))
@@ -29,7 +33,7 @@ def borrowed_database(folder: DataFolder, *, alone: bool) -> Iterator[None]:
                 raise
             yield  # that one's server is there
             return
-        if not os.environ.get("DATABASE_URL"):
+        if not named:
             records = folder.run / "children.json"
             end_leftovers(records, str(folder.root))
             supervisor = held.enter_context(supervising(records, LineWriter(sys.stderr, quiet=True)))

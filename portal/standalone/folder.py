@@ -74,7 +74,7 @@ class DataFolder:
     def prepare_light(self) -> None:
         """Makes what is missing in a data folder that somebody else owns, as in a container of any uid."""
         try:
-            for private in (self.keys, self.root / "logs"):
+            for private in (self.keys, self.run, self.root / "logs"):
                 private.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as trouble:
             raise StartError(f"The data folder {self.root} cannot be used: {trouble.strerror}.") from trouble

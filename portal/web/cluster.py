@@ -14,15 +14,17 @@ from portal.access import Policy, policy, signed_in, visible_nodes
 from portal.errors import NotThere
 from portal.last_samples import last_frames
 from portal.models import ClusterSettings, Node, Rollout
-from portal.selectors.agent_program import newer_for
+from portal.selectors.agent_program import newer_for, old_loader_of
 from portal.selectors.cluster_map import clock_sentence, cluster_map, tasks_on
 from portal.selectors.interfaces import interface_of
 from portal.selectors.links import pairs_of
 from portal.selectors.machines import last_look
 from portal.selectors.reservations import windows_of
+from portal.words.node_acts import IMAGES, STORE, NodeAct
 from portal.words.states import GpuHealth
 
 SHOWN_TROUBLES = 8
+RENEWAL = "python3 manage.py node-setup --renew-loader | ssh -p {port} {host} sudo sh"
 
 
 @policy(Policy.SIGNED_IN)
@@ -81,6 +83,10 @@ def node_page(
         "below_floor": row.hello.get("below_floor", []),
         "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
         "looked": last_look(row) if user.is_admin else None,
+        "tidied": last_look(row, NodeAct.GC) if user.is_admin else None,
+        "shown_of_tidying": (IMAGES, STORE),
+        "old_loader": user.is_admin and old_loader_of(row),
+        "renewal_line": RENEWAL.format(host=row.host, port=row.port),
         "newer_agent": newer_for(row),
         "may_change": user.is_admin,
         "clock_off": clock_sentence(row),
@@ -88,7 +94,8 @@ def node_page(
         "troubles": row.troubles.select_related("job")[:SHOWN_TROUBLES] if user.is_admin else [],
         "labels": sorted(row.labels.items()),
         "interfaces": row.hello.get("interfaces", []),
-        "reached_by": interface_of(row),
+        "named": row.pool.fabric.interface,
+        "reached_by": interface_of(row, row.pool.fabric),
         "typed_labels": typed_labels,
     }
     template = "cluster/node_live.html" if request.headers.get("HX-Request") else "cluster/node.html"
@@ -130,6 +137,11 @@ def _agent(row: Node) -> str:
     return f"{row.agent_version} {program}".strip() + (", newer available" if newer_for(row) else "")
 
 
+def _driver(hello: dict[str, Any]) -> str:
+    cuda = hello.get("cuda_driver")
+    return str(hello.get("driver") or "none") + (f", CUDA {cuda}" if cuda else "")
+
+
 def _facts(row: Node) -> list[tuple[str, str]]:
     """What the agent told in its last hello, for people."""
     hello = row.hello
@@ -147,7 +159,7 @@ def _facts(row: Node) -> list[tuple[str, str]]:
             f"SSH to {row.host}:{row.port}, key pinned" if row.link == "ssh" else "this machine, by a pipe",
         ),
         ("Runtime", runtimes or row.runtime),
-        ("Driver", str(hello.get("driver") or "none")),
+        ("Driver", _driver(hello)),
         ("Agent", _agent(row)),
     ]
     if hello.get("shares"):

@@ -107,6 +107,9 @@ def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None)
     if reason in {EndReason.IMAGE_MISSING, EndReason.START_REFUSED, EndReason.DISK_FULL}:
         told = Fix("Tell an administrator", "This is the cluster's fault, not your program's.")
         return "It could not be started", [told, same]
+    if reason is EndReason.NODES_APART:
+        told = Fix("Tell an administrator", "This is the cluster's fault, not your program's.")
+        return "Its nodes could not reach each other", [told, same]
     if reason in {
         EndReason.NODE_REBOOTED,
         EndReason.NODE_FENCED,

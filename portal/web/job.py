@@ -37,6 +37,7 @@ from portal.web.job_time import time_limit_of
 from portal.web.receipt import sums_of
 from portal.web.when import when_of
 from portal.web.words import duration
+from portal.words.fabric import place
 from portal.words.sent_signals import SIGNALS
 from portal.words.states import ATTEMPT_LIVE, AttemptState, JobState
 
@@ -140,9 +141,12 @@ def meeting_words(attempt: Attempt | None) -> str:
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
     if row is None:
         return "its tasks cannot reach each other from node to node"
+    where = f"its tasks meet at {place(row.address, row.port)} ({row.node.name})"
+    if row.network:
+        return f"{row.network}, which its pool names; {where}"
     if not row.node_network:
         return f"its tasks meet on {row.node.name}"
-    return f"that of its nodes; its tasks meet at {row.address}:{row.port} ({row.node.name})"
+    return f"that of its nodes; {where}"
 
 
 def heading(user: User, found: Job) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
-from portal.access import Policy, policy, signed_in, visible_secrets
+from portal.access import Policy, parent_rows, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Impossible, Invalid
 from portal.lineage import lineage
-from portal.models import Environment, NodePool, Project, Template, User
+from portal.models import Environment, NodePool, Template, User
 from portal.selectors import cluster
 from portal.selectors.cluster import ModelStrip
 from portal.selectors.environments import Offer, offers_for
@@ -140,7 +140,7 @@ def _fitting(shown: list[ShownEnvironment], kind: str, project: str) -> Environm
 
 def _environments(user: User) -> list[ShownEnvironment]:
     """What is offered to some project into which the person may launch, and to which."""
-    parents = dict(Project.objects.values_list("pk", "parent_id"))
+    parents = parent_rows()
     lines = {row.public_id: lineage(row.pk, parents.get) for row in submit_projects(user)}
     shown = []
     for offer in offers_for(user):

@@ -1,8 +1,9 @@
-"""Versions of NVIDIA's driver, such as 535.104.05: which one will do for an environment that needs another."""
+"""Versions of NVIDIA's driver (535.104.05) and the CUDA that each knows (12.4): which will do for an environment."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 DRIVER = re.compile(r"\d{1,4}(\.\d{1,4}){0,3}")
 SIMULATED = "simulated"
@@ -19,6 +20,34 @@ def driver_will_do(driver: str | None, needed: str) -> bool:
     if driver is None or not DRIVER.fullmatch(driver):
         return False
     return _numbers(driver) >= _numbers(needed)
+
+
+CUDA = re.compile(r"\d{1,3}\.\d{1,3}")
+NO_CUDA = "none"
+"""In place of a version: an administrator says that an image needs no particular one."""
+
+
+def cuda_needed(said_by_image: str, chosen: str) -> str:
+    """The CUDA version that a driver must know for an environment; blank: any will do.
+
+    What an administrator chose outranks what the image says of itself: an image may bring packages for forward
+    compatibility.
+    """
+    if chosen == NO_CUDA:
+        return ""
+    return chosen or said_by_image
+
+
+def cuda_will_do(known: str | None, needed: str) -> bool:
+    """True when a driver that knows CUDA up to ``known`` can run what needs ``needed``; not told will do."""
+    if not needed or known is None or not CUDA.fullmatch(known):
+        return True
+    return _numbers(known) >= _numbers(needed)
+
+
+def newest_cuda(told: Iterable[str]) -> str | None:
+    """The newest of some CUDA versions; None of none."""
+    return max(told, key=_numbers, default=None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

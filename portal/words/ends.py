@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from portal.words.reasons import EndReason
 from portal.words.states import AttemptState
 
@@ -15,6 +17,7 @@ RETRIED = frozenset(
         EndReason.START_REFUSED,
         EndReason.IMAGE_MISSING,
         EndReason.DISK_FULL,
+        EndReason.NODES_APART,
     }
 )
 """Ends of the cluster's making: the job waits again until its tries are used up."""
@@ -45,6 +48,7 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.DEPENDENCY_FAILED: AttemptState.CANCELLED,
     EndReason.GPU_SHARE_EXCEEDED: AttemptState.FAILED,
     EndReason.GPU_SHARING_LOST: AttemptState.FAILED,
+    EndReason.NODES_APART: AttemptState.NODE_FAIL,
 }
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
@@ -55,6 +59,21 @@ def pause_s(failures: int) -> float:
     return min(FIRST_PAUSE_S * 2.0 ** min(max(0, failures - 1), 16), LAST_PAUSE_S)
 
 
+UNCHARGED = 10
+"""So many attempts that ended because nodes did not reach each other cost a job none of its tries."""
+
+
+def tries_used(ended: Sequence[tuple[str, str]]) -> int:
+    """How many of a job's attempts, by state and reason, count against its ``max_attempts``.
+
+    Not those that gave their GPUs back for others, nor the first that no rank of began, since nodes were apart.
+    """
+    apart = sum(reason == EndReason.NODES_APART for _, reason in ended)
+    left = (AttemptState.PREEMPTED, AttemptState.SUSPENDED)
+    others = sum(state not in left and reason != EndReason.NODES_APART for state, reason in ended)
+    return others + max(0, apart - UNCHARGED)
+
+
 GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED, EndReason.CONSOLIDATED})
 
 NO_FAULT = GIVEN_BACK | {
@@ -62,5 +81,6 @@ NO_FAULT = GIVEN_BACK | {
     EndReason.NODE_FENCED,
     EndReason.GPU_LOST,
     EndReason.GPU_SHARING_LOST,
+    EndReason.NODES_APART,
 }
 """Ends of tasks that say nothing of the task: they are not counted among its job's failures."""

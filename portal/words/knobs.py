@@ -281,6 +281,33 @@ KNOBS: dict[str, Knob] = {
             "What is left of ended attempts on a node is kept so long when nobody took leave of it.",
             decides=False,
         ),
+        Knob(
+            "image_high_percent",
+            "%",
+            10.0,
+            100.0,
+            85.0,
+            "Tidying up removes unused images of a node once the file system that holds them is fuller than this.",
+            decides=False,
+        ),
+        Knob(
+            "image_low_percent",
+            "%",
+            0.0,
+            100.0,
+            75.0,
+            "It removes them, longest unused first, until the file system is no fuller than this.",
+            decides=False,
+        ),
+        Knob(
+            "image_keep_s",
+            "s",
+            0.0,
+            365 * DAY_S,
+            7 * DAY_S,
+            "An image stays for this long after it was brought to a node, or a task used it there.",
+            decides=False,
+        ),
     )
 }
 
@@ -319,6 +346,14 @@ CHOICES: dict[str, Choice] = {
             "Whether decisions count on how long jobs are expected to run, and where faster, going by jobs like them "
             "that ended; without, only on time limits.",
             per_pool=False,
+        ),
+        Choice(
+            "images_removed",
+            ("ours", "all", "none"),
+            "ours",
+            "Which unused images may be removed from a node: those that Fairway brought there, also those of others, "
+            "or none.",
+            decides=False,
         ),
         Choice(
             "idle_action",

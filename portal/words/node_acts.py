@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 
 class NodeAct(StrEnum):
@@ -50,6 +51,18 @@ FREED: dict[str, tuple[str, str]] = {
     "freed_mib": ("Disk", "MiB freed"),
 }
 """What an agent counts when it tidies up: a name, and the words after the number."""
+
+IMAGES, STORE = "Images", "Image store"
+"""The steps that tell which images were removed, and how full the file system is that holds them."""
+
+
+def images_sentence(removed: Sequence[Mapping[str, Any]]) -> str:
+    """Which images were removed, with their sizes: rows as an agent tells them, ``names`` and ``size_mib``."""
+    if not removed:
+        return "0 removed that nobody needs."
+    told = [f"{', '.join(row['names'])} ({row['size_mib'] or 0} MiB)" for row in removed]
+    return f"{len(told)} removed that nobody needed: {'; '.join(told)}."
+
 
 FULL_AGAIN_S = 900.0
 """A node whose disk stays full is tidied no more often than this."""

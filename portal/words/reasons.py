@@ -61,6 +61,7 @@ class EndReason(StrEnum):
     DEPENDENCY_FAILED = "dependency_failed"
     GPU_SHARE_EXCEEDED = "gpu_share_exceeded"
     GPU_SHARING_LOST = "gpu_sharing_lost"
+    NODES_APART = "nodes_apart"
 
 
 END_SENTENCES: dict[EndReason, str] = {
@@ -86,6 +87,7 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.GPU_SHARE_EXCEEDED: "It used {used} of the memory of GPU {gpu} of {node} for {seconds} s, where its "
     "share is {share}. Others share that GPU with it.",
     EndReason.GPU_SHARING_LOST: "The daemon by which it shared a GPU of {node} was gone.",
+    EndReason.NODES_APART: "{node} cannot reach {first} ({place}): {why}. None of its tasks began.",
     EndReason.STALE_GANG: "Another task of the job ended, so the whole attempt ended.",
 }
 

@@ -17,6 +17,8 @@ SOON_S = 60.0
 """Who fails sooner after its start failed soon; who runs so long did well."""
 SEVERAL_JOBS = 3
 SILENCES = 3
+CUT_OFFS, CUT_OFF_FROM = 3, 2
+"""So often, and from so many other nodes, a node is cut off when it is the cause."""
 LOST_LINKS = 4
 FIRST_ASIDE_S, LONGEST_ASIDE_S = 60.0, 3600.0
 FORGOTTEN_AFTER_S = 6 * 3600.0
@@ -48,6 +50,7 @@ class Trouble(StrEnum):
     NO_ANSWER = "no_answer"  # it took a command and did not answer
     LINK_LOST = "link_lost"  # a link that had stood broke
     STUCK = "stuck"  # what was killed there is still there
+    CUT_OFF = "cut_off"  # it and another did not reach each other
 
 
 OF_JOBS = frozenset({Trouble.START_REFUSED, Trouble.FAILED_SOON})
@@ -61,6 +64,7 @@ class Befell:
     trouble: Trouble
     job: str = ""
     owner: str = ""
+    peer: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,9 @@ def _cause(
         return Trouble.NO_ANSWER
     if sum(each.trouble is Trouble.LINK_LOST for each in fresh) >= LOST_LINKS:
         return Trouble.LINK_LOST
+    cut_off = [each.peer for each in fresh if each.trouble is Trouble.CUT_OFF]
+    if len(cut_off) >= CUT_OFFS and len(set(cut_off)) >= CUT_OFF_FROM:
+        return Trouble.CUT_OFF
     failed = [each for each in fresh if each.trouble in OF_JOBS and each.at_s > (served_s or 0.0)]
     owners = {each.owner for each in failed}
     of_the_node = len(owners) > 1 or not owners.isdisjoint(well_elsewhere)
@@ -126,6 +133,21 @@ def _cause(
     refused = {each.job for each in failed if each.trouble is Trouble.START_REFUSED}
     soon = {each.job for each in failed if each.trouble is Trouble.FAILED_SOON}
     return Trouble.START_REFUSED if len(refused) >= len(soon) else Trouble.FAILED_SOON
+
+
+def suspect(pair: tuple[str, str], before: Iterable[tuple[str, str]]) -> str | None:
+    """Which of two nodes that did not reach each other is rather the cause; None: nobody can say.
+
+    ``before`` are the pairs that did not of late: whoever did not reach more of the others.
+    """
+    others: dict[str, set[str]] = {node: set() for node in pair}
+    for one, other in (pair, *before):
+        if one in others:
+            others[one].add(other)
+        if other in others:
+            others[other].add(one)
+    first, second = (len(others[node]) for node in pair)
+    return None if first == second else pair[0] if first > second else pair[1]
 
 
 def aside_s(trips: int) -> float:
@@ -167,6 +189,7 @@ WHY: dict[Trouble, str] = {
     Trouble.NO_ANSWER: "It took commands and did not answer them.",
     Trouble.LINK_LOST: "The connection to it broke again and again.",
     Trouble.STUCK: "Something there cannot be ended, and holds its GPUs.",
+    Trouble.CUT_OFF: "Other nodes and it did not reach each other.",
 }
 """The cause as a sentence for people."""
 
@@ -176,5 +199,6 @@ BEFELL: dict[Trouble, str] = {
     Trouble.NO_ANSWER: "A command got no answer",
     Trouble.LINK_LOST: "The connection broke",
     Trouble.STUCK: "Something could not be ended",
+    Trouble.CUT_OFF: "It and another node did not reach each other",
 }
 """What one trouble is called in a list."""

@@ -127,6 +127,8 @@ class NodeRow:
     gpus: tuple[GpuRow, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     max_tasks: int | None = None  # how many tasks it may carry at all
+    lacks: str = ""  # of what its pool names for gangs on several nodes, as sentences
+    cuda: str | None = None  # the newest that its driver knows; None is not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +305,7 @@ class PendingRow:
     strangers: tuple[
         NodeId, ...
     ] = ()  # of those it avoids, where somebody stands with whom it shares no node
+    cuda: str = ""  # what its environment's image asks of drivers, which made older ones' nodes unfit
     launcher: str | None = None  # one whose tasks must reach each other: other pools' nodes are unfit for it
 
     @property

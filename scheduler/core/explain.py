@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from portal.words.reasons import VerdictCode
-from scheduler.core import company, words
+from scheduler.core import company, drivers, words
 from scheduler.core.backfill import Reservation
 from scheduler.core.changes import Changes
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
@@ -187,6 +187,8 @@ class Explainer:
                 f"Needs {need} that reach each other ({job.launcher}); {self._pool_names(job)} lends gangs no "
                 f"network between nodes. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
             )
+        elif most_tasks == 0 and (too_old := drivers.none_will_do(job.cuda, self._nodes_for(job))):
+            sentence = f"No node of {self._pool_names(job)} can run it: {too_old}."
         elif most_tasks == 0 and self._all_unfit(job):
             sentence = (
                 f"No node of {self._pool_names(job)} can run it: each is of another kind than its environment, "
@@ -227,14 +229,18 @@ class Explainer:
                 f"Needs {need} at once; {where or self._pool_names(job)} can hold {most_tasks} "
                 f"of its {job.tasks} tasks."
             )
+        sentence += words.lacking(job, (node for scene in scenes for node in scene.floor.nodes))
         return Reason(VerdictCode.NEVER, sentence, numbers)
 
     def _needs_mps(self, job: PendingRow) -> bool:
         asked = any(self._scenes[pool].policy.share_needs_mps == "yes" for pool in job.pools)
         return asked and job.milli_per_gpu < WHOLE_MILLI
 
+    def _nodes_for(self, job: PendingRow) -> list[NodeRow]:
+        return [node for pool in job.pools for node in self._scenes[pool].floor.nodes]
+
     def _all_unfit(self, job: PendingRow) -> bool:
-        nodes = {node.id for pool in job.pools for node in self._scenes[pool].floor.nodes}
+        nodes = {node.id for node in self._nodes_for(job)}
         return bool(nodes) and nodes <= set(job.unfit_nodes)
 
     # -- after everything is placed -------------------------------------------------------------------
@@ -360,7 +366,7 @@ class Explainer:
 
     def _places(self, job: PendingRow, scene: PoolScene, shape: Shape) -> Reason:
         """No place for it: too few free GPUs, scattered ones, or the project's share is used up."""
-        key = (scene.pool.id, shape, job.least, job.share_mib, job.near)
+        key = (scene.pool.id, shape, job.least, job.share_mib, job.near, job.cuda)
         room = self._rooms.get(key)
         if room is None:
             room = self._rooms[key] = self._room(job, scene)
@@ -429,7 +435,10 @@ class Explainer:
                 text += f": room for {possible_tasks} of its {job.least} tasks"
         too_few = closed is None and free * WHOLE_MILLI < job.least_milli
         sentence = f"Needs {words.request(job)}; {text}{self._in_pool(scene)}."
+        if job.cuda:
+            sentence += drivers.passed_over(job.cuda, floor.nodes)
         sentence += company.sentence(len(floor.index_of.keys() & set(job.strangers)))
+        sentence += words.lacking(job, floor.nodes)
         return Room(sentence, numbers, too_few)
 
     # -- words ----------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class Table:
 
     def _find_possible(self, row: PendingRow, gang: Gang) -> None:
         """The pools where a job could run if they were empty; none for one that must not start now."""
-        key = (gang.question, row.pools, row.unfit_nodes)
+        key = (gang.question, row.pools, row.unfit_nodes, row.cuda)
         known = None if gang.fickle else self.memory.possible.get(key)
         if known is None:
             known = self.explainer.possible_pools(row)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from scheduler.core.cluster import WHOLE_MILLI, PendingRow
+from scheduler.core.cluster import WHOLE_MILLI, NodeRow, PendingRow
 
 
 def gpus(milli: float, model: str | None = None) -> str:
@@ -93,3 +93,15 @@ def shared_elsewhere(gpus: int) -> str:
     """Why so many GPUs with room for a share do not take it."""
     have = "1 GPU with room is" if gpus == 1 else f"{gpus} GPUs with room are"
     return f"{have} shared by other projects, and shares of a GPU are for one project alone"
+
+
+def lacking(job: PendingRow, nodes: Iterable[NodeRow]) -> str:
+    """What a gang is told of nodes that lack what their pool names for such; nothing where none does."""
+    if job.tasks == 1 or job.min_tasks is not None or not job.unfit_nodes:
+        return ""
+    short = [node for node in nodes if node.lacks and node.id in job.unfit_nodes]
+    if not short:
+        return ""
+    first, more = short[0], len(short) - 1
+    others = f" {more} more {'lacks' if more == 1 else 'lack'} some of it, too." if more else ""
+    return f" {first.name} lacks what its pool names for gangs: {first.lacks}{others}"

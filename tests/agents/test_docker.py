@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from agents.link import Link, Refused
 from agents.node.runtimes import arguments
 from portal.selectors.log_files import STAMP
 from tests.agents.node.conftest import wait_for
+from tests.agents.node.loadable import load
 from tests.agents.ranks import MEETS
 from tests.rig.cluster import RigCluster
 from tests.rig.docker import docker, start_docker
@@ -50,14 +51,17 @@ def link(rig_cluster: RigCluster, node: RigNode) -> Iterator[Link]:
 @pytest.fixture
 def start(link: Link, tiny_image: RigImage) -> Any:
     def started(job: str, *command: str, **more: Any) -> dict[str, Any]:
-        spec = {
-            "cluster": "rig", "job": job, "attempt": 1, "task": 0, "digest": "d1", "runtime": "docker",
-            "image": tiny_image.name, "command": list(command), "uid": 20001, "gid": 20001, "user": "ada",
-            "memory_mib": 64, "pids": 64, **more,
-        }  # fmt: skip
-        return link.ask("start", timeout_s=60, epoch=1, spec=spec)
+        return link.ask("start", timeout_s=60, epoch=1, spec=spec_of(job, tiny_image, command, **more))
 
     return started
+
+
+def spec_of(job: str, image: RigImage, command: Sequence[str], **more: Any) -> dict[str, Any]:
+    return {
+        "cluster": "rig", "job": job, "attempt": 1, "task": 0, "digest": "d1", "runtime": "docker",
+        "image": image.name, "command": list(command), "uid": 20001, "gid": 20001, "user": "ada",
+        "memory_mib": 64, "pids": 64, **more,
+    }  # fmt: skip
 
 
 def log_of(link: Link, job: str, offset: int = 0) -> bytes:
@@ -112,6 +116,33 @@ def test_ranks_of_a_gang_meet(link: Link, start: Any, on_node: bool) -> None:
         told: dict[str, Any] = {"node_network": True} if on_node else {"meets_here": True}
         start(job, "python3", "-c", MEETS, env=env, task=rank, **told)
     wait_for_line(link, job, "heard one")
+
+
+@pytest.mark.long
+def test_ranks_meet_on_a_network_that_people_made(
+    rig_cluster: RigCluster, node: RigNode, tiny_image: RigImage
+) -> None:
+    subnet = ("--subnet", "10.9.0.0/16", "--ip-range", "10.9.1.0/24", "--opt", "parent=eth0")
+    docker(node, "network", "create", "--driver", "macvlan", *subnet, "fabric0")
+    with rig_cluster.open(node) as link:
+        told = next(each for each in link.hello.networks["docker"] if each["name"] == "fabric0")
+        assert (told["driver"], told["subnets"][0]["range"]) == ("macvlan", ["10.9.1.0", "10.9.1.255"])
+        plain = {
+            "cluster": "rig", "job": "jmacvlan", "attempt": 1, "digest": "d1", "runtime": "docker",
+            "image": tiny_image.name, "command": ["python3", "-c", MEETS], "uid": 20001, "gid": 20001,
+            "user": "ada", "memory_mib": 64, "pids": 64, "network": "fabric0",
+        }  # fmt: skip
+        for rank, more in enumerate(({"address": "10.9.1.254"}, {})):
+            env = {"RANK": str(rank), "MASTER_ADDR": "10.9.1.254", "MASTER_PORT": "32100"}
+            spec = {**plain, "task": rank, "env": env, **more}
+            link.ask("start", timeout_s=60, epoch=1, spec=spec)
+        wait_for_line(link, "jmacvlan", "heard one")
+        with pytest.raises(Refused, match="no network fabric7 of docker"):
+            link.ask(
+                "start", timeout_s=60, epoch=1, spec=plain | {"job": "jnone", "task": 0, "network": "fabric7"}
+            )
+        link.ask("stop", timeout_s=30, epoch=1, job="jmacvlan", attempt=1, grace_s=0)
+    assert "fabric0" in docker(node, "network", "ls", "--format", "{{.Name}}").split()
 
 
 def test_names_and_labels(node: RigNode, start: Any, link: Link) -> None:
@@ -212,3 +243,21 @@ def test_the_words_of_a_terminal_open_a_shell_that_says_its_number(
     said = node.execute("python3", "-c", spawn, json.dumps(words), text_in=typed).stdout
     assert re.search(r"\x1e\d+\x1e", said) and "20001" in said and "42" in said, said
     link.ask("stop", timeout_s=30, epoch=1, job="jshell", attempt=1, grace_s=0)
+
+
+@pytest.mark.long
+def test_unused_images_go_and_no_others(link: Link, start: Any, node: RigNode, tiny_image: RigImage) -> None:
+    rows = {word: load(link, f"reg.example/{word}:1") for word in ("used", "idle", "twice")}
+    docker(node, "tag", "reg.example/twice:1", "reg.example/again:2")
+    more = {"image": rows["used"]["image_id"]}
+    link.ask("prepare", timeout_s=60, epoch=1, spec=spec_of("dused", tiny_image, ("/none",)) | more)
+    everything = {"high_percent": 0, "low_percent": 0, "keep_s": 0, "keep": []}
+    gone = link.ask("gc", timeout_s=60, images=everything)["images"]
+    names = sorted(name for row in gone for name in row["names"])
+    assert names == ["reg.example/again:2", "reg.example/idle:1", "reg.example/twice:1"]
+    left = docker(node, "images", "--format", "{{.Repository}}:{{.Tag}}").split()
+    assert left.count("reg.example/used:1") == 1 and tiny_image.name in left and len(left) == 2
+    assert link.ask("stop", timeout_s=30, epoch=1, job="dused", attempt=1, grace_s=0)["gone"]
+    (row,) = link.ask("gc", timeout_s=60, images=everything)["images"]
+    assert row["names"] == ["reg.example/used:1"]
+    assert start("dlast", "true")["state"] == "running", "what others brought is there"

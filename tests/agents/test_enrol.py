@@ -12,6 +12,7 @@ import paramiko
 import pytest
 
 from agents.enrol import (
+    INSTALL_FOLDER,
     EnrolmentChoices,
     EnrolmentError,
     EnrolmentFailed,
@@ -20,6 +21,8 @@ from agents.enrol import (
     authorized_keys,
     enrol_with_sudo,
     enrolment_script,
+    loader_version,
+    renewal_script,
 )
 from agents.keys import PURPOSES, Purpose, key_path, make_keys, public_line, sign_agent
 from agents.link import Link, Refused
@@ -147,6 +150,15 @@ def test_a_pasted_script_makes_a_node_and_may_be_run_again(node: RigNode, rig_cl
         assert link.hello.hostname == node.name
         assert len(link.hello.gpus) == 4
         assert link.hello.boot_id == node.boot_id()
+        assert link.hello.loader == loader_version()
+    loader = "/usr/local/lib/fairway/fairway-node"
+    node.execute("sed", "-i", "/FAIRWAY_LOADER/d", loader)  # as those of earlier versions are
+    with rig_cluster.open(node) as link:
+        assert link.hello.loader == 0
+    assert "is version" in node.execute("sh", "-s", text_in=renewal_script()).stdout
+    assert node.execute("cat", loader).stdout == (INSTALL_FOLDER / "fairway-node").read_text()
+    with rig_cluster.open(node) as link:
+        assert link.hello.loader == loader_version()
     assert node.execute("passwd", "-S", "fairway", check=False).stdout.split()[1] in ("L", "LK")
     for path in (
         "/usr/local/lib/fairway/fairway-node",

@@ -63,6 +63,22 @@ GOLDEN: dict[str, tuple[str, Gang, Rank, Launch]] = {
             BOTH,
         ),
     ),
+    "torchrun where they meet at an address of ipv6, with the adapters that the pool names": (
+        "torchrun",
+        Gang(2, 8, Meeting("fd00:9::1", 32001)),
+        Rank(1, "ib0", "mlx5_0,mlx5_1"),
+        Launch(
+            ("torchrun", "--no-python", "--nproc-per-node=8", "--nnodes=2", "--node-rank=1", *TRAIN),
+            {
+                "MASTER_ADDR": "fd00:9::1",
+                "MASTER_PORT": "32001",
+                "PET_MASTER_ADDR": "[fd00:9::1]",
+                "PET_MASTER_PORT": "32001",
+                "NODE_RANK": "1",
+            },
+            BOTH | {"NCCL_IB_HCA": "mlx5_0,mlx5_1"},
+        ),
+    ),
     "torchrun without a GPU": (
         "torchrun",
         Gang(1, 0),

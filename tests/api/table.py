@@ -17,6 +17,11 @@ OWNER = frozenset({"member"})
 
 JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
 LAB = {"name": "more", "project": "vision", "environment": "lab"}
+LENT = {
+    "allow_node_network": True,
+    "fabric_interface": "10.9.0.0/16",
+    "fabric_devices": ["/dev/infiniband/uverbs*"],
+}
 KEEP = {
     "name": "course",
     "pool": "main-pool",
@@ -149,7 +154,7 @@ ROWS = [
     Row("nodes_retire", "post", "nodes/{node}/retire/", ADMIN, {}, 409, hidden=403),
     Row("nodes_drain", "post", "nodes/{node}/drain/", ADMIN, {}, hidden=403),
     Row("nodes_labels_put", "put", "nodes/{node}/labels/", ADMIN, {"labels": {"rack": "r1"}}, hidden=403),
-    Row("pools_network_put", "put", "pools/{pool}/network/", ADMIN, {"allow_node_network": True}, hidden=403),
+    Row("pools_network_put", "put", "pools/{pool}/network/", ADMIN, LENT, hidden=403),
     Row("nodes_interface_put", "put", "nodes/{node}/interface/", ADMIN, {"interface": ""}, hidden=403),
     Row("reservations_list", "get", "reservations/", EVERYBODY),
     Row("reservations_create", "post", "reservations/", ADMIN, KEEP, 201, hidden=403),

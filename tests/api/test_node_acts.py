@@ -40,7 +40,11 @@ def test_in_and_out_of_service(world, post) -> None:
         "cordoned",
         "a fan",
     )
-    assert post("nodes/{node}/uncordon/").json()["state"] == "ready"
+    back = post("nodes/{node}/uncordon/").json()
+    assert back["state"] == "cordoned"
+    assert node(world).checks.get(public_id=back["check"]).returns
+    back = post("nodes/{node}/uncordon/", {"force": True}).json()
+    assert (back["state"], back["check"]) == ("ready", None)
     drained = post("nodes/{node}/drain/", {"reason": "new disk"}).json()
     assert drained["state"] == "drained" and all(gpu["used_milli"] == 0 for gpu in drained["gpus"])
     assert Job.objects.get(pk=world.rows["running"].pk).state == "PENDING"

@@ -225,6 +225,34 @@ def test_only_nodes_that_could_run_it_count() -> None:
     )
 
 
+def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> None:
+    nodes = [
+        node("n1", 2, cuda="12.2"),
+        node("n2", 2, cuda="12.10"),
+        node("n3", 8, cuda="11.8"),
+        node("n4", 0),
+    ]
+    unfit = (NodeId("n1"), NodeId("n3"))
+    needs = {"cuda": "12.4", "avoid_nodes": unfit, "unfit_nodes": unfit}
+    jobs = [waits("first", "vision", 2, **needs), waits("second", "vision", 1, **needs)]
+    plan = decide(cluster(nodes, [VISION], pending=jobs), POLICY)
+    assert places(plan, "first") == [("n2", 2)]
+    assert verdict(plan, "second").code is VerdictCode.NO_FIT_NOW
+    assert verdict(plan, "second").sentence.endswith(
+        " Its image needs CUDA 12.4: 2 nodes are passed over, whose drivers know at most CUDA 12.2."
+    )
+    newer = needs | {
+        "cuda": "13.0",
+        "avoid_nodes": (*unfit, NodeId("n2")),
+        "unfit_nodes": (*unfit, NodeId("n2")),
+    }
+    plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision", 1, **newer)]), POLICY)
+    assert verdict(plan, "j").code is VerdictCode.NEVER
+    assert verdict(plan, "j").sentence == (
+        "No node of this cluster can run it: its image needs CUDA 13.0, and the newest driver there knows CUDA 12.10."
+    )
+
+
 # -- what the others are told ----------------------------------------------------------------------------------
 
 BUSY = [runs("r1", "nlp", ("n1", [0, 1, 2])), runs("r2", "nlp", ("n2", [0]))]

@@ -24,6 +24,10 @@ def links(trouble: Trouble, count: int, ago_s: float = 10.0) -> list[Befell]:
     return [Befell(NOW_S - ago_s - number, trouble) for number in range(count)]
 
 
+def cut_off(*peers: str) -> list[Befell]:
+    return [Befell(NOW_S - 10.0, Trouble.CUT_OFF, "a", "ada", peer) for peer in peers]
+
+
 SEVERAL = jobs(REFUSED, "a/ada", "b/ada", "c/ben")
 
 CASES = [
@@ -33,6 +37,9 @@ CASES = [
     ("one job again and again", jobs(REFUSED, "a/ada", "a/ada", "a/ada", "a/ben"), {}, None),
     ("one person's broken program", jobs(SOON, *(f"{n}/ada" for n in "abcdefgh")), {}, None),
     ("whose jobs do well elsewhere", jobs(SOON, "a/ada", "b/ada", "c/ada"), {"well_elsewhere": {"ada"}}, SOON),
+    ("cut off from two, three times", cut_off("b", "c", "b"), {}, Trouble.CUT_OFF),
+    ("cut off from one alone", cut_off("b", "b", "b", "b"), {}, None),
+    ("cut off twice", cut_off("b", "c"), {}, None),
     ("somebody did well since", SEVERAL, {"served_s": NOW_S - 5}, None),
     ("somebody did well before", SEVERAL, {"served_s": NOW_S - 50}, REFUSED),
     ("long ago", jobs(REFUSED, "a/ada", "b/ada", "c/ben", ago_s=trust.WINDOW_S + 1), {}, None),
@@ -128,3 +135,19 @@ def test_nobody_alone_puts_a_node_aside_with_broken_programs(befell) -> None:
 @given(trips=st.integers(0, 10_000))
 def test_each_time_is_longer_up_to_an_hour(trips) -> None:
     assert trust.FIRST_ASIDE_S <= trust.aside_s(trips) <= trust.aside_s(trips + 1) <= trust.LONGEST_ASIDE_S
+
+
+@pytest.mark.parametrize(
+    ("before", "cause"),
+    [
+        ([], None),
+        ([("b", "c")], "b"),
+        ([("c", "a")], "a"),
+        ([("a", "b")], None),
+        ([("a", "c"), ("b", "c")], None),
+    ],
+)
+def test_of_two_that_do_not_reach_each_other_the_one_with_more_such_others_is_the_cause(
+    before, cause
+) -> None:
+    assert trust.suspect(("a", "b"), before) == cause

@@ -24,11 +24,14 @@ BEGIN = [
     "prepare.marked",
     "prepare.before_send",
     "prepare.answered",
+    "reach.before_send",
+    "reach.answered",
+    "reach.recorded",
     "start.before_send",
     "start.answered",
     "start.recorded",
 ]
-SHORT = {"start.answered", "prepare.recorded"}
+SHORT = {"reach.answered", "prepare.recorded"}
 """The moments that are tried in each run; all of them in the long one."""
 SAYS = 'echo "$FAIRWAY_ATTEMPT $RANK" >> "{folder}/begun"; exec sleep 600'
 WITHIN_S = 25.0
@@ -82,7 +85,13 @@ def test_killed_while_a_gang_begins(stand: TwoNodes, point: str) -> None:
     nothing_is_left(stand, job)
 
 
-@pytest.mark.parametrize("point", each_of(["prepare.answered", "prepare.recorded"]))
+@pytest.mark.parametrize(
+    "point",
+    [
+        *each_of(["prepare.answered", "prepare.recorded"]),
+        pytest.param("reach.answered", marks=pytest.mark.long),
+    ],
+)
 def test_killed_between_the_steps_and_cancelled_before_anybody_is_back(stand: TwoNodes, point: str) -> None:
     job = stand.submit(tasks=2)
     assert dies_at(point, lambda: Engine().run_until(lambda: False, WITHIN_S)), "never came by"

@@ -100,6 +100,29 @@ def test_a_backup_is_private_and_complete(backup: Path) -> None:
     } <= names
 
 
+@pytest.mark.rig
+def test_a_database_that_is_named_needs_no_folder_of_ours(place: Path) -> None:
+    """As in a container: the data folder is a volume of another account, and no right reaches beyond the modes."""
+    data = place / "volume"
+    data.mkdir()
+    os.chown(data, 1, -1)
+    data.chmod(0o770)
+    program = (
+        "from pathlib import Path; from portal.standalone.borrowed import borrowed_database as b; "
+        "from portal.standalone.folder import DataFolder as F\n"
+        f"with b(F(Path({str(data)!r}), None), alone=True): print('there')"
+    )
+    words = ["setpriv", "--bounding-set", "-fowner", sys.executable, "-c", program]
+    said = {}
+    for name, named in (("ours", {}), ("named", {"DATABASE_URL": "postgres://unused/unused"})):
+        plain = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
+        done = subprocess.run(
+            words, cwd=ROOT, env=plain | named, capture_output=True, text=True, timeout=60, check=False
+        )
+        said[name] = done.stdout + done.stderr
+    assert "Operation not permitted" in said["ours"] and said["named"] == "there\n"
+
+
 def test_a_backup_overwrites_nothing(backup: Path, place: Path) -> None:
     before = backup.read_bytes()
     again = manage("backup", str(backup), data=place / "first")

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -250,3 +251,21 @@ def test_the_front_sends_nobody_elsewhere(front: Front) -> None:
         with socket.create_connection(("127.0.0.1", front.plain), 5) as wire:
             wire.sendall(b"GET /x HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
             assert wire.recv(4096).split(b" ")[1] == status
+
+
+def test_every_service_imports_with_the_packages_of_the_image_alone() -> None:
+    program = Path(__file__).with_name("runtime_only.py")
+    settings = {
+        "DJANGO_SETTINGS_MODULE": "portal.config.settings",
+        "FAIRWAY_SECRET_KEY": "".join(map(chr, range(48, 123))),
+    }
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -18,6 +18,7 @@ from portal.events import group_of
 from portal.live.collector import Collector
 from portal.live.streams import CannotWatch, open_watch
 from portal.models import Gpu, Task, UsageMinute
+from portal.selectors.log_files import log_path
 from portal.selectors.logs import log_file, read_lines
 from portal.services import lifecycle
 from tests import record
@@ -195,6 +196,9 @@ def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
             with collecting():
                 asyncio.run(run())
                 until(lambda: Task.objects.get(pk=task.pk).log_bytes > 100)
+                copy = log_path(job.public_id, 1, 0, "k8s")
+                copy.unlink()  # as after a restore, while it runs on
+                until(lambda: copy.exists() and b"line 0\n" in copy.read_bytes(), 20)
         finally:
             link.ask("stop", timeout_s=20, epoch=1, job=job.public_id, attempt=1, tombstone=True, grace_s=1)
     page = read_lines(log_file(job.public_id, 1, 0))

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 
 CHAIN = "RIG-FAULT"
+_GANGS = ("-i", "eth0", "-p", "tcp", "--dport", "32000:32700")
 
 
 class NodeFaults(abc.ABC):
@@ -51,9 +52,16 @@ class NodeFaults(abc.ABC):
         self._prepare_chain()
         self._iptables("-I", "INPUT", "-p", "tcp", "--dport", str(self.port), "--syn", "-j", "REJECT")
 
+    def close_gang_ports(self, how: str) -> None:
+        """Lets nobody in at the ports where gangs meet: DROP is silent, REJECT says so."""
+        self.heal()
+        self._iptables("-I", "INPUT", *_GANGS, "-j", how)
+
     def heal(self) -> None:
         """Ends every network fault of this node."""
         self._iptables("-t", "raw", "-F", CHAIN, check=False)
+        for how in ("DROP", "REJECT"):
+            self._iptables("-D", "INPUT", *_GANGS, "-j", how, check=False)
         rule = ("INPUT", "-p", "tcp", "--dport", str(self.port), "--syn", "-j", "REJECT")
         while self._iptables("-D", *rule, check=False).returncode == 0:
             pass

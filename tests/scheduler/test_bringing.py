@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from agents.engines.contract import Refused
-from portal.models import Attempt, EnvironmentOnNode, Task
+from portal.models import Attempt, EnvironmentOnNode, NodeCheck, Task
 from portal.services.bringing import do_bring
 from scheduler import images
 from scheduler.images import AT_ONCE, ImageBringer, note_images
@@ -33,6 +33,12 @@ class SlowEngine:
         self.go_on.acquire()
         if image.endswith("broken:1"):
             raise Refused("engine_error", "There is no such image.")
+
+    def images(self) -> list[dict[str, object]]:
+        return []
+
+    def store_used_percent(self) -> float:
+        return 90.0
 
     def close(self) -> None:
         pass
@@ -68,6 +74,7 @@ def test_two_at_a_time_and_each_wish_ends_with_its_image(monkeypatch) -> None:
     slow.go_on.release()
     wait_for("the third follows", lambda: states(node)["three"] == "present")
     wait_for("its thread ended", lambda: not bringer.on_their_way())
+    assert NodeCheck.objects.get().kind == "gc", "its store is fuller than it may be"
     broken = EnvironmentOnNode.objects.get(state="failed").environment
     job = record.job(scene["owner"], scene["project"], broken)
     assert bringer.failure(Task(attempt=Attempt(job=job))) is None  # no job was refused for it

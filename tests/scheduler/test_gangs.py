@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from agents.engines.ssh import NodeEngine
-from portal.models import Allocation, Job, Node, NodePool, Rendezvous
+from portal.models import Allocation, Job, Node, NodePool, NodeTrouble, Rendezvous
 from portal.selectors.logs import log_file, read_lines
 from portal.words.states import JobState
 from tests.engine_room import held_milli, wait_for
@@ -131,8 +131,37 @@ def test_where_one_node_refuses_none_begins_and_all_is_undone(stand) -> None:
     wait_for("both began", lambda: begun(stand) == ["begun-1-0", "begun-1-1"])
 
 
+@pytest.mark.long
+def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_up(stand) -> None:
+    stand.command = BEGINS.replace("{folder}", str(stand.folder))
+    nodes = Node.objects.filter(name__in=stand.names).order_by("name")
+    assert stand.engine.run_until(lambda: all("interfaces" in node.hello for node in nodes.all()), 20)
+    first, second = nodes
+    told = first.hello["interfaces"]
+    wrong = [each | {"address": "255.255.255.255", "addresses": ["255.255.255.255/24"]} for each in told]
+    Node.objects.filter(pk=first.pk).update(hello=first.hello | {"interfaces": wrong})
+    job = stand.submit(tasks=2, max_attempts=1)
+    stand.reach(job, lambda: job.attempts.filter(state="NODE_FAIL").exists())
+    attempt = job.attempts.order_by("number").first()
+    where = f"255.255.255.255:{Rendezvous.objects.get(attempt=attempt).port}"
+    assert (attempt.stop_reason, attempt.prepared_at) == ("nodes_apart", None)
+    assert attempt.sentence.startswith(f"{second.name} cannot reach {first.name} ({where}): ")
+    told_of = attempt.task_rows.get(rank=1).problem
+    assert told_of and told_of in attempt.sentence
+    pairs = NodeTrouble.objects.filter(job=job).values_list("node", "peer", "trouble")
+    assert {(first.pk, second.pk, "cut_off"), (second.pk, first.pk, "cut_off")} == set(pairs)
+    assert begun(stand) == []
+    Node.objects.filter(pk=first.pk).update(hello=first.hello)
+    stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
+    assert job.attempts.filter(stop_reason="nodes_apart").count() == job.attempts.count() - 1
+    row = Rendezvous.objects.get(attempt__job=job, live=True)
+    assert row.tried and not row.doubted
+    wait_for("both began", lambda: len(begun(stand)) == 2)
+
+
 def test_an_agent_of_before_takes_both_steps_as_one(stand, monkeypatch) -> None:
     monkeypatch.setattr(NodeEngine, "prepares", property(lambda engine: False))
+    monkeypatch.setattr("portal.services.rendezvous.REACHES", "a word that such an agent does not say")
     job = stand.submit(tasks=2)
     stand.reach(job, lambda: len(met(stand, 1)) == 2)
 

@@ -115,6 +115,7 @@ def test_a_node_is_checked_tidied_and_given_another_program(room, scene) -> None
     tidied, looked, upgraded = (NodeCheck.objects.get(pk=check.pk) for check in checks)
     said = {step["name"]: step["sentence"] for step in tidied.steps}
     assert tidied.ok and said["Folders"] == "1 removed that belonged to no task."
+    assert said["Images"] == "0 removed that nobody needs."
     assert sorted(path.name for path in tasks.iterdir() if "test-" in path.name) == ["fw-test-young-1-0"]
     assert {step["name"] for step in looked.steps} >= {"Process", "Disk", "Gpus"}
     assert upgraded.ok and [step["name"] for step in upgraded.steps] == ["Sent", "New agent"]

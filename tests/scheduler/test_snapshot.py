@@ -29,6 +29,7 @@ from scheduler.core.cluster import Near, ReservationRow, TopologyRow
 from scheduler.core.policy import PolicyError
 from scheduler.core.saved import snapshot_from_json, snapshot_to_json
 from scheduler.dispatch import end_reason
+from scheduler.images import note_images
 from scheduler.snapshot import Album, take_photo
 from tests import record
 
@@ -214,6 +215,35 @@ def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
         nodes[driver].public_id for driver, old in drivers.items() if old
     }
     assert rows["without"].unfit_nodes == ()
+
+
+def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(scene) -> None:
+    known = {"12.2": True, "12.10": False, "13.0": False, None: False}
+    nodes = {cuda: record.node(scene["pool"], hello={"cuda_driver": cuda}) for cuda in known}
+    scene["node"].delete()
+    submit(scene, name="with", gpus_per_task=1)
+    submit(scene, name="without", gpus_per_task=0)
+
+    def rows() -> dict[str, tuple[str, tuple[str, ...]]]:
+        pending = take_photo(record.cluster()).snapshot.pending
+        return {row.name: (row.cuda, row.unfit_nodes) for row in pending}
+
+    assert rows() == {"with": ("", ()), "without": ("", ())}
+    note_images(nodes["13.0"], [image_row(scene["environment"], "12.4")])
+    old = ("12.4", (nodes["12.2"].public_id,))
+    assert rows() == {"with": old, "without": ("", ())}
+    note_images(nodes["12.2"], [image_row(scene["environment"], "12.4") | {"refs": ["another:1"]}])
+    assert rows()["with"] == old
+    for chosen, needed in (("none", ""), ("12.1", "12.1"), ("13.1", "13.1")):
+        Environment.objects.update(min_cuda=chosen)
+        assert rows()["with"][0] == needed
+        assert len(rows()["with"][1]) == {"": 0, "12.1": 0, "13.1": 3}[needed]
+
+
+def image_row(environment: Environment, cuda: str | None) -> dict[str, object]:
+    """An image as a node tells it."""
+    names = {"image_id": "sha256:" + "e" * 64, "refs": [environment.image], "digests": []}
+    return names | {"runtime": "podman", "size_mib": 9000, "cuda": cuda}
 
 
 def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(scene) -> None:

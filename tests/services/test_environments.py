@@ -6,8 +6,14 @@ import pytest
 
 from portal.access import visible_environments
 from portal.errors import Conflict, Invalid, NotAllowed
-from portal.models import AuditEntry, EnvironmentOnNode, Outbox
-from portal.services.bringing import do_bring, do_stop_bringing, nodes_with_wanted, wanted_on
+from portal.models import Attempt, AuditEntry, EnvironmentOnNode, Outbox, Task
+from portal.services.bringing import (
+    do_bring,
+    do_stop_bringing,
+    images_kept_on,
+    nodes_with_wanted,
+    wanted_on,
+)
 from portal.services.catalogue import EnvironmentWords, do_save_environment
 from portal.services.jobs import do_resume_job, do_start_again, do_suspend_job
 from portal.words.states import JobState, RuntimeKind
@@ -83,6 +89,15 @@ def test_an_image_is_brought_to_the_nodes_that_lack_it(scene) -> None:
     EnvironmentOnNode.objects.filter(node=second).update(state="loading")
     assert do_stop_bringing(scene["admin"], environment) == 1
     assert nodes_with_wanted() == [second.public_id]  # what has begun goes on
+    stays = {node: images_kept_on(node.pk) for node in (first, second, away)}
+    assert stays == {first: ["localhost/l:1"], second: ["localhost/l:1"], away: []}
+    job = record.job(scene["owner"], scene["project"], environment)
+    environment.enabled = False
+    environment.save()
+    assert images_kept_on(first.pk) == [], "it is not offered any more"
+    attempt = Attempt.objects.create(job=job, number=1, pool=scene["pool"], leader_epoch=1)
+    Task.objects.create(attempt=attempt, rank=0, node=first)
+    assert images_kept_on(first.pk) == ["localhost/l:1"], "a task there needs it"
     assert do_bring(scene["admin"], environment, away) == 1
     with pytest.raises(Conflict, match="without a container"):
         do_bring(scene["admin"], record.environment(runtime="process"))

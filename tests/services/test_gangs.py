@@ -10,12 +10,21 @@ from django.utils import timezone
 
 from portal.errors import Conflict, Impossible, Invalid, NotAllowed
 from portal.models import Allocation, Attempt, AuditEntry, Job, Node, NodePool, Rendezvous, Task
-from portal.services import lifecycle
+from portal.selectors.interfaces import interface_of
+from portal.services import lifecycle, reaching, trust
 from portal.services.lifecycle import Seat
 from portal.services.node_network import do_set_interface, do_set_node_network
+from portal.services.nodes import record_network_facts
+from portal.services.reaching import is_to_try
+from portal.words.fabric import Fabric
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
 from scheduler import sweep
+from scheduler.core.decide import decide
+from scheduler.mounts import Folders
+from scheduler.reaching import go_elsewhere
+from scheduler.snapshot import take_photo
+from scheduler.start_spec import Part, start_spec
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -210,14 +219,15 @@ def test_what_is_asked_for_is_checked(scene) -> None:
 
 
 def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
-    admin = record.person(admin=True)
+    admin, devices = record.person(admin=True), ("/dev/infiniband/uverbs0",)
     with pytest.raises(NotAllowed):
-        do_set_node_network(scene["owner"], scene["pool"], allowed=False, devices=[])
+        do_set_node_network(scene["owner"], scene["pool"], allowed=False, fabric=Fabric())
     with pytest.raises(Invalid, match="is no device"):
-        do_set_node_network(admin, scene["pool"], allowed=True, devices=["/dev/../sda"])
-    devices = ["/dev/infiniband/uverbs0"]
-    do_set_node_network(admin, scene["pool"], allowed=True, devices=devices, reason="a fabric")
-    assert place(scene, submit(scene)).rendezvous.devices == devices
+        do_set_node_network(admin, scene["pool"], allowed=True, fabric=Fabric(devices=("/dev/../sda",)))
+    fabric = Fabric(devices=devices, adapters="mlx5_0")
+    do_set_node_network(admin, scene["pool"], allowed=True, fabric=fabric, reason="a fabric")
+    row = place(scene, submit(scene)).rendezvous
+    assert (row.devices, row.adapters) == (list(devices), "mlx5_0")
     with pytest.raises(Invalid, match=r"ib0, eth0"):
         do_set_interface(admin, scene["node"], "eth7")
     do_set_interface(admin, scene["node"], "ib0")
@@ -225,3 +235,121 @@ def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
     assert place(scene, submit(scene)).rendezvous.address == "10.0.0.1"
     acts = list(AuditEntry.objects.order_by("id").values_list("act", "reason"))
     assert acts == [("pool.network", "a fabric"), ("node.interface", "")]
+
+
+def name(scene, **named) -> None:
+    do_set_node_network(record.person(admin=True), scene["pool"], allowed=True, fabric=Fabric(**named))
+    for node in (scene["pool"], *scene["nodes"]):
+        node.refresh_from_db()
+
+
+def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_no_gang(scene) -> None:
+    second = scene["nodes"][1]
+    name(scene, interface="10.0.0.0/24")
+    row = place(scene, submit(scene)).rendezvous
+    assert (row.address, set(row.interfaces.values())) == ("10.0.0.1", {"ib0"})
+    assert not any(node.lacks for node in scene["nodes"])
+    told = hello(2)["interfaces"][1:]
+    record_network_facts(second.pk, {"interfaces": told})
+    second.refresh_from_db()
+    assert second.lacks == "It has no address in 10.0.0.0/24."
+    gang, single = submit(scene, gpus_per_task=second.gpus.count()), submit(scene, tasks=1)
+    photo = take_photo(record.cluster())
+    unfit = {row.job: row.unfit_nodes for row in photo.snapshot.pending}
+    assert unfit == {gang.public_id: (second.public_id,), single.public_id: ()}
+    verdict = next(v for v in decide(photo.snapshot, photo.policy).verdicts if v.job == gang.public_id)
+    assert verdict.code == "never"
+    assert (
+        f"{second.name} lacks what its pool names for gangs: It has no address in 10.0.0.0/24."
+        in verdict.sentence
+    )
+    do_set_interface(record.person(admin=True), second, "eth0")  # an administrator knows better of this one
+    second.refresh_from_db()
+    assert second.lacks == "" and interface_of(second, scene["pool"].fabric).address == "192.0.2.2"
+
+
+def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(scene) -> None:
+    subnet = {"subnet": "10.9.0.0/24", "range": ["10.9.0.32", "10.9.0.39"], "gateway": "10.9.0.1"}
+    networks = {"podman": [{"name": "fabric0", "driver": "macvlan", "subnets": [subnet]}]}
+    for node in scene["nodes"]:
+        record_network_facts(node.pk, {"networks": networks})
+    name(scene, network="fabric0", devices=("/dev/infiniband/uverbs*",))
+    rows = [place(scene, submit(scene)).rendezvous for _ in range(3)]
+    assert [row.address for row in rows] == ["10.9.0.39", "10.9.0.38", "10.9.0.37"]
+    assert {(row.network, row.node_network, row.tried) for row in rows} == {("fabric0", False, False)}
+    lifecycle.want_stop(rows[0].attempt_id, EndReason.START_REFUSED)
+    assert place(scene, submit(scene)).rendezvous.address == "10.9.0.36"  # one that failed is not the next
+    attempt = rows[1].attempt
+    for task in tasks(attempt):
+        part = Part(attempt.number, task.rank, (), attempt.rendezvous)
+        spec = start_spec("lab", attempt.job, part, task.node, Folders(), "")
+        assert (spec["network"], spec["devices"]) == ("fabric0", ["/dev/infiniband/uverbs*"])
+        assert spec.get("address") == ("10.9.0.38" if task.rank == 0 else None)
+        assert "node_network" not in spec and "meet_port" not in spec
+        assert spec["env"]["MASTER_ADDR"] == "10.9.0.38" and spec["env"]["NCCL_SOCKET_IFNAME"] == "eth0"
+    record_network_facts(scene["nodes"][1].pk, {"networks": {"podman": []}})
+    scene["nodes"][1].refresh_from_db()
+    assert scene["nodes"][1].lacks == "Its podman has no network fabric0."
+
+
+def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) -> None:
+    third = record.node(scene["pool"])
+    scene["nodes"].append(third)
+    for number, node in enumerate(scene["nodes"], 1):
+        told = hello(number)
+        Node.objects.filter(pk=node.pk).update(hello=told | {"takes": [*told["takes"], "reach"]})
+        node.refresh_from_db()
+    first, second, third = scene["nodes"]
+    attempt = place(scene, submit(scene, tasks=4), first, second, second, third)
+
+    def to_try() -> list[int]:
+        fresh = Attempt.objects.select_related("rendezvous").get(pk=attempt.pk)
+        return [task.rank for task in tasks(attempt) if is_to_try(task, fresh)]
+
+    def listens_since() -> dt.datetime | None:
+        return Rendezvous.objects.get(attempt=attempt).trying_since
+
+    rows = tasks(attempt)
+    for task in rows[:3]:
+        lifecycle.task_prepared(task.pk)
+    assert to_try() == [] and listens_since() is None
+    lifecycle.task_prepared(rows[3].pk)
+    assert to_try() == [1, 2, 3]
+    reaching.node_reached(rows[1].pk)
+    assert to_try() == [3]
+    attempt.refresh_from_db()
+    assert attempt.prepared_at is None
+    since = listens_since()
+    assert since is not None
+    # one that fails asks whether anybody listened at all
+    assert not reaching.node_failed(rows[3].pk, since)
+    assert to_try() == [] and lifecycle.is_to_prepare(tasks(attempt)[0], attempt)
+    assert not reaching.node_failed(rows[3].pk, since)  # of the time before: it says nothing
+    lifecycle.task_prepared(rows[0].pk)
+    assert to_try() == [3]
+    again = listens_since()
+    assert again is not None and again != since and not reaching.node_failed(rows[3].pk, since)
+    assert reaching.node_failed(rows[3].pk, again)
+    reaching.node_reached(rows[3].pk)
+    attempt.refresh_from_db()
+    assert attempt.prepared_at is not None and to_try() == []
+
+
+def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> None:
+    nodes = [*scene["nodes"], record.node(scene["pool"]), record.node(scene["pool"])]
+    Node.objects.update(state="ready", trust="trusted")
+    job = submit(scene)
+
+    def apart(tried: Node, first: Node, whose: Job = job) -> list[str]:
+        cause = trust.record_cut_off(tried.pk, first.pk, job=whose, sentence="b cannot reach a")
+        go_elsewhere(whose, tried, first, cause)
+        return sorted(job.avoid_nodes.values_list("name", flat=True))
+
+    a, b, c, d = nodes
+    assert apart(b, a) == [b.name]  # nobody can say yet
+    assert apart(c, a) == [a.name]  # it is a: the others were good
+    other = submit(scene)
+    assert apart(d, a, other) == [a.name]
+    a.refresh_from_db()
+    assert (a.trust, a.trust_cause) == ("aside", "cut_off")
+    assert {node.trust for node in Node.objects.exclude(pk=a.pk)} == {"trusted"}

@@ -13,7 +13,8 @@ from portal.errors import Conflict, FairwayError, NotAllowed
 from portal.models import AuditEntry, Node, NodeCheck, Rollout
 from portal.selectors.agent_program import our_agent
 from portal.services import node_acts, nodes
-from portal.words.node_acts import UPGRADES_AT_ONCE, WITHIN_S, NodeAct, Turn, may_begin
+from portal.services.node_return import do_return_node, record_checked
+from portal.words.node_acts import UPGRADES_AT_ONCE, WITHIN_S, NodeAct, Turn, images_sentence, may_begin
 from portal.words.states import FULL_DISK, NodeState
 from tests import record
 
@@ -115,11 +116,46 @@ def test_who_may_ask_and_what_is_not_asked_twice(scene) -> None:
     assert Rollout.objects.count() == 0
 
 
-def test_a_node_is_checked_when_it_is_new_and_when_it_comes_back(scene) -> None:
-    nodes.do_set_node_state(scene["admin"], node("n01"), NodeState.CORDONED)
+def test_a_node_comes_back_once_its_check_finds_nothing(scene) -> None:
+    admin = scene["admin"]
+
+    def put_aside() -> None:
+        nodes.do_set_node_state(admin, node("n01"), NodeState.CORDONED, reason="a new fan")
+
+    put_aside()
     assert not NodeCheck.objects.exists()
-    nodes.do_set_node_state(scene["admin"], node("n01"), NodeState.READY)
-    assert [check.kind for check in node_acts.due_orders(node("n01").pk)] == ["preflight"]
+    with pytest.raises(NotAllowed):
+        do_return_node(scene["member"], node("n01"))
+    check = do_return_node(admin, node("n01"), reason="it turns")
+    assert check == do_return_node(admin, node("n01"), reason="it turns") == NodeCheck.objects.get()
+    assert [due.kind for due in node_acts.due_orders(node("n01").pk)] == ["preflight"]
+    record_checked(check.pk, ok=False)
+    assert (node("n01").state, node("n01").state_reason) == ("cordoned", "a new fan")
+    check = do_return_node(admin, node("n01"), reason="it turns")
+    assert node("n01").state == "cordoned", "not before it was looked at"
+    record_checked(check.pk, ok=True)
+    assert (node("n01").state, node("n01").state_reason) == ("ready", "it turns")
+    assert AuditEntry.objects.filter(act="node.state").latest("id").actor == admin
+    assert do_return_node(admin, node("n01")) is None, "it is in service"
+
+    put_aside()
+    check = do_return_node(admin, node("n01"))
+    put_aside()  # somebody thought again, while it was looked at
+    record_checked(check.pk, ok=True)
+    assert node("n01").state == "cordoned"
+
+
+def test_a_node_that_cannot_be_checked_is_returned_by_who_says_so(scene) -> None:
+    admin = scene["admin"]
+    nodes.do_set_node_state(admin, node("n12"), NodeState.DRAINED)
+    with pytest.raises(Conflict, match="n12 does not answer, so it cannot be checked") as silent:
+        do_return_node(admin, node("n12"))
+    assert silent.value.code == "node_unreachable"
+    assert do_return_node(admin, node("n12"), force=True) is None
+    assert node("n12").state == "ready" and not NodeCheck.objects.exists()
+    Node.objects.filter(name="n12").update(state="enrolling", hello={})
+    with pytest.raises(Conflict, match="not answered yet"):
+        do_return_node(admin, node("n12"), force=True)
 
 
 def test_without_a_signed_agent_nothing_is_asked(scene, settings, tmp_path) -> None:
@@ -144,3 +180,21 @@ def test_nodes_are_tidied_by_themselves_and_sooner_when_full(scene) -> None:
     Node.objects.filter(name="n03").update(state="cordoned", state_reason=f"{FULL_DISK}: 3 MiB are left.")
     node_acts.tidy_nodes()
     assert [check.node.name for check in NodeCheck.objects.filter(finished_at__isnull=True)] == ["n03"]
+
+
+def test_images_that_fill_a_node_have_it_tidied_and_what_went_is_audited(scene) -> None:
+    n04 = node("n04")
+    for used_percent in (None, 84.9):
+        node_acts.tidy_if_full(n04, used_percent)
+    assert not NodeCheck.objects.exists()
+    node_acts.tidy_if_full(n04, 85.0)
+    node_acts.tidy_if_full(n04, 99.0)
+    check = NodeCheck.objects.get()
+    assert (check.kind, check.node) == ("gc", n04)
+    gone = [{"runtime": "podman", "names": ["reg/a:1", "reg/a:2"], "size_mib": 8100, "idle_s": 900_000}]
+    node_acts.record_images_removed(check, [])
+    node_acts.record_images_removed(check, gone)
+    entry = AuditEntry.objects.get(act="node.images_removed")
+    assert entry.object_name == "n04"
+    assert entry.after == {"images": [{"names": ["reg/a:1", "reg/a:2"], "mib": 8100, "idle_s": 900_000}]}
+    assert images_sentence(gone) == "1 removed that nobody needed: reg/a:1, reg/a:2 (8100 MiB)."

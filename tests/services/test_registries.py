@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agents.node.images import registry_of
+from agents.node.image_names import registry_of
 from agents.node.runtimes.arguments import pull
 from portal.errors import Invalid, NotAllowed
 from portal.models import AuditEntry, RegistryLogin

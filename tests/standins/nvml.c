@@ -3,6 +3,7 @@
  * FAIRWAY_STANDIN_NVML names the file; it is read again whenever it changes. One word and its values a line:
  *
  *   driver 570.124.06            of the machine
+ *   cuda 12080                   the newest that it knows, as NVML writes 12.8
  *   refuse 18                    what nvmlInit gives instead of success
  *   gpu                          begins a GPU; the lines up to the next one are about it
  *   uuid GPU-1  |  name NVIDIA H200  |  bus 00000000:1A:00.0  |  capability 9 0
@@ -50,6 +51,7 @@ static gpu gpus[GPUS], slices[GPUS][8];
 static event events[MANY];
 static int gpu_count, event_count, refused;
 static char driver[TEXT];
+static int cuda;
 static struct stat seen;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -57,6 +59,7 @@ static void line_of(gpu *at, char *word, char *rest) {
     unsigned long long a = 0, b = 0, c = 0;
     char one[TEXT] = "", two[TEXT] = "";
     int n = sscanf(rest, "%llu %llu %llu", &a, &b, &c);
+    if (!strcmp(word, "cuda")) cuda = (int)a;
     if (!strcmp(word, "driver")) { snprintf(driver, TEXT, "%s", rest); return; }
     if (!strcmp(word, "refuse")) refused = (int)a;
     if (!at) return;
@@ -137,6 +140,7 @@ int nvmlInitWithFlags(unsigned flags) { (void)flags; ANSWER(result = refused) }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { (void)code; return "told by the stand-in"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { ANSWER(snprintf(text, size, "%s", driver)) }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { ANSWER(TOLD(cuda, *version = cuda)) }
 int nvmlDeviceGetCount_v2(unsigned *count) { ANSWER(*count = gpu_count) }
 int nvmlDeviceGetHandleByIndex_v2(unsigned at, gpu **device) {
     ANSWER(if (at >= (unsigned)gpu_count) result = BAD; else { *device = &gpus[at]; if (gpus[at].lost) result = LOST; })

@@ -80,5 +80,7 @@ class Driver:
     def write(self, gpus: Iterable[Lines]) -> None:
         """From now on these are the GPUs."""
         part = self._path.with_suffix(".part")
-        part.write_text("\n".join(["driver 570.124.06", *(line for gpu in gpus for line in gpu), ""]))
+        part.write_text(
+            "\n".join(["driver 570.124.06", "cuda 12080", *(line for gpu in gpus for line in gpu), ""])
+        )
         part.replace(self._path)

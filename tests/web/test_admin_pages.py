@@ -10,6 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Invitation, Membership, Node, Project, Quota
+from portal.services.node_return import record_checked
 from portal.web.admin.audit import differences
 from tests import record
 
@@ -330,6 +331,16 @@ def test_environments_are_an_allow_list(scene, client_of):
     page = client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "525.60.13 or newer" in page
     assert "Its driver is 470.82.01." in page and old.name in page
+    Node.objects.filter(pk=old.pk).update(hello={"driver": "535.104", "cuda_driver": "12.2", "gpus": [{}]})
+    Environment.objects.filter(pk=row.pk).update(image_cuda="12.4")
+    page = client_of("admin").get(reverse("environment", args=[row.public_id])).content.decode()
+    assert "Its driver knows CUDA 12.2." in page and "Its image says that it needs CUDA 12.4." in page
+    launch = client_of("member").get(reverse("launch")).content.decode()
+    assert "Its image needs CUDA 12.4; with GPUs it stays off 1 of " in launch
+    save = reverse("save-environment", args=[row.public_id])
+    assert client_of("admin").post(save, form | {"min_cuda": "twelve"}).status_code == 400
+    client_of("admin").post(save, form | {"min_cuda": "none"})
+    assert "Its image needs CUDA" not in client_of("member").get(reverse("launch")).content.decode()
     save, bring = (reverse(name, args=[row.public_id]) for name in ("save-environment", "bring-environment"))
     answer = client_of("admin").post(save, form | {"projects": "nowhere"})
     assert "There is no project called nowhere." in answer.content.decode() and answer.status_code == 400
@@ -385,6 +396,15 @@ def test_back_in_service_the_old_reason_is_gone(scene, client_of):
     Node.objects.filter(pk=node.pk).update(hello={"agent_version": "1"})
     address = reverse("set-node-state", args=[node.public_id])
     admin.post(address, {"act": "cordon", "reason": "a new fan"})
-    admin.post(address, {"act": "ready", "reason": "a new fan"})
+    shown = admin.post(address, {"act": "ready", "reason": "a new fan"}, follow=True)
+    (check,) = node.checks.all()
+    assert shown.request["PATH_INFO"] == reverse("node-check", args=[node.public_id, check.public_id])
+    record_checked(check.pk, ok=False)
+    again = admin.get(shown.request["PATH_INFO"]).content.decode()
+    assert "stays out of service until it is mended" in again and "Return it all the same" in again
+    Node.objects.filter(pk=node.pk).update(reachable=False)
+    told = admin.post(address, {"act": "ready", "reason": ""}, follow=True).content.decode()
+    assert "does not answer, so it cannot be checked" in told and "Return it all the same" in told
+    admin.post(address, {"act": "ready-anyway", "reason": "a new fan"})
     node.refresh_from_db()
     assert (node.state, node.state_reason) == ("ready", "")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django.urls import reverse
 
-from portal.models import Job, NodePool
+from portal.models import Job, Node, NodePool
 from portal.web.launch_form import LaunchForm
 from portal.web.launch_start import initial_of
+from tests.web.test_nonsense import NONSENSE
 
 TWO = {"time_limit_s": "", "tasks": "2", "gpus_per_task": "2", "launcher": "torchrun", "retry_failures": "on"}
 
@@ -44,3 +45,37 @@ def test_only_administrators_lend_the_network(scene, client_of) -> None:
         answer = client_of(who).post(address, {"allow_node_network": "on"})
         assert answer.status_code in (403, 404)
     assert not NodePool.objects.filter(allow_node_network=True).exists()
+
+
+def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(scene, client_of) -> None:
+    pool = scene.pools["h200"]
+    address, policy = reverse("set-pool-network", args=[pool.public_id]), f"{reverse('policy')}?pool=h200"
+    node = pool.nodes.order_by("name").first()
+    Node.objects.filter(pk=node.pk).update(
+        hello=node.hello | {"interfaces": [{"name": "eth0", "address": "192.0.2.1", "chosen": True}]}
+    )
+    named = {"allow_node_network": "on", "fabric_interface": "ib0", "fabric_adapters": "mlx5_0"}
+    assert client_of("admin").post(address, named).status_code == 302
+    pool.refresh_from_db()
+    assert (pool.fabric_interface, pool.fabric_adapters) == ("ib0", "mlx5_0")
+    page = client_of("admin").get(policy).content.decode()
+    assert 'value="ib0"' in page and "It has no interface ib0." in page
+    said = client_of("admin").get(reverse("node", args=[node.public_id])).content.decode()
+    assert "It has no interface ib0." in said and "as its pool says: ib0" in said
+    told = client_of("admin").post(address, named | {"fabric_network": "host"}, follow=True).content.decode()
+    assert "network of an engine" in told
+    pool.refresh_from_db()
+    assert pool.fabric_network == ""
+
+
+def test_nonsense_in_what_a_pool_names_is_told_and_kept_out(scene, client_of) -> None:
+    pool, client = scene.pools["h200"], client_of("admin")
+    address = reverse("set-pool-network", args=[pool.public_id])
+    names = ("fabric_interface", "fabric_network", "fabric_devices", "fabric_adapters")
+    for number, text in enumerate((*NONSENSE, "1/" + "9" * 500, "::/0/1", "/dev/[")):
+        for typed in (dict.fromkeys(names, text), {names[number % 4]: text}):
+            assert client.post(address, {"allow_node_network": "on"} | typed).status_code == 302
+    told = client.get(f"{reverse('policy')}?pool=h200")
+    assert told.status_code == 200 and b"<script>alert(1)" not in told.content
+    pool.refresh_from_db()
+    assert (pool.fabric_network, pool.fabric_devices) == ("", [])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from portal import last_samples
 from portal.models import Gpu, Job, Link, Node
@@ -33,6 +34,25 @@ def test_old_programs_are_told_on_the_page_and_in_the_list(scene, client_of) -> 
     assert "<dt>MaxStartups</dt><dd>10:30:100</dd>" in page
     assert "<dt>crun</dt>" not in page
     assert f"<dt>Shares</dt><dd>{shares['sentence']}</dd>" in page
+
+
+def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did(scene, client_of) -> None:
+    node, admin = scene.nodes["h200-1"], client_of("admin")
+    line = f"node-setup --renew-loader | ssh -p 22 {node.host} sudo sh"
+    for told, shown in ((None, False), (1, True), (2, False)):
+        Node.objects.filter(pk=node.pk).update(link="ssh", hello={"loader": told})
+        assert (line in page_of(admin, node)) is shown
+    steps = [
+        {
+            "name": "Images",
+            "ok": True,
+            "sentence": "1 removed that nobody needed: a:1 (8 MiB).",
+            "seconds": 1.0,
+        }
+    ]
+    node.checks.create(kind="gc", steps=steps, finished_at=timezone.now(), ok=True)
+    assert "1 removed that nobody needed: a:1 (8 MiB)." in page_of(admin, node)
+    assert "1 removed" not in page_of(client_of("member"), node)
 
 
 def test_a_gpu_with_a_warning_says_so(scene, client_of) -> None:

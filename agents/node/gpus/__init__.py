@@ -76,6 +76,10 @@ class GpuProvider:
         """The version of the driver."""
         raise NotImplementedError
 
+    def cuda_driver(self) -> Optional[str]:
+        """The newest CUDA that the driver knows, such as 12.4; None where nobody can say."""
+        return None
+
     def gpus(self) -> List[GpuFacts]:
         """Every GPU now, in the order of the machine."""
         raise NotImplementedError

@@ -71,6 +71,9 @@ class SilentGpus(GpuProvider):
     def driver(self) -> Optional[str]:
         return self._ask().driver()
 
+    def cuda_driver(self) -> Optional[str]:
+        return self._ask().cuda_driver()
+
     def gpus(self) -> List[GpuFacts]:
         return self._ask().gpus()
 
@@ -120,6 +123,10 @@ class NvmlGpus(GpuProvider):
 
     def driver(self) -> Optional[str]:
         return _text(self._ask(self._nvml.nvmlSystemGetDriverVersion))
+
+    def cuda_driver(self) -> Optional[str]:
+        number = self._ask(self._nvml.nvmlSystemGetCudaDriverVersion_v2)
+        return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
     def gpus(self) -> List[GpuFacts]:
         with self._lock:

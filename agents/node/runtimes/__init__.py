@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from agents.node.mps import Share
 from agents.node.spec import TaskSpec
@@ -47,6 +47,7 @@ class Order(NamedTuple):
     network_is_made: bool  # it stood ready before the job came
     own_uid: Optional[int]
     hold_fd: Optional[int]  # a lock that outlives us in the child that creates
+    devices: Sequence[str] = ()  # of a fabric
     share: Optional[Share] = None  # of a GPU, where it is enforced
 
 
@@ -57,6 +58,12 @@ class Image(NamedTuple):
     refs: List[str]
     digests: List[str]
     size_mib: Optional[int]
+    cuda: Optional[str] = None  # what it asks of the driver, such as 12.4; None: it does not say
+
+    @property
+    def names(self) -> List[str]:
+        """Every name by which somebody may ask for it."""
+        return [self.image_id, *self.refs, *self.digests]
 
 
 class Runtime:
@@ -123,6 +130,13 @@ class Runtime:
         """The names of the networks with our cluster's label."""
         return []
 
+    def outer_networks(self) -> Optional[List[Dict[str, Any]]]:
+        """The networks that people made: name, driver, and of each subnet the first and last address it gives out.
+
+        None where it cannot be said.
+        """
+        return []
+
     def gather_log(self, name: str, path: str) -> None:
         """Sees to it that the task's log so far stands at ``path``, in its own folder, and stays there.
 
@@ -146,6 +160,18 @@ class Runtime:
         raise NotImplementedError
 
     def load(self, archive_path: str) -> Image:
+        raise NotImplementedError
+
+    def store_path(self) -> Optional[str]:
+        """A folder on the file system that holds its images; None for a runtime without images."""
+        return None
+
+    def images_in_use(self) -> Set[str]:
+        """The ``image_id`` of each image that a container of anybody was made of, also of one that has ended."""
+        return set()
+
+    def remove_image(self, image: Image) -> bool:
+        """Removes an image with all its names, and never a container; False when the engine keeps it."""
         raise NotImplementedError
 
     def facts(self) -> Dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node import mps, word_files
 from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment, with_secrets
@@ -59,6 +59,8 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
     words += ["--hostname", spec.job, "--network", order.network or "none"]
     if spec.meets_here and order.subnet:
         words += ["--ip", rank_address(order.subnet, spec.task)]
+    if spec.address is not None:
+        words += ["--ip6" if ":" in spec.address else "--ip", spec.address]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
     words += ["--user", f"{spec.uid}:{spec.gid}", *_groups(engine, order), "--cgroupns", "private"]
     words += ["--ulimit", "core=0:0", "--pids-limit", str(spec.pids or 4096)]
@@ -85,7 +87,7 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
             f"max-size={engine.log_mib * 1024 * 1024 // MAX_FILES}",
         ]
         words += ["--log-opt", f"max-file={MAX_FILES}", "--log-opt", "compress=false"]
-    words += [*engine.create_flags, *gpus(engine, order.real_gpus), *_fabric(spec.devices)]
+    words += [*engine.create_flags, *gpus(engine, order.real_gpus), *_fabric(order.devices)]
     words += [*_unset(engine, order, image_env), "--env-file", environment_path(order.folder)]
     for name, value in sorted(environment(engine, order).items()):
         words += [] if _fits_in_file(name, value) else ["--env", f"{name}={value}"]
@@ -234,6 +236,28 @@ def networks(cluster: str) -> List[str]:
     return ["network", "ls", "--filter", f"label=fairway.cluster={cluster}", "--format", "{{.Name}}"]
 
 
+def every_network() -> List[str]:
+    """The words that list the networks of an engine, whoever made them."""
+    return ["network", "ls", "--format", "{{.Name}}"]
+
+
+def outer_network(row: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """A network as an engine's inspect tells it; None for one of ours, and for one that is none."""
+    marks = row.get("labels") or row.get("Labels") or {}
+    driver = str(row.get("driver") or row.get("Driver") or "")
+    if "fairway.cluster" in marks or driver in ("", "host", "null"):
+        return None
+    subnets = []
+    for each in row.get("subnets") or (row.get("IPAM") or {}).get("Config") or ():
+        lease = each.get("lease_range") or {}
+        network = ipaddress.ip_network(each.get("subnet") or each.get("Subnet"), strict=False)
+        inside = ipaddress.ip_network(each.get("IPRange") or network, strict=False)
+        first, last = lease.get("start_ip") or inside[0], lease.get("end_ip") or inside[-1]
+        gateway = each.get("gateway") or each.get("Gateway")
+        subnets.append({"subnet": str(network), "range": [str(first), str(last)], "gateway": gateway})
+    return {"name": str(row.get("name") or row.get("Name")), "driver": driver, "subnets": subnets}
+
+
 def listing(cluster: str) -> List[str]:
     """The words that list our containers, and nobody else's, in any state."""
     return [
@@ -277,6 +301,11 @@ def shell(engine: Engine, name: str) -> List[str]:
 def signal_inside(name: str) -> List[str]:
     """The words that, with a signal and a number after them, signal that process of a container."""
     return ["exec", name, "/bin/sh", "-c", _SIGNAL, "sh"]
+
+
+def store(kind: str) -> List[str]:
+    """The words that tell the folder in which an engine keeps its images."""
+    return ["info", "--format", "{{.DockerRootDir}}" if kind == "docker" else "{{.Store.GraphRoot}}"]
 
 
 def inspect(names: Sequence[str]) -> List[str]:

@@ -11,11 +11,12 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, cast
+from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
 from agents.node import machine, refusals
 from agents.node.durable import write_whole
 from agents.node.environment import is_ours
+from agents.node.image_cuda import cuda_wanted
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Image, Order, Runtime, arguments
 from agents.node.runtimes.firewall import Firewall
@@ -25,6 +26,8 @@ from agents.node.spec import REFUSED_ENV
 
 _COMMAND_WITHIN_S = 60.0
 _PULL_WITHIN_S = 3600.0
+_REMOVE_WITHIN_S = 120.0
+_LOOKS = 3  # a container may go between two questions
 _FULL = ("no space left on device", "disk quota exceeded")
 _TAKEN = ("already in use", "already exists", "is in use")
 _PORT_TAKEN = ("address already in use", "port is already allocated")
@@ -72,6 +75,7 @@ class EngineRuntime(Runtime):
             own.kind, settings.loopback, self.rootless, own.create_flags, settings.log_mib
         )
         self._version: Optional[str] = None
+        self._store_path: Optional[str] = None
         self._images: Dict[str, KnownImage] = {}
         self._prepared: Dict[str, ImageFacts] = {}
         self._firewall = Firewall(settings) if settings.firewall and os.geteuid() == 0 else None
@@ -135,6 +139,9 @@ class EngineRuntime(Runtime):
         spec = order.spec
         if self._firewall is not None:
             self._firewall.raise_once()
+        if spec.network is not None and self.call(["network", "inspect", spec.network]).code != 0:
+            # docker would find out at the start, when others of its gang have begun
+            raise bad_spec(f"This node has no network {spec.network} of {self.kind}.")
         if order.network_is_made:
             self._prepared[spec.name] = self.image_facts(spec.image or "")
             return
@@ -155,8 +162,9 @@ class EngineRuntime(Runtime):
         write_whole(arguments.environment_path(order.folder), variables, sync=False)
         try:
             answer = self.call(words, keep_fd=order.hold_fd)
-            pruned = answer.code != 0 and answer.says(_NO_NETWORK)
-            if pruned and not order.spec.node_network:  # by somebody who saw networks that nobody used yet
+            own = not order.spec.node_network and order.spec.network is None
+            if own and answer.code != 0 and answer.says(_NO_NETWORK):
+                # it was pruned by somebody who saw networks that nobody used yet
                 self._make_network_of(order)
                 answer = self.call(words, keep_fd=order.hold_fd)
         finally:
@@ -244,6 +252,16 @@ class EngineRuntime(Runtime):
 
     def networks(self, cluster: str) -> List[str]:
         return self.must(arguments.networks(cluster)).split()
+
+    def outer_networks(self) -> Optional[List[Dict[str, Any]]]:
+        try:
+            names = [
+                each for each in self.must(arguments.every_network()).split() if not each.startswith("fw-")
+            ]
+            rows = json.loads(self.call(["network", "inspect", *names]).out) if names else []
+        except (Refusal, ValueError):
+            return None
+        return [found for row in rows if (found := arguments.outer_network(row)) is not None]
 
     def remove_network(self, name: str) -> None:
         answer = self.call(arguments.remove_network(name))
@@ -333,15 +351,44 @@ class EngineRuntime(Runtime):
         self._images.pop(reference, None)
         return _image(json.loads(self.must(["image", "inspect", reference]))[0])
 
+    def store_path(self) -> Optional[str]:
+        if self._store_path is None:
+            self._store_path = self.must(arguments.store(self.kind), within_s=10.0).strip() or None
+        return self._store_path
+
+    def images_in_use(self) -> Set[str]:
+        for _ in range(_LOOKS):
+            found = self.must(["ps", "--all", "--quiet", "--no-trunc"]).split()
+            if not found:
+                return set()
+            answer = self.call(["container", "inspect", "--format", "{{.Image}}", *found])
+            if answer.code == 0:
+                return {_whole_id(each) for each in answer.out.split()}
+        raise Refusal(refusals.ENGINE_ERROR, f"{self.kind} does not say which images its containers use.")
+
+    def remove_image(self, image: Image) -> bool:
+        self._images.clear()
+        bare = image.image_id.split(":", 1)[-1]
+        for words in (image.refs, [bare]):  # an engine refuses an id that has several names
+            if words:
+                self.call(["rmi", *words], within_s=_REMOVE_WITHIN_S)
+            if self.call(["image", "inspect", bare]).code != 0:
+                return True
+        return False
+
 
 def _image(row: Dict[str, Any]) -> Image:
-    image_id = str(row["Id"])
     return Image(
-        image_id=image_id if image_id.startswith("sha256:") else "sha256:" + image_id,
+        image_id=_whole_id(str(row["Id"])),
         refs=list(row.get("RepoTags") or ()),
         digests=list(row.get("RepoDigests") or ()),
         size_mib=int(row["Size"]) // machine.MIB if row.get("Size") else None,
+        cuda=cuda_wanted((row.get("Config") or {}).get("Env") or ()),
     )
+
+
+def _whole_id(image_id: str) -> str:
+    return image_id if image_id.startswith("sha256:") else "sha256:" + image_id
 
 
 _STATES = {

@@ -45,6 +45,8 @@ class ProcessRuntime(Runtime):
         path = os.path.join(folder, "order.json")
         if os.path.exists(path):
             raise Refusal(NAME_CONFLICT, f"{spec.name} exists already.")
+        if spec.network is not None or order.devices:
+            raise bad_spec("Plain processes join no network and are handed no devices: that takes an engine.")
         secrets = os.path.join(folder, "secrets")
         temporary = os.path.join(folder, "tmp")
         path_variable = _PATH if order.own_uid is not None else os.environ.get("PATH", _PATH)

@@ -75,7 +75,14 @@ class Pool(Named):
     used_milli = serializers.IntegerField()
     gpu_models = serializers.ListField(child=serializers.CharField())
     allow_node_network = serializers.BooleanField(help_text="Gangs may use the network of its nodes.")
+    fabric_interface = serializers.CharField(
+        allow_blank=True, help_text="By it, or in this network, its nodes reach each other."
+    )
+    fabric_network = serializers.CharField(
+        allow_blank=True, help_text="A network of the engine, in place of that of the nodes."
+    )
     fabric_devices = serializers.ListField(child=serializers.CharField(), help_text="Devices that these get.")
+    fabric_adapters = serializers.CharField(allow_blank=True, help_text="NCCL_IB_HCA of such gangs.")
 
 
 class NodeTrust(serializers.Serializer[Any]):
@@ -119,7 +126,11 @@ class Node(Named):
         allow_null=True,
         help_text="By it ranks of gangs on other nodes reach those here; null: none is known.",
     )
-    interface_chosen = serializers.BooleanField(help_text="true: by an administrator.")
+    address = serializers.CharField(allow_null=True, help_text="Its address there.")
+    interface_chosen = serializers.BooleanField(help_text="true: by an administrator, for this node.")
+    lacks = serializers.CharField(
+        allow_blank=True, help_text="What it has not of what its pool names for gangs on several nodes."
+    )
     below_floor = serializers.ListField(
         child=serializers.CharField(), help_text="A sentence for each of its programs that is too old."
     )
@@ -131,6 +142,14 @@ class Topology(Named):
 
     levels = serializers.ListField(child=serializers.CharField(), help_text="Label keys, outermost first.")
     nodes = serializers.IntegerField(help_text="Nodes that have the label of its outermost level.")
+
+
+class ReturningNode(Node):
+    """A machine that comes back into service."""
+
+    check = serializers.CharField(
+        allow_null=True, help_text="The check that decides, under checks/; null: it is in service."
+    )
 
 
 class CheckStep(serializers.Serializer[Any]):
@@ -183,6 +202,14 @@ class Environment(Named):
     min_driver = serializers.CharField(
         allow_blank=True,
         help_text="Jobs with GPUs stay off nodes whose NVIDIA driver is older; blank: any will do.",
+    )
+    image_cuda = serializers.CharField(
+        allow_blank=True,
+        help_text="The CUDA version that its image asks of drivers; blank: none, or not known yet.",
+    )
+    min_cuda = serializers.CharField(
+        allow_blank=True,
+        help_text="What administrators say in place of image_cuda: a version, or none; blank: what the image says.",
     )
     tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
     enabled = serializers.BooleanField()
@@ -246,7 +273,10 @@ def pool(row: Any) -> dict[str, Any]:
         "used_milli": row.used_milli,
         "gpu_models": sorted(row.gpu_models or []),
         "allow_node_network": row.allow_node_network,
+        "fabric_interface": row.fabric_interface,
+        "fabric_network": row.fabric_network,
         "fabric_devices": row.fabric_devices,
+        "fabric_adapters": row.fabric_adapters,
     }
 
 
@@ -279,8 +309,10 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "labels": row.labels,
-        "interface": reached["name"] if (reached := interface_of(row)) else None,
+        "interface": reached.name if (reached := interface_of(row, row.pool.fabric)) else None,
+        "address": reached.address if reached else None,
         "interface_chosen": bool(row.interface),
+        "lacks": row.lacks,
         "below_floor": list(row.hello.get("below_floor", ())),
         "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
     }
@@ -330,6 +362,8 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "image": row.image,
         "image_digest": row.image_digest,
         "min_driver": row.min_driver,
+        "image_cuda": row.image_cuda,
+        "min_cuda": row.min_cuda,
         "tool": row.tool,
         "enabled": row.enabled,
         "projects": [named(project) for project in row.projects.all()]

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from agents.enrol import renewal_script
 from portal.config import places
 from portal.errors import FairwayError
 from portal.services.enrolment import get_script
@@ -39,9 +40,17 @@ class Command(BaseCommand):
             help="the node's address; its containers may then not connect to this machine",
         )
         parser.add_argument("--account", default="fairway", help="the account that the script makes")
+        parser.add_argument(
+            "--renew-loader",
+            action="store_true",
+            help="print instead the short script that renews the loader of a node that was enrolled before",
+        )
         parser.add_argument("--data-dir", help="the data folder of this Fairway")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["renew_loader"]:
+            self.stdout.write(renewal_script(), ending="")
+            return
         folder = DataFolder(places.data_dir(), service_account())
         if not (folder.root / "agent" / "agent.pyz").exists():
             raise CommandError(

@@ -29,7 +29,7 @@ from portal.services.bringing import do_bring, do_stop_bringing
 from portal.services.catalogue import EnvironmentWords, do_save_environment, nodes_for
 from portal.web.acts import act_and_return
 from portal.web.words import plural, whole_number
-from portal.words.driver import driver_will_do
+from portal.words.driver import cuda_will_do, driver_will_do
 from portal.words.states import CONTAINERS, RuntimeKind
 
 TEXTS = (
@@ -41,6 +41,7 @@ TEXTS = (
     "archive",
     "prefix",
     "min_driver",
+    "min_cuda",
     "tool",
     "tool_command",
     "tool_port",
@@ -144,6 +145,7 @@ def _words(request: HttpRequest, values: dict[str, str]) -> EnvironmentWords:
         archive=values["archive"],
         prefix=values["prefix"],
         min_driver=values["min_driver"],
+        min_cuda=values["min_cuda"],
         tool=values["tool"],
         tool_command=command,
         tool_port=port,
@@ -161,10 +163,12 @@ def _environment(request: HttpRequest, public_id: str) -> Environment:
 
 def _too_old(node: Node, environment: Environment) -> str:
     """Why jobs with GPUs cannot run on a node; blank when its driver will do, or it has no GPUs."""
-    driver = node.hello.get("driver")
-    if not node.hello.get("gpus") or driver_will_do(driver, environment.min_driver):
+    driver, cuda = node.hello.get("driver"), node.hello.get("cuda_driver")
+    if not node.hello.get("gpus"):
         return ""
-    return f"Its driver is {driver}." if driver else "It tells no driver."
+    if not driver_will_do(driver, environment.min_driver):
+        return f"Its driver is {driver}." if driver else "It tells no driver."
+    return "" if cuda_will_do(cuda, environment.cuda) else f"Its driver knows CUDA {cuda}."
 
 
 def _form(

@@ -11,22 +11,33 @@ from portal.errors import NotThere
 from portal.models import Node, NodePool
 from portal.services.node_network import do_set_interface, do_set_node_network
 from portal.web.acts import act_and_return
+from portal.words.fabric import Fabric
 
 
 @policy(Policy.ADMIN)
 @require_POST
 def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The switch of a pool, and the devices of a fabric, one a line."""
+    """The switch of a pool, and what it names for gangs: a network, devices of a fabric one a line, adapters."""
     pool = NodePool.objects.filter(public_id=public_id).first()
     if pool is None:
         raise NotThere("There is no such pool.")
     allowed = "allow_node_network" in request.POST
-    devices = request.POST.get("fabric_devices", "").split()
+    fabric = Fabric(
+        interface=request.POST.get("fabric_interface", "").strip(),
+        network=request.POST.get("fabric_network", "").strip(),
+        devices=tuple(request.POST.get("fabric_devices", "").split()),
+        adapters=request.POST.get("fabric_adapters", "").strip(),
+    )
 
     def change() -> str:
-        do_set_node_network(signed_in(request.user), pool, allowed=allowed, devices=devices)
+        do_set_node_network(signed_in(request.user), pool, allowed=allowed, fabric=fabric)
         may = "may use" if allowed else "may not use"
-        return f"Gangs {may} the network of the nodes in {pool.name}. What runs stays as it is."
+        whose = (
+            f"the network {fabric.network} in"
+            if allowed and fabric.network
+            else "the network of the nodes in"
+        )
+        return f"Gangs {may} {whose} {pool.name}. What runs stays as it is."
 
     return act_and_return(request, change, f"{reverse('policy')}?pool={pool.name}")
 

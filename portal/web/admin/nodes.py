@@ -9,10 +9,11 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from portal.access import Policy, policy, signed_in
-from portal.errors import Invalid, NotThere
+from portal.errors import FairwayError, Invalid, NotThere
 from portal.models import Gpu, Node, NodeCheck, NodePool
 from portal.services import enrolment, node_acts, nodes
 from portal.services.gpus import do_give_back_gpu
+from portal.services.node_return import do_return_node
 from portal.services.topologies import do_set_labels
 from portal.services.trust import do_trust_node
 from portal.web.acts import act_and_return
@@ -100,16 +101,21 @@ def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
     """Cordons, drains, fences, retires a node, takes it back, or trusts it again."""
     node, user = _node(public_id), signed_in(request.user)
     act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
-    if act == "ready" and reason == node.state_reason:
+    if act in ("ready", "ready-anyway") and reason == node.state_reason:
         reason = ""  # it said why the node was out of service
     states = {
         "cordon": NodeState.CORDONED,
         "drain": NodeState.DRAINED,
-        "ready": NodeState.READY,
         "retire": NodeState.RETIRED,
     }
 
+    if act == "ready":
+        return _return(request, node, reason)
+
     def change() -> str:
+        if act == "ready-anyway":
+            do_return_node(user, node, reason=reason, force=True)
+            return f"{node.name} is now ready."
         if act == "fence":
             ended = nodes.do_fence_node(user, node, reason=reason)
             return f"{node.name} is fenced; {ended} tasks ended and their GPUs are free."
@@ -153,6 +159,19 @@ def labels_of(text: str) -> dict[str, str]:
 
 
 # -- inside ----------------------------------------------------------------------------------------
+
+
+def _return(request: HttpRequest, node: Node, reason: str) -> HttpResponse:
+    """Asks for the check after which a node takes work again, and shows it."""
+    there = reverse("node", args=[node.public_id])
+    try:
+        check = do_return_node(signed_in(request.user), node, reason=reason)
+    except FairwayError as refusal:
+        messages.error(request, refusal.sentence)
+    else:
+        if check is not None:
+            there = reverse("node-check", args=[node.public_id, check.public_id])
+    return HttpResponseRedirect(there)
 
 
 def _start(request: HttpRequest, node: Node) -> HttpResponse:

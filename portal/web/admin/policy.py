@@ -23,6 +23,10 @@ from portal.words.knobs import KnobValue, decides, figure
 CHANGES_SHOWN = 10
 
 
+LACKING_SHOWN = 30
+"""Of the nodes that lack what their pool names; a pool that all of lack it is plain from so many."""
+
+
 @dataclass
 class Line:
     """One knob as the page shows it: what its editor typed, and what is wrong with that."""
@@ -217,6 +221,7 @@ def _render(request: HttpRequest, page: Page, *, status: int = 200, reason: str 
     named = {line.knob.name: line.knob for line in page.lines}
     context = {
         "page": page,
+        "lacking": page.pool.nodes.exclude(lacks="").order_by("name")[:LACKING_SHOWN] if page.pool else (),
         "pools": NodePool.objects.order_by("name"),
         "may_edit": may_edit,
         "refused": status == 400,

@@ -66,11 +66,12 @@ def order(spec: dict[str, Any] = SPEC, real_gpus: tuple[str, ...] = ()) -> Order
             "/volumes/fast": "/s/scratch/t/fast",
         },
         real_gpus=list(real_gpus),
-        network="host" if parsed.node_network else "fw-lab-jobabc2345",
-        subnet=None if parsed.node_network else "10.197.0.0/26",
+        network="host" if parsed.node_network else parsed.network or "fw-lab-jobabc2345",
+        subnet=None if parsed.node_network or parsed.network else "10.197.0.0/26",
         network_is_made=False,
         own_uid=None,
         hold_fd=None,
+        devices=parsed.devices,
     )
 
 
@@ -119,6 +120,11 @@ TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "rank-on-the-nodes-network": (
         {key: SPEC[key] for key in SPEC if key not in ("env", "mounts", "ports")}
         | {"node_network": True, "devices": ["/dev/infiniband/uverbs0"], "meet_port": 32001},
+        ("GPU-1",),
+    ),
+    "rank-on-a-network-of-the-pool": (
+        {key: SPEC[key] for key in SPEC if key not in ("env", "mounts", "ports")}
+        | {"network": "fabric0", "address": "10.9.0.62", "devices": ["/dev/infiniband/uverbs0"]},
         ("GPU-1",),
     ),
     "rank-beside-others": (
@@ -297,3 +303,53 @@ def test_containers_without_our_labels_are_not_ours() -> None:
         "State": {"Status": "running"},
     }
     assert found_in(row) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("network", "host"),
+        ("network", "none"),
+        ("network", "fw-lab-jother"),
+        ("network", "container:other"),
+        ("address", "10.9.0"),
+        ("devices", ["/dev/../etc/shadow"]),
+        ("devices", ["/dev/infiniband/.."]),
+        ("devices", ["/sys/infiniband"]),
+    ],
+)
+def test_networks_of_others_and_places_that_are_no_devices_are_no_spec(key: str, value: object) -> None:
+    with pytest.raises(Refusal):
+        parse_spec(SPEC | {key: value})
+
+
+def test_a_rank_zero_on_a_network_of_ipv6_has_its_address_by_another_word() -> None:
+    words = arguments.create(DOCKER, order(SPEC | {"network": "fabric0", "address": "fd00:9::3e"}), "I", ())
+    assert words[words.index("--ip6") + 1] == "fd00:9::3e" and "--ip" not in words
+
+
+def test_networks_that_people_made_are_told_with_what_they_give_out_and_ours_are_not() -> None:
+    podman = {
+        "name": "fabric0",
+        "driver": "macvlan",
+        "subnets": [
+            {
+                "subnet": "10.9.0.0/24",
+                "gateway": "10.9.0.1",
+                "lease_range": {"start_ip": "10.9.0.33", "end_ip": "10.9.0.62"},
+            }
+        ],
+    }
+    docker = {
+        "Name": "fabric0",
+        "Driver": "macvlan",
+        "IPAM": {"Config": [{"Subnet": "10.9.0.0/24", "IPRange": "10.9.0.32/27", "Gateway": "10.9.0.1"}]},
+        "Labels": {},
+    }
+    told = [arguments.outer_network(row) for row in (podman, docker)]
+    assert [each and each["subnets"][0]["range"] for each in told] == [
+        ["10.9.0.33", "10.9.0.62"],
+        ["10.9.0.32", "10.9.0.63"],
+    ]
+    assert arguments.outer_network(docker | {"Labels": {"fairway.cluster": "lab"}}) is None
+    assert arguments.outer_network({"Name": "host", "Driver": "host"}) is None

@@ -119,7 +119,7 @@ def test_a_gpu_has_an_address_and_memory_that_the_driver_keeps(gpus_of, tmp_path
         ("00000000:1A:00.0", None, 143_771, 637, 9.0),
         ("00000000:1B:00.0", 1, 143_771, 637, 9.0),
     ]
-    assert gpus.driver() == "570.124.06"
+    assert (gpus.driver(), gpus.cuda_driver()) == ("570.124.06", "12.8")
 
 
 @needs_compiler

@@ -90,12 +90,78 @@ def test_devices_that_the_node_does_not_lend_are_refused(node: LoneNode) -> None
         prepare(link, node.spec("jone", *SAYS, devices=["/dev/infiniband/uverbs77"]))
     with pytest.raises(Refused, match="form"):
         prepare(link, node.spec("jone", *SAYS, devices=["/dev/infiniband/../sda"]))
+    with pytest.raises(Refused, match=r"not among"):
+        prepare(link, node.spec("jone", *SAYS, devices=["/dev/nul?"]))
+    node.configure(fabric_devices=["/dev/null", "/dev/shm"])
+    lends = node.open()
+    assert lends.hello.fabric and "/dev/null" in lends.hello.fabric
+    with pytest.raises(Refused, match="Plain processes"):
+        prepare(lends, node.spec("jone", *SAYS, devices=["/dev/nul?"]))
+    with pytest.raises(Refused, match="no character device"):
+        prepare(lends, node.spec("jone", *SAYS, devices=["/dev/shm"]))
+
+
+def place(port: int, job: str = "jone") -> dict[str, Any]:
+    return {"address": "127.0.0.1", "port": port, "job": job, "attempt": 1, "within_s": 0.3}
+
+
+def test_until_rank_zero_begins_its_agent_answers_at_its_port_and_whoever_is_replaced_lets_go(
+    node: LoneNode,
+) -> None:
+    link, other, port = node.open(), node.open(), free_port()
+
+    def why(job: str = "jone") -> object:
+        return other.ask("reach", timeout_s=5, **place(port, job))["why"]
+
+    spec = node.spec("jone", "sleep", "600", meet_port=port, listens=True)
+    assert why() == "connection refused"
+    assert prepare(link, spec)["state"] == "created"
+    assert why() is None and why("jtwo") == "something else answers there"
+    assert prepare(link, spec)["already"] is True and why() is None
+    assert prepare(other, spec)["already"] is True and why() is None  # the link to the first was lost, say
+    assert prepare(link, spec, "start")["state"] == "running"
+    assert why() == "connection refused"  # it is the task's now
+    again = node.spec("jtwo", *SAYS, meet_port=port, listens=True)
+    link.ask("stop", timeout_s=20, epoch=1, job="jone", attempt=1, grace_s=0)
+    assert prepare(link, again)["state"] == "created" and why("jtwo") is None
+    link.ask("stop", timeout_s=20, epoch=1, job="jtwo", attempt=1, grace_s=0)
+    assert why("jtwo") == "connection refused"
+
+
+def test_what_answers_nothing_and_what_hangs_up_is_told_apart(node: LoneNode) -> None:
+    link = node.open()
+    with socket.create_server(("127.0.0.1", 0), backlog=8) as silent:  # it takes connections and says nothing
+        port = silent.getsockname()[1]
+        told = link.ask("reach", timeout_s=5, **place(port))
+        assert told["why"] == "no answer in 0.3 s" and 0.25 < told["seconds"] < 3
+    with pytest.raises(Refused, match="address"):
+        link.ask("reach", timeout_s=5, **place(port) | {"address": "node-a"})
+
+
+def test_a_check_says_what_a_node_lacks_of_what_its_pool_names(node: LoneNode) -> None:
+    node.configure(fabric_devices=["/dev/null"])
+    link = node.open()
+    here = next(each for each in link.hello.interfaces if each.chosen)
+
+    def check(**named: Any) -> dict[str, Any]:
+        fabric = {"runtime": "process", "interface": "", "network": "", "devices": []} | named
+        rows = link.ask("preflight", timeout_s=30, fabric=fabric)["checks"]
+        return next(row for row in rows if row["name"] == "fabric")
+
+    assert (
+        check(interface=here.name)["ok"]
+        and check(interface=here.addresses[0].rpartition("/")[0] + "/32")["ok"]
+    )
+    wrong = check(interface="192.0.2.128/32", network="fabric0", devices=["/dev/null", "/dev/fabric7"])
+    assert not wrong["ok"] and "no interface 192.0.2.128/32" in wrong["sentence"]
+    assert "Plain processes" in wrong["sentence"] and "/dev/fabric7" in wrong["sentence"]
 
 
 @pytest.mark.rig
 @pytest.mark.parametrize("where", ["in the network of their job", "on the network of the node"])
 def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
     node, port = podman_node, free_port()
+    node.configure(fabric_devices=["/dev/null"])
     link = node.open()
     on_node = where == "on the network of the node"
     address = (
@@ -116,3 +182,8 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
         prepare(link, spec, "start")
     eventually("both have ended", lambda: codes_of(link, "jgang") == [0, 0])
     assert "heard one" in log_of(link, "jgang")
+    if on_node:  # it is only created: not everywhere may we raise the bound that it asks for
+        fabric = {"job": "jfabric", "task": 0, "devices": ["/dev/nul?"], "meet_port": None, "env": {}}
+        made = prepare(link, specs[0] | fabric)["container"]
+        told = node.podman("inspect", "--format", "{{.HostConfig.Devices}} {{.HostConfig.Ulimits}}", made)  # type: ignore[attr-defined]
+        assert "/dev/null" in told.stdout and "MEMLOCK -1 -1" in told.stdout, told

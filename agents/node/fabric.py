@@ -1,0 +1,82 @@
+"""What a pool may name for gangs on several nodes, and what this node has of it: interface, network, devices."""
+
+from __future__ import annotations
+
+import glob
+import ipaddress
+import os
+import stat
+from typing import Any, Dict, Iterable, List, Mapping, Sequence
+
+from agents.node.interfaces import interfaces
+from agents.node.refusals import Refusal, bad_spec
+from agents.node.runtimes import Runtime
+from agents.node.spec import fabric_of
+
+
+def devices_of(patterns: Iterable[str], lent: Sequence[str]) -> List[str]:
+    """The devices that these names and patterns mean here, each once, in their order.
+
+    Refused for one that this node does not lend (``lent``: devices, or folders of them), has not, or that is no
+    character device. Folders among the matches of a pattern are passed over.
+    """
+    found: Dict[str, None] = {}
+    for pattern in patterns:
+        plain = not glob.has_magic(pattern)
+        matches = (
+            [pattern] if plain else [path for path in sorted(glob.glob(pattern)) if not os.path.isdir(path)]
+        )
+        for path in matches:
+            if not _is_lent(os.path.realpath(path), lent):
+                raise bad_spec(f"{path} is not among the fabric devices that this node lends to jobs.")
+        if not matches or not os.path.exists(matches[0]):
+            raise bad_spec(f"This node has no {pattern}.")
+        for path in matches:
+            if not stat.S_ISCHR(os.stat(path).st_mode):
+                raise bad_spec(f"{path} is no character device.")
+            found[path] = None
+    return list(found)
+
+
+def devices_here(lent: Sequence[str]) -> List[str]:
+    """Every character device that this node lends."""
+    patterns = [pattern for each in lent for pattern in (each, f"{each}/*", f"{each}/*/*")]
+    paths = sorted({path for pattern in patterns for path in glob.glob(pattern)})
+    real = [path for path in paths if _is_lent(os.path.realpath(path), lent)]
+    return [path for path in real if stat.S_ISCHR(os.stat(path).st_mode)]
+
+
+def _is_lent(real: str, lent: Sequence[str]) -> bool:
+    roots = {os.path.realpath(each) for each in lent}
+    return real.startswith("/dev/") and any(real == root or real.startswith(root + "/") for root in roots)
+
+
+def fabric_check(raw: Any, runtimes: Mapping[str, Runtime], lent: Sequence[str]) -> Dict[str, Any]:
+    """Whether this node has what its pool names (the field ``fabric`` of a preflight), with a sentence."""
+    named = fabric_of(raw)
+    runtime = runtimes.get(named.runtime)
+    lacks: List[str] = []
+    if named.interface and not _has_interface(named.interface):
+        lacks.append(f"There is no interface {named.interface} with an address.")
+    try:
+        devices = devices_of(named.devices, lent)
+    except Refusal as refusal:
+        lacks.append(refusal.message)
+    if runtime is None or runtime.kind == "process":
+        if named.network or named.devices:
+            lacks.append("Plain processes join no network and are handed no devices: that takes an engine.")
+    elif named.network and named.network not in [each["name"] for each in runtime.outer_networks() or ()]:
+        lacks.append(f"{runtime.kind} has no network {named.network}.")
+    if lacks:
+        return {"name": "fabric", "ok": False, "sentence": " ".join(lacks)}
+    words = [each for each in (named.interface, named.network, *devices) if each]
+    return {"name": "fabric", "ok": True, "sentence": f"What the pool names is here: {', '.join(words)}."}
+
+
+def _has_interface(named: str) -> bool:
+    """``named`` is the name of an interface, or a network in which an address of one lies."""
+    told = interfaces()
+    if "/" not in named:
+        return any(each.name == named for each in told)
+    network = ipaddress.ip_network(named)
+    return any(ipaddress.ip_interface(own).ip in network for each in told for own in each.addresses)

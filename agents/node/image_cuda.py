@@ -1,0 +1,29 @@
+"""Which CUDA an image asks of the driver, by the variables that NVIDIA's images set."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Optional, Sequence, Tuple
+
+_AT_LEAST = re.compile(r"cuda>=(\d{1,3}\.\d{1,3})(?:\D|\Z)")
+_VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(?:\.|\Z)")
+
+
+def cuda_wanted(variables: Sequence[str]) -> Optional[str]:
+    """The CUDA version that a driver must know for this image, such as 12.4; None: it does not say.
+
+    ``NVIDIA_REQUIRE_CUDA`` is what NVIDIA's own runtime holds an image to (alternatives separated by spaces; those
+    for forward compatibility name a brand and a driver, and are an administrator's to allow), ``CUDA_VERSION`` what
+    it was built with. An empty ``NVIDIA_REQUIRE_CUDA`` asks for nothing.
+    """
+    found: Dict[str, str] = dict(each.partition("=")[::2] for each in variables)
+    required = found.get("NVIDIA_REQUIRE_CUDA")
+    if required is not None:
+        versions = _AT_LEAST.findall(required)
+        return min(versions, key=_numbers) if versions else None
+    version = _VERSION.match(found.get("CUDA_VERSION", ""))
+    return version.group(1) if version else None
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    return tuple(int(each) for each in version.split("."))

@@ -1,0 +1,19 @@
+#!/bin/sh
+# Renews the loader of a node that was enrolled before: the one command that Fairway's keys may run there. Run it in a
+# root shell of the node, or send it there; running it again is safe. It changes no key, no setting and no agent.
+set -eu
+umask 022
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+target=@LOADER_PATH@
+
+stop() { echo "fairway: stopped: $*" >&2; exit 1; }
+
+[ "$(id -u)" -eq 0 ] || stop "this script needs a root shell."
+[ -x "$target" ] && [ -r /etc/fairway/agent_signers ] || stop "this machine is no node: enrol it first."
+cat > "$target.new" <<'END_OF_LOADER'
+@LOADER@END_OF_LOADER
+chown root:root "$target.new"
+chmod 755 "$target.new"
+mv -f "$target.new" "$target"
+echo "fairway: the loader is version @LOADER_VERSION@ now; the next connection uses it"

@@ -1,0 +1,30 @@
+"""What a job is told of nodes whose drivers are too old for the CUDA of its image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from portal.words.driver import cuda_will_do, newest_cuda
+from scheduler.core.cluster import NodeRow
+
+
+def none_will_do(needed: str, nodes: Iterable[NodeRow]) -> str:
+    """Why none of these nodes can run an image that needs this CUDA, with both versions; blank if that is not it."""
+    nodes = [node for node in nodes if node.gpus]
+    if not nodes or any(cuda_will_do(node.cuda, needed) for node in nodes):
+        return ""
+    newest = newest_cuda(node.cuda for node in nodes if node.cuda)
+    return f"its image needs CUDA {needed}, and the newest driver there knows CUDA {newest}"
+
+
+def passed_over(needed: str, nodes: Iterable[NodeRow]) -> str:
+    """A sentence of the nodes that are passed over for their drivers; blank for none."""
+    old = [node.cuda for node in nodes if node.cuda and not cuda_will_do(node.cuda, needed)]
+    if not old:
+        return ""
+    whose = (
+        "1 node is passed over, whose driver knows"
+        if len(old) == 1
+        else (f"{len(old)} nodes are passed over, whose drivers know at most")
+    )
+    return f" Its image needs CUDA {needed}: {whose} CUDA {newest_cuda(old)}."

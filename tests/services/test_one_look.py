@@ -1,0 +1,28 @@
+"""What is asked once in a look is asked anew in the next, and each time where something may change."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from portal.access import project_ids, roles_of
+from portal.models import Membership
+from portal.one_look import one_look
+from tests import record
+
+
+@pytest.mark.django_db
+def test_who_is_in_which_project_is_asked_once_in_a_look() -> None:
+    person = record.person("ada")
+    project = record.project("vision", member=person)
+    with one_look(), CaptureQueriesContext(connection) as asked:
+        for _ in range(3):
+            assert roles_of(person).keys() == project_ids(person) == {project.pk}
+        assert project_ids(record.person("ben")) == set()
+        Membership.objects.all().delete()
+        assert project_ids(person) == {project.pk}, "as it stood when the look began"
+    assert sum("parent_id" in query["sql"] for query in asked if "SELECT" in query["sql"]) == 1
+    assert project_ids(person) == set()
+    record.project("speech", member=person)
+    assert len(project_ids(person)) == 1
