@@ -38,7 +38,7 @@ def go_through(trial: Trial) -> Iterator[str]:
     acts.expect(link is not None, f"init prints no link: {said}")
     yield "init: keys, tables, first link"
     trial.compose("up", "--detach", within_s=600)
-    trial.wait("all services healthy", trial.healthy, 300)
+    trial.wait("all services healthy", trial.healthy, 600)
     yield f"{SERVICES} services are healthy"
     visitor = acts.sign_in(trial, link[0])  # type: ignore[index]
     yield "healthz, readyz, signed in by the link, every asset of a page"
@@ -47,7 +47,7 @@ def go_through(trial: Trial) -> Iterator[str]:
     long = acts.first_job(trial, visitor)
     yield "a job to its end, and one that runs from now on"
     yield from acts.restart_each(trial, visitor, long)
-    trial.wait("all services healthy", trial.healthy, 300)
+    trial.wait("all services healthy", trial.healthy, 600)
     yield "all services are healthy again"
     yield from acts.back_up_and_restore(trial, visitor, long)
 

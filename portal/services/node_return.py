@@ -49,7 +49,7 @@ def record_checked(check_id: int, ok: bool) -> None:
     """A check is over; where it was to decide and found nothing amiss, the node takes work again."""
     with transaction.atomic():
         # the node's row first, as whoever changes its state does
-        node = Node.objects.select_for_update(no_key=True).get(checks=check_id)
+        node = Node.objects.select_for_update(no_key=True, of=("self",)).get(checks=check_id)
         record_order_finished(check_id, ok)
         check = NodeCheck.objects.select_related("actor").get(pk=check_id)
         if check.returns and check.ok and node.state != NodeState.READY.value:
