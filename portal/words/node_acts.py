@@ -28,6 +28,9 @@ ACT_TITLES: dict[NodeAct, str] = {
     NodeAct.GC: "Tidying up",
 }
 
+WARNS = frozenset({"version"})
+"""What a check finds and yet keeps a node from nothing: vendors mend old versions without a new number."""
+
 TRIAL_S = 60.0
 """So long a new agent may take until it answers hello and is confirmed; then the node goes back to the one before."""
 

@@ -122,5 +122,8 @@ def test_a_node_is_checked_tidied_and_given_another_program(room, scene) -> None
     node.refresh_from_db()
     assert node.hello["program"] not in (None, first)
     assert NodeCheck.objects.filter(kind="preflight").count() >= 2, "it is checked once more"
+    for check in NodeCheck.objects.filter(kind="preflight", finished_at__isnull=False):
+        found = [step["ok"] for step in check.steps if step["name"] != "Version"]  # that only warns
+        assert found and check.ok == all(found)
     job.refresh_from_db()
     assert (job.state, job.attempts.count()) == (JobState.RUNNING, 1)
