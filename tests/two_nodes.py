@@ -34,8 +34,21 @@ class TwoNodes:
         return record.job(getattr(self, who), self.project, self.environment, command=words, **fields)
 
     def reach(self, job: Job, look: Callable[[], bool], within_s: float = 30.0) -> None:
-        story = "\n".join(f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all())
-        assert self.engine.run_until(look, within_s), story
+        assert self.engine.run_until(look, within_s), self.story(job)
+
+    def story(self, job: Job) -> str:
+        """What befell a job so far, and what its ranks have said."""
+        events = [f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all()]
+        problems = [
+            f"{task} {task.state} {task.problem}"
+            for each in job.attempts.all()
+            for task in each.task_rows.all()
+        ]
+        said = [
+            f"{path.parent.name}: {path.read_text()}"
+            for path in self.room.folder.glob("*/state/tasks/*/log*")
+        ]
+        return "\n".join([*events, *problems, *said])
 
     def run(self, job: Job) -> dict[int, str]:
         """The tasks that run by the record, with their nodes."""

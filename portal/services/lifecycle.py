@@ -10,7 +10,7 @@ but ``adoption``, its twin for attempts that a restored record forgot, ``elastic
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from portal.errors import Conflict
 from portal.events import announce, announce_all
-from portal.models import Attempt, Job, JobEvent, Node, NodePool, Standing, Task
+from portal.models import Attempt, Job, JobEvent, Node, NodePool, Rendezvous, Standing, Task
 from portal.services import rendezvous
 from portal.services.endings import finish_attempt, goes_on_without, note_change, note_lost, staying
 from portal.services.holdings import give_gpus, release_gpus, take_gpus
@@ -222,13 +222,25 @@ def is_to_start(task: Task, attempt: Attempt) -> bool:
 
     One that was prepared before others of its gang waits for them.
     """
+    begins = not attempt.together or (attempt.prepared_at is not None and not _awaits_first(task, attempt))
     return (
         task.state == AttemptState.CONFIGURING
         and attempt.state in (AttemptState.CONFIGURING, AttemptState.RUNNING)
         and attempt.stop_wanted_at is None
         and task.leave_wanted_at is None
-        and (is_to_prepare(task, attempt) or not attempt.together or attempt.prepared_at is not None)
+        and (is_to_prepare(task, attempt) or begins)
     )
+
+
+def _awaits_first(task: Task, attempt: Attempt) -> bool:
+    """True while rank 0 has not begun where its node's agent listens in its place.
+
+    Another rank would meet that agent, and take it for rank 0.
+    """
+    row: Rendezvous | None = getattr(attempt, "rendezvous", None)
+    if task.rank == 0 or row is None or row.trying_since is None:
+        return False
+    return Task.objects.filter(attempt=attempt, rank=0, state=AttemptState.CONFIGURING.value).exists()
 
 
 def is_to_prepare(task: Task, attempt: Attempt) -> bool:
@@ -259,7 +271,11 @@ def let_begin(attempt: Attempt, tasks: Sequence[Task]) -> None:
     if ready and not rendezvous.tries_first(attempt, tasks):
         attempt.prepared_at = timezone.now()
         attempt.save(update_fields=["prepared_at"])
-        hint_nodes({row.node.public_id: ("start", attempt.job.public_id) for row in tasks})
+        _hint_starts(attempt, tasks)
+
+
+def _hint_starts(attempt: Attempt, tasks: Iterable[Task]) -> None:
+    hint_nodes({row.node.public_id: ("start", attempt.job.public_id) for row in tasks})
 
 
 def task_running(
@@ -278,6 +294,8 @@ def task_running(
         task.container, task.ports, task.running_at, task.problem = container, ports, now, ""
         move_task(task, AttemptState.RUNNING)
         let_begin(attempt, tasks)
+        if attempt.together and task.rank == 0:
+            _hint_starts(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
         run = sum(row.state == AttemptState.RUNNING for row in tasks)
         if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.least_tasks:
             attempt.running_at = now

@@ -334,6 +334,15 @@ def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) 
     attempt.refresh_from_db()
     assert attempt.prepared_at is not None and to_try() == []
 
+    # the agent of rank 0's node listens until rank 0 begins: another rank would take it for that
+    def to_start() -> list[int]:
+        fresh = Attempt.objects.select_related("rendezvous").get(pk=attempt.pk)
+        return [task.rank for task in tasks(attempt) if lifecycle.is_to_start(task, fresh)]
+
+    assert to_start() == [0]
+    lifecycle.task_running(rows[0].pk, container="c", ports={})
+    assert to_start() == [1, 2, 3]
+
 
 def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> None:
     nodes = [*scene["nodes"], record.node(scene["pool"]), record.node(scene["pool"])]
