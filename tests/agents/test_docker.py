@@ -175,7 +175,7 @@ def test_a_stop_leaves_time_and_a_kill_leaves_none(link: Link, start: Any) -> No
 
 
 def test_out_of_memory_is_told(link: Link, start: Any) -> None:
-    start("joom", "python3", "-c", "x = bytearray(300 << 20)")
+    start("joom", "python3", "-c", "import time; time.sleep(1); x = bytearray(300 << 20)")
     ended = wait_for(link, "exited", timeout_s=30, job="joom")
     assert (ended["oom"], ended["exit_code"]) == (True, 137)
     assert 0 < ended["peak_memory_mib"] <= 64

@@ -62,6 +62,7 @@ def test_the_page_keeps_to_its_policy():
     assert b"/api/schema/" in start.content
 
 
+@pytest.mark.long  # the test above makes the same document without a process of its own
 def test_the_command_line_says_nothing_either():
     """What a build runs: drf-spectacular's own command, failing on any warning."""
     made = subprocess.run(

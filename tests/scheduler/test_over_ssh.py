@@ -49,6 +49,7 @@ def test_a_gang_over_two_nodes_with_the_image_brought_to_one(scene) -> None:
     assert [containers(machine) for machine in scene["machines"]] == [[], []]
 
 
+@pytest.mark.long  # each of the three is also told by an engine of its own: test_docker, test_podman, test_ssh_node
 def test_too_much_memory_a_missing_image_and_a_full_disk_are_said(scene) -> None:
     eat = "x = []\nwhile True: x.append(bytearray(b'x') * 10_000_000)"
     job = submit(scene, "python3", "-c", eat, memory_mib=96)

@@ -16,9 +16,8 @@ from tests.agents.node.sweeps import (
 pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.timeout(600)]
 
 every_fourteenth = pytest.mark.parametrize("stride", [14, pytest.param(1, marks=pytest.mark.long)])
-every_24th = pytest.mark.parametrize("stride", [24, pytest.param(1, marks=pytest.mark.long)])
 every_28th = pytest.mark.parametrize("stride", [28, pytest.param(1, marks=pytest.mark.long)])
-every_56th = pytest.mark.parametrize("stride", [56, pytest.param(1, marks=pytest.mark.long)])
+at_length = pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.long)])
 
 
 @every_fourteenth
@@ -38,12 +37,12 @@ def test_steps_of_a_start_on_a_network_that_stood_ready(podman_node: LoneNode, s
     assert podman_node.networks() <= set(podman_node.ledger()["spares"])
 
 
-@every_24th
+@at_length
 def test_steps_of_making_a_network_ahead(podman_node: LoneNode, stride: int) -> None:
     assert sweep_spare(podman_node, stride) * stride >= 12
 
 
-@every_56th
+@at_length
 def test_steps_of_an_abandoned_podman_start_and_of_a_stop(podman_node: LoneNode, stride: int) -> None:
     sweep_abandoned_start(podman_node, "podman", stride)
     sweep_stop(podman_node, "podman", stride)
