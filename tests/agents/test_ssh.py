@@ -43,6 +43,9 @@ def test_a_stream_carries_lines_both_ways(target: SshTarget, key_pairs: Keys) ->
         assert "hello" in say_hello(stream, "control")
         stream.write(b'{"id": 7, "text": "' + b"x" * 500_000 + b'"}\n')
         assert json.loads(stream.readline(LINE_LIMIT_BYTES))["id"] == 7
+        until_s = time.monotonic() + 10  # what it says beside its lines comes by a thread of its own
+        while "echo agent is ready" not in stream.diagnostics() and time.monotonic() < until_s:
+            time.sleep(0.02)
         assert "echo agent is ready" in stream.diagnostics()
     finally:
         stream.close()
