@@ -22,6 +22,7 @@ class Candidates:
         self._now_s = now_s
         self._ask_at_s = now_s if ask_at_s is None else ask_at_s
         self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
+        self._in_order: dict[ProjectId, list[Gang]] = {}
         self._leavers: dict[ProjectId, list[Gang]] | None = None
         self._lost: dict[Gang, tuple[list[Task], float]] = {}  # while the same tasks stand
         self._hopeless: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
@@ -31,6 +32,7 @@ class Candidates:
     def forget(self) -> None:
         """The scene changed otherwise: candidates and what was hopeless are looked at anew."""
         self._lists.clear()
+        self._in_order.clear()
         self._leavers = None
         for questions in self._hopeless.values():
             questions.clear()
@@ -50,14 +52,22 @@ class Candidates:
         """
         found = self._lists.get((leaf, kind, below))
         if found is None:
-            found = [
+            found = self._lists[leaf, kind, below] = [
                 gang
-                for gang in self.by_project().get(leaf, ())
-                if (below is None or gang.priority < below) and not self._protected(gang, kind)
+                for gang in self._all_of(leaf)
+                if gang.standing
+                and (below is None or gang.priority < below)
+                and not self._protected(gang, kind)
             ]
+        return found
+
+    def _all_of(self, leaf: ProjectId) -> list[Gang]:
+        """Whoever of a leaf project may be asked to leave by any right, first to leave first."""
+        found = self._in_order.get(leaf)
+        if found is None:
+            found = self._in_order[leaf] = list(self.by_project().get(leaf, ()))
             found.sort(key=lambda gang: gang.job, reverse=self._policy.victim_order == "youngest")
             found.sort(key=lambda gang: self.leaving_order(gang, gang.growth))
-            self._lists[leaf, kind, below] = found
         return found
 
     def by_project(self) -> dict[ProjectId, list[Gang]]:

@@ -213,7 +213,7 @@ class Gang:
         self.kind = -1  # gangs of one kind differ only in age, and in a person nobody counts
         self.possible: Sequence[PoolId] = ()  # the pools where it could run if they were empty
         self.fickle = False  # what is possible changes with time, with other jobs or with one node
-        self.key: tuple[object, ...] = ()
+        self.key = -1  # where one of these could stand, all others with this number could
         # known until a task changes its state
         self.next: list[Task] | None = None
         self._asked: Amounts | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from scheduler.core.cluster import PoolId, RunningTask
 from scheduler.core.gang import Gang, State, Task, total
 from scheduler.core.ledger import Gone
@@ -90,40 +92,35 @@ class HandingOut:
 
     def allocate(self) -> None:
         """Hand out free places: first everybody in the pool of first choice, then the next choices."""
-        groups = self._table.groups
-        for choice in range(max((len(group[0].possible) for group in groups), default=0)):
-            for pool in self._table.scenes:
-                mine = [group for group in groups if group[0].possible[choice : choice + 1] == [pool]]
-                if mine:
-                    self._hand_out(pool, mine, choice)
+        for choice, pools in enumerate(self._table.choices):
+            for pool, alike in pools.items():
+                if alike:
+                    self._hand_out(pool, alike, choice)
 
-    def _hand_out(self, pool: PoolId, groups: list[list[Gang]], choice: int) -> None:
-        """Hand out the places of one pool in fair order.
+    def _hand_out(self, pool: PoolId, alike: Mapping[int, Sequence[Sequence[Gang]]], choice: int) -> None:
+        """Hand out the places of one pool in fair order, to kinds of gangs by what fits them.
 
         A job that finds places only once others have left keeps them when it has no further pool to try.
         """
         scene = self._table.scenes[pool]
-        full: set[tuple[object, ...]] = set()
-        tried: set[tuple[object, ...]] = set()
+        full: set[int] = set()
         closed: set[int] = set()  # kinds that a bound stops, whoever leaves: it grows no wider meanwhile
         held_back: set[tuple[object, ...]] = set()  # by reservations: equal ones that last as long are, too
 
         def no_place(gang: Gang) -> bool:
             if gang.key in full or gang.kind in closed:
                 return True
-            return bool(held_back and (*gang.key, _lasts_s(gang)) in held_back)
+            return bool(held_back and (gang.key, _lasts_s(gang)) in held_back)
 
         jobs: list[Gang] = []
-        for group in groups:
-            first = group[0] if self._comes(group[0]) else next(filter(self._comes, group), None)
-            if first is None:
-                continue
-            if first.key not in tried:
-                tried.add(first.key)
-                if self._fits_nowhere(scene, first, len(first.possible) == choice + 1):
-                    full.add(first.key)
-            if first.key not in full and not self._closed(scene, first):
-                jobs += [gang for gang in group if self._comes(gang)]
+        for key, groups in alike.items():
+            coming = ((group, first) for group in groups if (first := self._first_of(group)) is not None)
+            for n, (group, first) in enumerate(coming):
+                if n == 0 and self._fits_nowhere(scene, first, len(first.possible) == choice + 1):
+                    full.add(key)
+                    break
+                if not self._closed(scene, first):
+                    jobs += [gang for gang in group if self._comes(gang)]
         queue = TurnQueue(scene, jobs, no_place)
         while (turn := queue.pop()) is not None:
             tasks = turn.to_place()
@@ -143,8 +140,11 @@ class HandingOut:
             elif self._closed(scene, turn):
                 closed.add(turn.kind)
             elif turn.plain and self._table.reserving[pool].first_after(turn) is not None:
-                held_back.add((*turn.key, _lasts_s(turn)))
+                held_back.add((turn.key, _lasts_s(turn)))
         self._table.rooms[pool].forget()
+
+    def _first_of(self, group: Sequence[Gang]) -> Gang | None:
+        return group[0] if self._comes(group[0]) else next(filter(self._comes, group), None)
 
     def _comes(self, gang: Gang) -> bool:
         """True for a gang with tasks to place; one that keeps places for which others leave does not grow."""

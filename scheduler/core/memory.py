@@ -42,6 +42,7 @@ class Memory:
         self.checked: dict[int, object] = {}
         self.asked = Asked()
         self.floors: dict[PoolId, Floor] = {}
+        self.keys: dict[tuple[object, ...], int] = {}
         self.questions: dict[tuple[object, ...], int] = {}
         self.kinds: dict[tuple[object, ...], int] = {}
         self.possible: dict[tuple[object, ...], list[PoolId]] = {}
@@ -77,8 +78,8 @@ class Memory:
             self._frame = frame
             self._waiting, self._running = {}, {}
             self.checked, self.possible, self.changes = {}, {}, {}
-        if max(len(self.questions), len(self.kinds)) > MOST_QUESTIONS:
-            for known in (self.questions, self.kinds, self.possible, self.changes, self._waiting):
+        if max(map(len, (self.keys, self.questions, self.kinds))) > MOST_QUESTIONS:
+            for known in (self.keys, self.questions, self.kinds, self.possible, self.changes, self._waiting):
                 known.clear()
 
     def waiting(self, rows: Iterable[PendingRow]) -> list[Gang | None]:

@@ -41,7 +41,8 @@ class Claims:
     @cached_property
     def least(self) -> Amounts:
         """No task of them asks less, whatever of its gang is to place."""
-        asked = (task.amounts for group in self.groups for task in _unlike(group[0]))
+        unlike = {group[0].key: group[0] for group in self.groups}
+        asked = (task.amounts for gang in unlike.values() for task in _unlike(gang))
         return Amounts(*map(min, zip(*asked, strict=True)))
 
 
@@ -76,9 +77,9 @@ class Table:
         self.gangs: dict[JobId, Gang] = {}
         self.pool_of: dict[JobId, PoolId] = {}
         self._make_gangs()
-        # ready gangs, those of a kind together: all, and those of first choice
-        self.groups: list[list[Gang]] = []
+        # ready gangs, those of a kind together: those of first choice, and by choice and pool those that fit alike
         self.first_in: dict[PoolId, list[list[Gang]]] = {pool: [] for pool in self.scenes}
+        self.choices: list[dict[PoolId, dict[int, list[list[Gang]]]]] = []
         self.claims: dict[PoolId, dict[tuple[ProjectId, int, bool], Claims]] = {p: {} for p in self.scenes}
         self.ordered: dict[Task, Ordered] = {}
         self.promised: set[JobId] = set()  # places are kept for them by an earlier plan, or others leave
@@ -93,7 +94,7 @@ class Table:
 
     def _make_gangs(self) -> None:
         """A gang for every waiting job; the ranks of an elastic one that runs join those that run."""
-        questions = self.memory.questions
+        keys, questions = self.memory.keys, self.memory.questions
         counted = counting_people(self.scenes.values())
         where = {job: pool for pool, scene in self.scenes.items() for job in scene.gangs}
         for row, known in zip(self.pending, self.memory.waiting(self.pending), strict=True):
@@ -102,10 +103,10 @@ class Table:
                 continue
             gang = self.gangs[row.job] = self._make_gang(row, where.get(row.job))
             gang.ordered_s = ordered_s(row, self.policy)
-            gang.key = _fit_key(gang)
+            gang.key = keys.setdefault(_fit_key(gang), len(keys))
             gang.fickle = _fickle(row)
             whose = gang.user if gang.leaf in counted else None
-            question = (*gang.key, gang.leaf, gang.preemptible, gang.priority, whose)
+            question = (gang.key, gang.leaf, gang.preemptible, gang.priority, whose)
             gang.question = questions.setdefault(question, len(questions))
         grows = where.keys() & self.gangs.keys()
         self.memory.keep_waiting([gang for job, gang in self.gangs.items() if job not in grows])
@@ -129,12 +130,16 @@ class Table:
                 self._find_possible(row, gang)
             if gang.possible:
                 alike.setdefault(gang.kind, []).append(gang)
-        self.groups = list(alike.values())
-        for group in self.groups:
-            pool, first = group[0].possible[0], group[0]
+        for group in alike.values():
+            first = group[0]
+            pool = first.possible[0]
             self.first_in[pool].append(group)
             whose = (first.leaf, first.priority, first.preemptible)
             self.claims[pool].setdefault(whose, Claims()).groups.append(group)
+            for choice, pool in enumerate(first.possible):
+                if choice == len(self.choices):
+                    self.choices.append({pool: {} for pool in self.scenes})
+                self.choices[choice][pool].setdefault(first.key, []).append(group)
 
     def _find_possible(self, row: PendingRow, gang: Gang) -> None:
         """The pools where a job could run if they were empty; none for one that must not start now."""
