@@ -70,7 +70,7 @@ def read_gpus(known: Known[tuple[GpuRow, ...]]) -> dict[int, tuple[GpuRow, ...]]
     """
     return known.read(
         marks_of(
-            "SELECT node_id, string_agg(id::text || ':' || xmin::text, ' ' ORDER BY index, id)"
+            "SELECT node_id, string_agg(id::text || ':' || xmin::text, ' ')"
             "  FROM portal_gpu WHERE present OR used_milli > 0 GROUP BY node_id"
         ),
         _gpus_of,

@@ -65,10 +65,10 @@ def read_holdings(known: Known[Holding]) -> dict[int, Holding]:
     """
     return known.read(
         marks_of(
-            "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin, winner.xmin, tasks.here)"
+            "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin,"
+            "       (SELECT xmin FROM portal_job winner WHERE winner.id = attempt.stop_for_id), tasks.here)"
             "  FROM portal_attempt attempt JOIN portal_job job ON job.id = attempt.job_id"
-            "  LEFT JOIN portal_job winner ON winner.id = attempt.stop_for_id"
-            "  LEFT JOIN (SELECT attempt_id, string_agg(id::text || ':' || node_id::text, ' ' ORDER BY rank) AS here"
+            "  LEFT JOIN (SELECT attempt_id, string_agg(id::text || ':' || node_id::text, ' ') AS here"
             "               FROM portal_task WHERE NOT gone GROUP BY attempt_id) tasks"
             "    ON tasks.attempt_id = attempt.id"
             " WHERE attempt.state = ANY(%s)",
@@ -246,7 +246,7 @@ def _kept(attempt: Holding) -> tuple[RunningTask, ...]:
 
 
 def read_kept() -> dict[str, Kept]:
-    rows = Job.objects.filter(kept__isnull=False, state__in=_MAY_KEEP)
+    rows = Job.objects.filter(kept__isnull=False, state__in=_MAY_KEEP).order_by()
     return {job: kept for job, kept in rows.values_list("public_id", "kept") if kept}
 
 

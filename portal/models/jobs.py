@@ -143,6 +143,7 @@ class Job(models.Model):
                 name="job_ended",
                 condition=models.Q(started_at__isnull=False, ended_at__isnull=False),
             ),
+            models.Index(fields=["id"], name="job_kept", condition=models.Q(kept__isnull=False)),
         ]
 
     def __str__(self) -> str:

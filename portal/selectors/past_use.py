@@ -23,7 +23,7 @@ class PastUse(NamedTuple):
 
 
 def past_use(now_s: float, half_life_s: float, projects: Sequence[int] | None = None) -> list[PastUse]:
-    """One query; ``projects`` None reads all, else those with these row numbers.
+    """One query, rows in no order; ``projects`` None reads all, else those with these row numbers.
 
     The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h); the
     half-life h may be a pool's own.
@@ -31,22 +31,22 @@ def past_use(now_s: float, half_life_s: float, projects: Sequence[int] | None = 
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT project.public_id, pool.public_id, person.public_id, sum(span.seconds), project.id, person.id
+            SELECT project.public_id, pool.public_id, person.public_id, span.seconds, project.id, person.id
               FROM (SELECT project_id, pool_id, user_id,
-                           milli / 1000.0::float8 * half.life / ln(2::float8) * (
+                           sum(milli / 1000.0::float8 * half.life / ln(2::float8) * (
                                power(0.5::float8, greatest(0, %(now)s - coalesce(
                                    extract(epoch FROM ended_at)::float8, %(now)s)) / half.life)
                              - power(0.5::float8, greatest(0, %(now)s
-                                   - extract(epoch FROM started_at)::float8) / half.life)) AS seconds
+                                   - extract(epoch FROM started_at)::float8) / half.life))) AS seconds
                       FROM portal_usageledger
                       JOIN (SELECT id, coalesce((policy ->> 'half_life_s')::float8, %(h)s) AS life
                               FROM portal_nodepool) AS half ON half.id = pool_id
                      WHERE (ended_at IS NULL OR ended_at > to_timestamp(%(now)s - %(remembered)s * half.life))
-                       AND (%(projects)s::bigint[] IS NULL OR project_id = ANY(%(projects)s::bigint[]))) AS span
+                       AND (%(projects)s::bigint[] IS NULL OR project_id = ANY(%(projects)s::bigint[]))
+                     GROUP BY 1, 2, 3) AS span
               JOIN portal_project project ON project.id = span.project_id
               JOIN portal_nodepool pool ON pool.id = span.pool_id
               JOIN portal_user person ON person.id = span.user_id
-             GROUP BY 1, 2, 3, 5, 6 ORDER BY 1, 2, 3
             """,
             {
                 "now": now_s,

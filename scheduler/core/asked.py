@@ -10,8 +10,6 @@ from scheduler.core.cluster import WHOLE_MILLI, Ask, PendingRow, PoolId, Running
 EXPECTED = {Ask(gpus, WHOLE_MILLI, 0, 0): 4 for gpus in (1, 2, 4, 8)}
 """Asked where little else is known: whole GPUs, one or more on one node."""
 
-Row = RunningRow | PendingRow
-
 
 class Asked:
     """What will be asked soon is best known from who is here and who waits, also from held jobs: they come.
@@ -20,29 +18,27 @@ class Asked:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}  # by id; as a row is held here, no other takes its id
         self._counts: dict[PoolId, Counter[Ask]] = {}
 
-    def count(self, running: Iterable[RunningRow], pending: Iterable[PendingRow]) -> None:
-        """Count these rows, and nothing else that was counted before."""
-        now: dict[int, Row] = {id(row): row for row in running}
-        now.update((id(row), row) for row in pending)
-        for key in self._rows.keys() - now.keys():
-            self._add(self._rows[key], -1)
-        for key in now.keys() - self._rows.keys():
-            self._add(now[key], +1)
-        self._rows = now
+    def change(self, came: Iterable[object], left: Iterable[object] = ()) -> None:
+        """Count the jobs among rows that came, and no more those that left."""
+        for row in left:
+            self._add(row, -1)
+        for row in came:
+            self._add(row, +1)
 
     def in_pool(self, pool: PoolId) -> Counter[Ask]:
         """By request, how many tasks run in a pool or could run there."""
         return Counter(EXPECTED) + self._counts.get(pool, Counter())
 
-    def _add(self, row: Row, sign: int) -> None:
+    def _add(self, row: object, sign: int) -> None:
         pools: Iterable[PoolId]
         if isinstance(row, RunningRow):
             pools, asks = (row.pool,), _of_running(row)
-        else:
+        elif isinstance(row, PendingRow):
             pools, asks = dict.fromkeys(row.pools), _of_pending(row)
+        else:
+            return
         for pool in pools:
             counts = self._counts.setdefault(pool, Counter())
             for ask, tasks in asks:

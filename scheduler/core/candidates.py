@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Set
 
 from scheduler.core.ageing import ends_soon
@@ -23,6 +24,7 @@ class Candidates:
         self._ask_at_s = now_s if ask_at_s is None else ask_at_s
         self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
         self._in_order: dict[ProjectId, list[Gang]] = {}
+        self._least: dict[ProjectId, float] = {}  # no priority of a leaf project is below that
         self._leavers: dict[ProjectId, list[Gang]] | None = None
         self._lost: dict[Gang, tuple[list[Task], float]] = {}  # while the same tasks stand
         self._hopeless: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
@@ -33,6 +35,7 @@ class Candidates:
         """The scene changed otherwise: candidates and what was hopeless are looked at anew."""
         self._lists.clear()
         self._in_order.clear()
+        self._least.clear()
         self._leavers = None
         for questions in self._hopeless.values():
             questions.clear()
@@ -69,6 +72,14 @@ class Candidates:
             found.sort(key=lambda gang: gang.job, reverse=self._policy.victim_order == "youngest")
             found.sort(key=lambda gang: self.leaving_order(gang, gang.growth))
         return found
+
+    def any_below(self, leaf: ProjectId, priority: int) -> bool:
+        """True when ``of`` finds somebody of a lower priority to preempt in a leaf project."""
+        least = self._least.get(leaf)
+        if least is None:
+            mine = self.by_project().get(leaf, ())
+            least = self._least[leaf] = min((gang.priority for gang in mine), default=math.inf)
+        return least < priority and bool(self.of(leaf, "preempt", priority))
 
     def by_project(self) -> dict[ProjectId, list[Gang]]:
         """By leaf project, everybody who holds places and may be asked to leave."""

@@ -37,13 +37,12 @@ class SnapshotError(ValueError):
         self.field = field
 
 
-def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None) -> None:
+def check_snapshot(snapshot: Snapshot, checked: Mapping[int, object] | None = None) -> None:
     """Raise ``SnapshotError`` naming the first field that cannot be true.
 
-    ``checked`` holds rows that passed in an earlier photograph of the same projects, pools and machines, by
-    ``id``; it is made to hold this one's.
+    ``checked`` holds rows that passed in an earlier photograph of the same projects, pools and machines, by ``id``.
     """
-    before = dict(checked) if checked else {}
+    before = checked or {}
     _finite("now_s", snapshot.now_s)
     pools = _unique("pools", (pool.id for pool in snapshot.pools))
     for pool in snapshot.pools:
@@ -63,6 +62,8 @@ def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None)
     _check_tree(snapshot, projects)
     _check_quotas(snapshot, projects, pools)
     for i, usage in enumerate(snapshot.usage):
+        if usage.project in projects and usage.pool in pools and 0 <= usage.gpu_seconds < math.inf:
+            continue  # thousands are right, and their names are made for who is wrong
         _known(f"usage[{i}].project", usage.project, projects)
         _known(f"usage[{i}].pool", usage.pool, pools)
         _at_least(f"usage[{i}].gpu_seconds", usage.gpu_seconds, 0)
@@ -73,10 +74,6 @@ def check_snapshot(snapshot: Snapshot, checked: dict[int, object] | None = None)
     _check_running(snapshot, projects, pools, nodes, before)
     for pending in [row for row in snapshot.pending if before.get(id(row)) is not row]:
         _check_pending(pending, projects, pools)
-    if checked is not None:
-        rows = (*snapshot.nodes, *snapshot.running, *snapshot.pending)
-        checked.clear()
-        checked.update(zip(map(id, rows), rows, strict=True))
 
 
 def _check_node(node: NodeRow) -> None:

@@ -6,11 +6,11 @@ A photograph that differs little from the one before shares most of its row obje
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from scheduler.core.asked import Asked
-from scheduler.core.cluster import NodeId, NodeRow, PendingRow, PoolId, RunningRow
+from scheduler.core.cluster import NodeId, NodeRow, PendingRow, PoolId, RunningRow, Snapshot
 from scheduler.core.gang import Gang, Wanted
 from scheduler.core.placement import Floor
 from scheduler.core.plan import ChangeKind
@@ -35,11 +35,19 @@ class Variant(NamedTuple):
     wanted: dict[PoolId, Wanted]
 
 
+class Seen(NamedTuple):
+    """The rows of a photograph by their ``id``, and how they differ from those of the one before."""
+
+    rows: dict[int, object]
+    came: list[object]
+    left: list[object]
+
+
 class Memory:
     """Kept between decisions; one at a time may use it."""
 
     def __init__(self) -> None:
-        self.checked: dict[int, object] = {}
+        self.checked: Mapping[int, object] = {}
         self.asked = Asked()
         self.floors: dict[PoolId, Floor] = {}
         self.keys: dict[tuple[object, ...], int] = {}
@@ -53,6 +61,7 @@ class Memory:
         self._next_running: dict[int, tuple[RunningRow, Gang]] = {}
         self._builds: dict[int, tuple[NodeRow, tuple[object, ...]]] = {}
         self._frame: tuple[object, ...] = ()
+        self._rows: dict[int, object] = {}
         self._floor_of: dict[PoolId, Floor] = {}
 
     def build(self, nodes: tuple[NodeRow, ...]) -> tuple[object, ...]:
@@ -81,6 +90,18 @@ class Memory:
         if max(map(len, (self.keys, self.questions, self.kinds))) > MOST_QUESTIONS:
             for known in (self.keys, self.questions, self.kinds, self.possible, self.changes, self._waiting):
                 known.clear()
+
+    def look(self, snapshot: Snapshot) -> Seen:
+        """Which rows are not those of the last photograph."""
+        rows: tuple[object, ...] = (*snapshot.nodes, *snapshot.running, *snapshot.pending)
+        now, before = dict(zip(map(id, rows), rows, strict=True)), self._rows
+        came, left = now.keys() - before.keys(), before.keys() - now.keys()
+        return Seen(now, [now[key] for key in came], [before[key] for key in left])
+
+    def take(self, seen: Seen) -> None:
+        """These rows passed the checks; as they are held here, no others take their ids."""
+        self._rows = self.checked = seen.rows
+        self.asked.change(seen.came, seen.left)
 
     def waiting(self, rows: Iterable[PendingRow]) -> list[Gang | None]:
         """For each row the gang made of this very row, if the last decision left it as it was."""

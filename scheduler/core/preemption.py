@@ -180,7 +180,7 @@ class RoomMaker:
             ledger = self._scene.ledger
             return may_ask(ledger.owed[leaf], ledger.held[leaf], ledger.firm[leaf], least, preemptible)
         if reason is EvictionReason.PREEMPTED:
-            return bool(self._who.of(leaf, "preempt", priority))
+            return self._who.any_below(leaf, priority)
         return preemptible and least.gpu_milli <= self.free_later()
 
     def may_ask(self, gang: Gang, reason: EvictionReason) -> bool:

@@ -109,7 +109,7 @@ class PoolScene:
         if self._memory is not None:
             return self._memory.asked.in_pool(self.pool.id)
         asked = Asked()
-        asked.count(self._snapshot.running, self._snapshot.pending)
+        asked.change((*self._snapshot.running, *self._snapshot.pending))
         return asked.in_pool(self.pool.id)
 
     def _known_floor(self) -> Floor | None:

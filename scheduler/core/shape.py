@@ -89,10 +89,17 @@ class Pile:
 
     def __init__(self, owners: Sequence[Sequence[Held]]) -> None:
         held = [one for mine in owners for one in mine]
-        self.places = [0, *accumulate(len(mine) for mine in owners)]
-        self.gpus = [0, *accumulate(sum(len(one.slots) for one in mine) for mine in owners)]
-        self.node: Ints = np.array([one.node for one in held], dtype=np.int64)
-        self.cpu_milli: Ints = np.array([one.cpu_milli for one in held], dtype=np.int64)
-        self.memory_mib: Ints = np.array([one.memory_mib for one in held], dtype=np.int64)
-        gpus = [(one.node, slot, one.milli) for one in held for slot in one.slots]
-        self.gpu_node, self.gpu_slot, self.gpu_milli = np.array(gpus, dtype=np.int64).reshape(-1, 3).T
+        slots = [len(one.slots) for one in held]
+        self.places = [0, *accumulate(map(len, owners))]
+        until = [0, *accumulate(slots)]
+        self.gpus = [until[places] for places in self.places]
+        self.node = _ints([one.node for one in held])
+        self.cpu_milli = _ints([one.cpu_milli for one in held])
+        self.memory_mib = _ints([one.memory_mib for one in held])
+        self.gpu_node = np.repeat(self.node, slots)
+        self.gpu_slot = _ints([slot for one in held for slot in one.slots])
+        self.gpu_milli = np.repeat(_ints([one.milli for one in held]), slots)
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.fromiter(values, dtype=np.int64, count=len(values))

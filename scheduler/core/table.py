@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -61,12 +62,13 @@ class Table:
                 memory.build(snapshot.nodes),
             )
         )
+        seen = memory.look(snapshot)
         check_snapshot(snapshot, memory.checked)
+        memory.take(seen)
         self.policy = policy
         self.tree = Tree(snapshot.projects)
         self.reserved = Reserved(snapshot, self.tree, memory.narrowed)
         self.snapshot = snapshot = self.reserved.narrow(snapshot)
-        memory.asked.count(snapshot.running, snapshot.pending)
         self.scenes = {
             pool.id: PoolScene(snapshot, policy, self.tree, pool, memory)
             for pool in sorted(snapshot.pools, key=lambda pool: pool.id)
@@ -74,7 +76,7 @@ class Table:
         memory.end_of_scenes()
         self.domains = {pool: scene.domains for pool, scene in self.scenes.items()}
         self.pending = sorted(snapshot.pending, key=attrgetter("job"))
-        self.gangs: dict[JobId, Gang] = {}
+        self.gangs: dict[JobId, Gang]
         self.pool_of: dict[JobId, PoolId] = {}
         self._make_gangs()
         # ready gangs, those of a kind together: those of first choice, and by choice and pool those that fit alike
@@ -94,22 +96,27 @@ class Table:
 
     def _make_gangs(self) -> None:
         """A gang for every waiting job; the ranks of an elastic one that runs join those that run."""
-        keys, questions = self.memory.keys, self.memory.questions
         counted = counting_people(self.scenes.values())
         where = {job: pool for pool, scene in self.scenes.items() for job in scene.gangs}
-        for row, known in zip(self.pending, self.memory.waiting(self.pending), strict=True):
-            if known is not None and row.job not in where:
-                self.gangs[row.job] = known
-                continue
-            gang = self.gangs[row.job] = self._make_gang(row, where.get(row.job))
-            gang.ordered_s = ordered_s(row, self.policy)
-            gang.key = keys.setdefault(_fit_key(gang), len(keys))
-            gang.fickle = _fickle(row)
-            whose = gang.user if gang.leaf in counted else None
-            question = (gang.key, gang.leaf, gang.preemptible, gang.priority, whose)
-            gang.question = questions.setdefault(question, len(questions))
+        self.gangs = {
+            row.job: known
+            if known is not None and row.job not in where
+            else self._made(row, where.get(row.job), counted)
+            for row, known in zip(self.pending, self.memory.waiting(self.pending), strict=True)
+        }
         grows = where.keys() & self.gangs.keys()
         self.memory.keep_waiting([gang for job, gang in self.gangs.items() if job not in grows])
+
+    def _made(self, row: PendingRow, runs_in: PoolId | None, counted: Set[ProjectId]) -> Gang:
+        keys, questions = self.memory.keys, self.memory.questions
+        gang = self._make_gang(row, runs_in)
+        gang.ordered_s = ordered_s(row, self.policy)
+        gang.key = keys.setdefault(_fit_key(gang), len(keys))
+        gang.fickle = _fickle(row)
+        whose = gang.user if gang.leaf in counted else None
+        question = (gang.key, gang.leaf, gang.preemptible, gang.priority, whose)
+        gang.question = questions.setdefault(question, len(questions))
+        return gang
 
     def _make_gang(self, row: PendingRow, runs_in: PoolId | None) -> Gang:
         pool = runs_in or next((pool for pool in row.pools if pool in self.scenes), None)
@@ -124,12 +131,12 @@ class Table:
 
     def set_aside(self) -> None:
         """Leave out the jobs that no free GPU could help now; the others are ready."""
-        alike: dict[int, list[Gang]] = {}
+        alike: dict[int, list[Gang]] = defaultdict(list)
         for row, gang in zip(self.pending, self.gangs.values(), strict=True):
             if gang.kind < 0 or gang.fickle:
                 self._find_possible(row, gang)
             if gang.possible:
-                alike.setdefault(gang.kind, []).append(gang)
+                alike[gang.kind].append(gang)
         for group in alike.values():
             first = group[0]
             pool = first.possible[0]

@@ -16,7 +16,7 @@ ELSEWHERE = PoolId("elsewhere")
 
 def in_main(running: list[RunningRow], pending: list[PendingRow]) -> Counter[Ask]:
     asked = Asked()
-    asked.count(running, pending)
+    asked.change([*running, *pending])
     return asked.in_pool(MAIN)
 
 
@@ -45,13 +45,11 @@ ROWS: list[RunningRow | PendingRow] = [
 
 @given(st.lists(st.sets(st.sampled_from(range(len(ROWS)))), min_size=1, max_size=5))
 def test_counted_by_difference_it_is_what_a_fresh_count_says(photographs: list[set[int]]) -> None:
-    kept = Asked()
+    kept, before = Asked(), set[int]()
     for photograph in photographs:
-        rows = [ROWS[i] for i in photograph]
-        running = [row for row in rows if isinstance(row, RunningRow)]
-        pending = [row for row in rows if isinstance(row, PendingRow)]
-        kept.count(running, pending)
+        kept.change([ROWS[i] for i in photograph - before], [ROWS[i] for i in before - photograph])
+        before = photograph
         fresh = Asked()
-        fresh.count(running, pending)
+        fresh.change(ROWS[i] for i in photograph)
         assert kept.in_pool(MAIN) == fresh.in_pool(MAIN)
         assert kept.in_pool(ELSEWHERE) == fresh.in_pool(ELSEWHERE)
