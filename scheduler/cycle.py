@@ -16,6 +16,7 @@ from portal.killpoints import killpoint
 from portal.models import ClusterSettings, Cycle
 from portal.words.reasons import VerdictCode
 from scheduler import leases
+from scheduler.collection import no_collection
 from scheduler.commit import Refusal, commit_evictions, commit_starts
 from scheduler.core.cluster import Snapshot
 from scheduler.core.plan import Plan, Start, Verdict
@@ -62,9 +63,17 @@ def run_cycle(
     leader = leases.claim(leases.LEADER, holder, leases.LEADER_TTL_S)
     if leader is None:
         return None
+    remembered = remembered or Remembered()
+    remembered.cycles += 1
+    with no_collection(remembered.cycles):
+        return _run(leader, cause, remembered, decide, hurries)
+
+
+def _run(
+    leader: Held, cause: str, remembered: Remembered, decide: Decide | None, hurries: Callable[[], bool]
+) -> Outcome:
     started_at, begin_s = timezone.now(), time.monotonic()
     settings = ClusterSettings.objects.get_or_create(id=1)[0]
-    remembered = remembered or Remembered()
     photo: Photo | None = None
     try:
         remembered.open()
@@ -83,7 +92,7 @@ def run_cycle(
         return Outcome(0, (), again=False)
     _alarm(leader, settings, "")
     killpoint("cycle.decided")
-    leases.renew([leader.name], holder, leases.LEADER_TTL_S)
+    leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
     refused = _commit(leader, photo, plan, remembered)
     killpoint("cycle.committed")
     row = Cycle(

@@ -9,13 +9,12 @@ written down (docs/decisions/telling-pace.md).
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from scheduler.collection import no_collection
 from scheduler.core.cluster import JobId, NodeRow, PendingRow, RunningRow, Snapshot
 from scheduler.core.decide import decide, decide_then_tell
 from scheduler.core.memory import Memory
@@ -24,9 +23,6 @@ from scheduler.core.policy import Policy
 from scheduler.core.telling import Telling
 
 Row = TypeVar("Row", NodeRow, PendingRow, RunningRow)
-
-COLLECTED_EVERY = 100
-"""Circles of objects that a decision left are freed after so many decisions: they leave about a megabyte each."""
 
 TOLD_ALWAYS = 500
 """With at most so many waiting jobs a plan says itself why they wait."""
@@ -68,7 +64,7 @@ class Recall:
         )
         self._decisions += 1
         try:
-            with _no_collection(collects=self._decisions % COLLECTED_EVERY == 0):
+            with no_collection(self._decisions):
                 if len(snapshot.pending) <= TOLD_ALWAYS:
                     self._told.clear()
                     return decide(known, policy, self._memory)
@@ -88,7 +84,7 @@ class Recall:
         if self._telling is None or not self.tells_on:
             return ()
         now, self._untold = self._untold[-TOLD_AT_ONCE:], self._untold[:-TOLD_AT_ONCE]
-        with _no_collection(collects=False):
+        with no_collection():
             verdicts = tuple(self._telling.some(now))
         for job in now:
             self._told.pop(job, None)
@@ -115,22 +111,3 @@ class Recall:
         )
         self._rows[kind] = dict(zip(names, found, strict=True))
         return found
-
-
-@contextmanager
-def _no_collection(*, collects: bool) -> Iterator[None]:
-    """A decision makes much and leaves little: looking for what to collect took a quarter of its time.
-
-    What it made is put where the collector does not look, once in a while to be looked through all the same.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            if collects:
-                gc.unfreeze()
-                gc.collect()
-            gc.freeze()
-            gc.enable()

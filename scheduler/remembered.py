@@ -16,6 +16,8 @@ class Remembered:
 
     def __init__(self) -> None:
         self._record: tuple[object, ...] = ()
+        self.cycles = 0
+        """How many of this process used it."""
         self.forget()
 
     def forget(self) -> None:
