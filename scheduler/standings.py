@@ -6,6 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heapify, heappop
 from typing import Any
 
@@ -96,13 +97,14 @@ class Standings:
 
     def _write(self, leader: Held, changed: dict[int, Told], left: Collection[int]) -> None:
         """One transaction; drops the verdicts of jobs that left the queue while the plan was made."""
+        text = cache(dt.datetime.isoformat)  # all but a few were decided at the same moment
         rows = [
-            {"job_id": row, "decided_at": told.decided_at, "since": told.since, **told.said}
+            {"job_id": row, "decided_at": text(told.decided_at), "since": text(told.since), **told.said}
             for row, told in changed.items()
         ]
         with transaction.atomic(), connection.cursor() as cursor:
             leases.check(leader)
-            cursor.execute(_WRITE, [json.dumps(rows, default=str)])
+            cursor.execute(_WRITE, [json.dumps(rows)])
             marks = cursor.fetchall()
             cursor.execute(
                 "DELETE FROM portal_standing USING portal_job job WHERE job.id = portal_standing.job_id"
