@@ -39,6 +39,7 @@ VOLUME = {
     "projects": ["vision"],
 }
 VALUE = {"value": "never shown"}
+LOGIN = {"host": "registry.example.org:5000", "username": "fairway", "password": "never shown"}
 KNOBS = {"knobs": {"usage_weight": 0.5, "half_life_s": None}}
 IDLE_KNOBS = {"knobs": {"idle_after_s": 1800, "idle_snoozes": None}}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
@@ -181,6 +182,9 @@ ROWS = [
     Row("volumes_get", "get", "volumes/{volume}/", INSIDE),
     Row("volumes_put", "put", "volumes/{volume}/", ADMIN, {"path": "/data/other"}),
     Row("volumes_remove", "delete", "volumes/{volume}/", ADMIN, status=204),
+    Row("registries_list", "get", "registries/", ADMIN, hidden=403),
+    Row("registries_save", "post", "registries/", ADMIN, LOGIN, hidden=403),
+    Row("registries_remove", "delete", "registries/{registry}/", ADMIN, status=204, hidden=403),
     Row("topologies_list", "get", "topologies/", EVERYBODY),
     Row("topologies_create", "post", "topologies/", ADMIN, LEVELS, 201, hidden=403),
     Row("topologies_get", "get", "topologies/{topology}/", EVERYBODY),

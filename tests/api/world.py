@@ -31,6 +31,7 @@ from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
 from portal.services.logs import write_log_bytes
 from portal.services.projects import QuotaNumbers, do_change_quota
+from portal.services.registries import do_save_login
 from portal.services.reservations import ReservationWords, do_save_reservation
 from portal.services.secrets import do_save_secret
 from portal.services.tokens import Scope, do_create_token
@@ -105,9 +106,11 @@ def make() -> World:
         ReservationWords("week", pool, [node], [project], timezone.now() + day, timezone.now() + 2 * day),
     )
     do_save_secret(owner, owner, "own", "never shown")
+    registry = do_save_login(people["admin"], "registry.example.org", "fairway", "never shown")
     do_save_secret(people["manager"], project, "shared", "never shown")
     rows: dict[str, Any] = {
         "reservation": reservation,
+        "registry": registry,
         "project": project,
         "pool": pool,
         "node": node,
