@@ -139,8 +139,9 @@ class _Decision:
         """The gangs with tasks in ``state``, and the places of these."""
         found = []
         for pool, scene in self._table.scenes.items():
-            for job in sorted(scene.gangs):
-                gang = scene.gangs[job]
+            for job, gang in scene.gangs.items():
+                if not gang.touched:
+                    continue
                 tasks = sorted((t for t in gang.tasks if t.state is state), key=lambda t: t.rank)
                 if tasks:
                     version = gang.row.version if gang.row else 0

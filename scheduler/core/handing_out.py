@@ -65,7 +65,7 @@ class HandingOut:
     def start_kept(self) -> None:
         """A gang that keeps places starts at once where free ones are found that nobody else keeps."""
         for pool, scene in self._table.scenes.items():
-            for job in sorted(scene.gangs):
+            for job in sorted(job for job, gang in scene.gangs.items() if gang.touched):
                 gang = scene.gangs[job]
                 tasks = [task for task in gang.tasks if task.state is State.KEPT]
                 if not tasks or any(task.held for task in tasks):

@@ -6,7 +6,7 @@ A photograph that differs little from the one before shares most of its row obje
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scheduler.core.asked import Asked
@@ -57,8 +57,8 @@ class Memory:
         self.changes: dict[Hashable, list[Variant]] = {}  # by kind, or by all that is asked
         self.narrowed: dict[int, Narrowed] = {}
         self._waiting: dict[int, Gang] = {}
-        self._running: dict[int, tuple[RunningRow, Gang]] = {}
-        self._next_running: dict[int, tuple[RunningRow, Gang]] = {}
+        self._running: dict[int, Gang] = {}
+        self._next_running: dict[int, Gang] = {}
         self._builds: dict[int, tuple[NodeRow, tuple[object, ...]]] = {}
         self._frame: tuple[object, ...] = ()
         self._rows: dict[int, object] = {}
@@ -111,21 +111,26 @@ class Memory:
             for row in rows
         ]
 
-    def running(self, row: RunningRow, floor: Floor) -> Gang | None:
-        """The same for a running job, whose places are places of ``floor``."""
-        if self._floor_of.get(row.pool) is not floor:
-            return None
-        known = self._running.get(id(row))
-        return known[1] if known is not None and known[0] is row and not known[1].touched else None
+    def running(self, rows: Sequence[RunningRow], floor: Floor) -> list[Gang | None]:
+        """The same for the running jobs of a pool, whose places are places of ``floor``."""
+        if not rows or self._floor_of.get(rows[0].pool) is not floor:
+            return [None] * len(rows)
+        known = self._running.get
+        return [
+            gang
+            if (gang := known(id(row))) is not None and gang.running is row and not gang.touched
+            else None
+            for row in rows
+        ]
 
     def keep_waiting(self, gangs: Collection[Gang]) -> None:
         """For the next decision: gangs of which nothing runs. Each holds its row, so no other takes the row's id."""
         rows = [gang.row for gang in gangs]
         self._waiting = dict(zip(map(id, rows), gangs, strict=True))
 
-    def keep_running(self, row: RunningRow, gang: Gang) -> None:
-        """For the next decision."""
-        self._next_running[id(row)] = (row, gang)
+    def keep_running(self, gangs: Iterable[Gang]) -> None:
+        """For the next decision: gangs that run and hold their rows."""
+        self._next_running.update((id(gang.running), gang) for gang in gangs)
 
     def end_of_scenes(self) -> None:
         """All running jobs of this decision are made: the next one may use them with the same floors."""

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from operator import attrgetter
 
 from scheduler.core.asked import Asked
 from scheduler.core.cluster import (
@@ -23,7 +24,6 @@ from scheduler.core.cluster import (
     PendingRow,
     PoolRow,
     ProjectId,
-    RunningRow,
     Snapshot,
     UserId,
 )
@@ -66,21 +66,16 @@ class PoolScene:
         )
         if memory is not None:
             memory.floors[pool.id] = self._floor
-        stands = (row for row in snapshot.running if row.pool == pool.id)
-        self._floor.let_share(None if policy.share_gpus == "anybody" else stands)
+        self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=attrgetter("job"))
+        self._floor.let_share(None if policy.share_gpus == "anybody" else self.running)
         self._now = self._later = self._floor
         self._torn: set[int] = set()  # nodes on which ``floor`` is older than the other two
         self.changes = 0  # counts every change, so that others know what they know is old
-        self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=lambda r: r.job)
         self.quotas = tree.quotas(snapshot.quotas, pool.id)
         self.ledger = PoolLedger(self.quotas, tree.path)
         self.smallest_gpu_mib = min((gpu.memory_mib for node in self._nodes for gpu in node.gpus), default=1)
         self.gangs: dict[JobId, Gang] = {}
-        standing: dict[tuple[ProjectId, UserId, bool], Amounts] = {}
-        for row in self.running:
-            self._stands(row, standing)
-        for (leaf, user, preemptible), amounts in standing.items():
-            self.ledger.add(leaf, user, amounts, preemptible)
+        self._seat_running()
         self.capacity_milli = self._capacity_milli()
         ready = [node for node in self._nodes if self._takes_work(node)]
         self.capacity = Amounts(
@@ -121,24 +116,29 @@ class PoolScene:
             return None
         return known
 
-    def _stands(self, row: RunningRow, standing: dict[tuple[ProjectId, UserId, bool], Amounts]) -> None:
-        """Take a running job in; what it holds is added to ``standing``, what it leaves is free later."""
-        gang = self._memory.running(row, self._floor) if self._memory is not None else None
-        if gang is None:
-            held = [tuple(self._floor.held_by((task,))) for task in row.tasks]
-            gang = gang_of_running(row, self.tree.leaf_of[row.project], held)
-        if self._memory is not None:
-            self._memory.keep_running(row, gang)
-        self.gangs[row.job] = gang
-        asked = row.stopping_for is not None
-        for task in gang.tasks:
-            if task.state is State.RUNS:
-                whose = (gang.leaf, gang.user, gang.preemptible)
-                standing[whose] = standing.get(whose, NOTHING).plus(task.amounts)
-            else:
-                self.ledger.add_leaving(gang.leaf, gang.user, task.amounts, gang.preemptible, asked=asked)
-                for place in task.held:
-                    self.change_later(place, +1)
+    def _seat_running(self) -> None:
+        """Take running jobs in: what they hold is counted, what those who leave hold is free later."""
+        memory = self._memory
+        known = [None] * len(self.running) if memory is None else memory.running(self.running, self._floor)
+        standing: dict[tuple[ProjectId, UserId, bool], Amounts] = {}
+        for row, gang in zip(self.running, known, strict=True):
+            if gang is None:
+                held = [tuple(self._floor.held_by((task,))) for task in row.tasks]
+                gang = gang_of_running(row, self.tree.leaf_of[row.project], held)
+            self.gangs[row.job] = gang
+            for task in gang.tasks:
+                if task.state is State.RUNS:
+                    whose = (gang.leaf, gang.user, gang.preemptible)
+                    standing[whose] = standing.get(whose, NOTHING).plus(task.amounts)
+                else:
+                    asked = row.stopping_for is not None
+                    self.ledger.add_leaving(gang.leaf, gang.user, task.amounts, gang.preemptible, asked=asked)
+                    for place in task.held:
+                        self.change_later(place, +1)
+        for (leaf, user, preemptible), amounts in standing.items():
+            self.ledger.add(leaf, user, amounts, preemptible)
+        if memory is not None:
+            memory.keep_running(self.gangs.values())
 
     # -- now and later --------------------------------------------------------------------------------
 
