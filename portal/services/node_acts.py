@@ -18,7 +18,7 @@ from django.utils import timezone
 from portal.access import Verb, require, require_admin
 from portal.errors import Conflict
 from portal.events import announce
-from portal.models import Node, NodeCheck, Rollout, User
+from portal.models import Node, NodeCheck, NodePool, Rollout, User
 from portal.selectors.agent_program import our_agent, runs_ours
 from portal.selectors.policy import knobs_of
 from portal.services.audit import record_act
@@ -166,16 +166,21 @@ def tidy_nodes() -> None:
     """Orders the tidying that is due by itself: once in a while, and sooner where the disk is full."""
     newest = NodeCheck.objects.filter(node=OuterRef("pk"), kind=NodeAct.GC.value).order_by("-id")
     nodes = Node.objects.filter(reachable=True, state__in=[NodeState.READY.value, NodeState.CORDONED.value])
-    rows = list(nodes.select_related("pool").annotate(tidied_at=Subquery(newest.values("started_at")[:1])))
-    knobs, now = knobs_of({node.pool for node in rows}), timezone.now()
-    for node in rows:
-        every_s = float(knobs[node.pool_id]["tidy_every_s"])
-        if every_s and node.state_reason.startswith(FULL_DISK):
+    rows = nodes.annotate(tidied_at=Subquery(newest.values("started_at")[:1])).values_list(
+        "pk", "pool_id", "state_reason", "created_at", "tidied_at", named=True
+    )
+    knobs, now = knobs_of(NodePool.objects.all()), timezone.now()
+    due = []
+    for row in rows:
+        every_s = float(knobs[row.pool_id]["tidy_every_s"])
+        if every_s and row.state_reason.startswith(FULL_DISK):
             every_s = min(every_s, FULL_AGAIN_S)
-        last = node.tidied_at or node.created_at
+        last = row.tidied_at or row.created_at
         if every_s and now - last >= dt.timedelta(seconds=every_s):
-            with transaction.atomic():
-                order(node, NodeAct.GC)
+            due.append(row.pk)
+    for node in Node.objects.filter(pk__in=due) if due else ():
+        with transaction.atomic():
+            order(node, NodeAct.GC)
 
 
 def forget_old_acts() -> None:
