@@ -114,13 +114,11 @@ class HandingOut:
 
         jobs: list[Gang] = []
         for key, groups in alike.items():
-            coming = ((group, first) for group in groups if (first := self._first_of(group)) is not None)
-            for n, (group, first) in enumerate(coming):
-                if n == 0 and self._fits_nowhere(scene, first, len(first.possible) == choice + 1):
-                    full.add(key)
-                    break
-                if not self._closed(scene, first):
-                    jobs += [gang for gang in group if self._comes(gang)]
+            hopeful = self._hopeful(scene, groups, choice)
+            if hopeful is None:
+                full.add(key)
+            else:
+                jobs += hopeful
         queue = TurnQueue(scene, jobs, no_place)
         while (turn := queue.pop()) is not None:
             tasks = turn.to_place()
@@ -143,8 +141,20 @@ class HandingOut:
                 held_back.add((turn.key, _lasts_s(turn)))
         self._table.rooms[pool].forget()
 
-    def _first_of(self, group: Sequence[Gang]) -> Gang | None:
-        return group[0] if self._comes(group[0]) else next(filter(self._comes, group), None)
+    def _hopeful(self, scene: PoolScene, groups: Sequence[Sequence[Gang]], choice: int) -> list[Gang] | None:
+        """Of kinds that fit alike, the gangs that may find places; None when the first, and so none, does."""
+        found: list[Gang] = []
+        tried = False
+        for group in groups:
+            first = group[0] if self._comes(group[0]) else next(filter(self._comes, group), None)
+            if first is None:
+                continue
+            if not tried and self._fits_nowhere(scene, first, len(first.possible) == choice + 1):
+                return None
+            tried = True
+            if not self._closed(scene, first):
+                found += [gang for gang in group if self._comes(gang)]
+        return found
 
     def _comes(self, gang: Gang) -> bool:
         """True for a gang with tasks to place; one that keeps places for which others leave does not grow."""
