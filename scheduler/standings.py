@@ -48,6 +48,7 @@ class Standings:
 
     def __init__(self) -> None:
         self._known = Known[Told]()
+        self._pages_told = 0  # of changes, since what goes on began
 
     def read(self) -> dict[int, Told]:
         """By row number of the job."""
@@ -87,13 +88,19 @@ class Standings:
         left = before.keys() - set(jobs.values())
         for first in range(0, len(changed), WRITTEN_AT_ONCE):
             self._write(leader, dict(changed[first : first + WRITTEN_AT_ONCE]), left)
+        self._announce(news, goes_on=goes_on)
+        return len(changed)
+
+    def _announce(self, news: Sequence[Verdict], *, goes_on: bool) -> None:
+        before = self._pages_told if goes_on else 0
+        told = news[: max(0, TOLD_AT_ONCE - before)]
+        self._pages_told = before + len(told)
         announce_all(
             [
                 (f"job.{each.job}", {"kind": "verdict", "code": each.code.value, "sentence": each.sentence})
-                for each in news[:TOLD_AT_ONCE]
+                for each in told
             ]
         )
-        return len(changed)
 
     def _write(self, leader: Held, changed: dict[int, Told], left: Collection[int]) -> None:
         """One transaction; drops the verdicts of jobs that left the queue while the plan was made."""
