@@ -39,7 +39,7 @@ SILENT_AFTER_S = 15.0
 
 FIRST_PHASE_S, PHASES_SPAN_S = 0.35, 0.42
 """When in each second of our clock nodes take their samples, one after the other: late enough to be fresh at the
-collector's tick, which is on the whole second, and early enough to be there and read: 0.23 s before it at the latest."""
+collector's tick, which is on the whole second, and early enough to be there and read (0.23 s before it or more)."""
 
 _OPENINGS = Openings()
 
