@@ -108,11 +108,22 @@ class Shell:
                 os.kill(self.pid, signal.SIGKILL)
             self.wait(_LEAVES_WITHIN_S)
         if self._hang_up is None:
-            for each in machine.processes():
-                if each.session == self.pid and each.state not in "ZX":
-                    with contextlib.suppress(OSError):
-                        os.kill(each.pid, signal.SIGKILL)
+            self._kill_session()
         return code
+
+    def _kill_session(self) -> None:
+        """Kills whatever the shell has left behind, until nothing is: some may start others while we look."""
+        until_s = time.monotonic() + _LEAVES_WITHIN_S
+        while True:
+            left = [
+                each for each in machine.processes() if each.session == self.pid and each.state not in "ZX"
+            ]
+            for each in left:
+                with contextlib.suppress(OSError):
+                    os.kill(each.pid, signal.SIGKILL)
+            if not left or time.monotonic() >= until_s:
+                return
+            time.sleep(0.02)
 
     def _signal(self, word: str) -> None:
         """Signals the shell itself: an engine's ``exec`` that is killed leaves it running in its container."""

@@ -133,7 +133,7 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
-def marked(marker: str, *, there: bool = True, within_s: float = 10.0) -> None:
+def marked(marker: str, *, there: bool = True, within_s: float = 20.0) -> None:
     """Waits until there are such processes, or none any more."""
     until_s = time.monotonic() + within_s
     while bool(found := processes_with(marker)) != there:
