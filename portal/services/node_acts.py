@@ -166,10 +166,13 @@ def tidy_nodes() -> None:
     """Orders the tidying that is due by itself: once in a while, and sooner where the disk is full."""
     newest = NodeCheck.objects.filter(node=OuterRef("pk"), kind=NodeAct.GC.value).order_by("-id")
     nodes = Node.objects.filter(reachable=True, state__in=[NodeState.READY.value, NodeState.CORDONED.value])
-    rows = nodes.annotate(tidied_at=Subquery(newest.values("started_at")[:1])).values_list(
-        "pk", "pool_id", "state_reason", "created_at", "tidied_at", named=True
-    )
-    knobs, now = knobs_of(NodePool.objects.all()), timezone.now()
+    columns = ("pk", "pool_id", "state_reason", "created_at", "tidied_at")
+    tidied_at = Subquery(newest.values("started_at")[:1])
+    rows = list(nodes.annotate(tidied_at=tidied_at).values_list(*columns, named=True))
+    knobs, now = (
+        knobs_of(NodePool.objects.all()),
+        timezone.now(),
+    )  # after the rows: none is of a pool not read
     due = []
     for row in rows:
         every_s = float(knobs[row.pool_id]["tidy_every_s"])
