@@ -14,9 +14,8 @@ from portal.api.bodies import Closed, Text
 from portal.api.cursors import Order
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes.words import when
-from portal.errors import NotThere
 from portal.models import RegistryLogin
-from portal.services.registries import MAX_PASSWORD_BYTES, do_remove_login, do_save_login
+from portal.services.registries import MAX_PASSWORD_BYTES, do_remove_login, do_save_login, login_of
 from portal.services.tokens import Scope
 
 
@@ -84,10 +83,7 @@ class RegistryRoute(Route):
     )
     def delete(self, request: Request, registry: str) -> HttpResponse:
         """Images that nodes have brought already stay there."""
-        row = RegistryLogin.objects.filter(public_id=registry).first()
-        if row is None:
-            raise NotThere
-        do_remove_login(self.person, row)
+        do_remove_login(self.person, login_of(registry))
         return self.done()
 
 

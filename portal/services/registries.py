@@ -8,7 +8,7 @@ from django.db import transaction
 
 from agents.node.image_names import registry_of
 from portal.access import require_admin
-from portal.errors import Invalid
+from portal.errors import Invalid, NotThere
 from portal.models import RegistryLogin, User
 from portal.services.audit import record_act
 from portal.services.sealing import Place, seal, unseal
@@ -36,6 +36,14 @@ def do_save_login(actor: User, host: str, username: str, password: str) -> Regis
         row.sealed = seal(password, _place(row))
         row.save()
         record_act(actor, "registry.save", row, before=before, after={"host": host, "username": username})
+    return row
+
+
+def login_of(public_id: str) -> RegistryLogin:
+    """The login of this id. Raises NotThere."""
+    row = RegistryLogin.objects.filter(public_id=public_id).first()
+    if row is None:
+        raise NotThere
     return row
 
 

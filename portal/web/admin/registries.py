@@ -10,9 +10,9 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST, require_safe
 
 from portal.access import Policy, policy, signed_in
-from portal.errors import Invalid, NotThere
+from portal.errors import Invalid
 from portal.models import RegistryLogin
-from portal.services.registries import do_remove_login, do_save_login
+from portal.services.registries import do_remove_login, do_save_login, login_of
 from portal.web.acts import act_and_return
 
 
@@ -42,9 +42,7 @@ def save_registry(request: HttpRequest) -> HttpResponse:
 @require_POST
 def remove_registry(request: HttpRequest, public_id: str) -> HttpResponse:
     """Forgets a login."""
-    row = RegistryLogin.objects.filter(public_id=public_id).first()
-    if row is None:
-        raise NotThere
+    row = login_of(public_id)
 
     def remove() -> str:
         host = row.host
