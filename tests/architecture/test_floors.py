@@ -16,6 +16,8 @@ FLOORS = {
     "celery": "5.2.2",
     "paramiko": "3.4",
     "h11": "0.16",
+    "pip": "25.3",
+    "setuptools": "78.1.1",
 }
 
 
