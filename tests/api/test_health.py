@@ -11,7 +11,7 @@ from django.utils import timezone
 from redis.exceptions import ConnectionError as RedisAway
 
 from portal.api import health
-from portal.models import Lease
+from portal.models import Cycle, Lease
 
 pytestmark = pytest.mark.django_db
 
@@ -24,14 +24,35 @@ def test_both_answer_without_sign_in():
     assert ready.json()["parts"]["redis"]["ok"] is True
 
 
-def test_the_scheduler_is_told_by_its_lease():
-    assert Client().get("/readyz").json()["parts"]["scheduler"] == {"ok": False}
-    lease = Lease.objects.create(
-        name="leader", holder="x", expires_at=timezone.now() + dt.timedelta(seconds=9)
+def cycle_finished(seconds_ago: float) -> None:
+    Cycle.objects.create(
+        started_at=timezone.now() - dt.timedelta(seconds=seconds_ago),
+        epoch=1,
+        woken_by="period",
+        snapshot_ms=1,
+        decide_ms=1,
+        commit_ms=1,
+        pending=0,
+        started_jobs=0,
+        refused_commits=0,
+        steps=0,
     )
+
+
+def test_scheduler_is_ok_while_a_cycle_runs():
+    assert Client().get("/readyz").json()["parts"]["scheduler"] == {"ok": False}
+    Lease.objects.create(name="leader", holder="x", expires_at=timezone.now() + dt.timedelta(seconds=9))
     assert Client().get("/readyz").json()["ok"] is True
-    lease.expires_at = timezone.now() - dt.timedelta(seconds=1)
-    lease.save()
+
+
+def test_scheduler_is_ok_between_cycles_when_the_lease_is_released():
+    Lease.objects.create(name="leader", holder="x", expires_at=timezone.now() - dt.timedelta(days=9))
+    cycle_finished(seconds_ago=4)
+    assert Client().get("/readyz").json() | {"parts": None} == {"ok": True, "ready": True, "parts": None}
+
+
+def test_scheduler_is_not_ok_after_several_missed_cycles():
+    cycle_finished(seconds_ago=120)
     answer = Client().get("/readyz")
     assert (answer.status_code, answer.json()["ready"], answer.json()["ok"]) == (200, True, False)
 
@@ -52,5 +73,6 @@ def test_what_is_away_makes_503(monkeypatch, part, failure):
     assert Client().get("/healthz").status_code == 200
 
 
-def test_only_looking_is_allowed():
-    assert Client().post("/readyz").status_code == 405
+def test_other_methods_are_refused_with_allow():
+    answer = Client().post("/readyz")
+    assert (answer.status_code, answer["Allow"]) == (405, "GET, HEAD")
