@@ -198,7 +198,14 @@ LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {"one_line_per_refusal": {"()": "portal.config.log_filters.OneLinePerRefusal"}},
+    "handlers": {
+        "stderr": {
+            "class": "logging.StreamHandler",
+            "formatter": "line",
+            "filters": ["one_line_per_refusal"],
+        }
+    },
     "root": {"handlers": ["stderr"], "level": env.str("FAIRWAY_LOG_LEVEL", "INFO")},
 }
 
