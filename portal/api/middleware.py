@@ -9,6 +9,9 @@ from django.http.response import HttpResponseBase
 
 from portal.api import problems
 
+KEPT_HEADERS = {"Allow", "Retry-After", "WWW-Authenticate"}
+"""What belongs to a status (RFC 9110) and not to the page that came with it."""
+
 
 class ProblemsBelowApi:
     """Stands before whatever refuses: an error page below /api/ (bad host, crash, 404) goes out as problem+json."""
@@ -20,5 +23,9 @@ class ProblemsBelowApi:
         answer = self.get_response(request)
         if answer.status_code < 400 or not request.path.startswith("/api/"):
             return answer
-        kind = answer.get("Content-Type", "")
-        return answer if kind.startswith(problems.MEDIA_TYPE) else problems.bare(answer.status_code)
+        if answer.get("Content-Type", "").startswith(problems.MEDIA_TYPE):
+            return answer
+        problem = problems.bare(answer.status_code)
+        for name in KEPT_HEADERS & {name for name, _ in answer.items()}:
+            problem[name] = answer[name]
+        return problem

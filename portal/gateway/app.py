@@ -50,7 +50,9 @@ class Gateway:
         known = METHODS if workspace is None else METHODS | WEBDAV
         if scope["type"] == "http" and scope["method"] not in known:
             sentence = "This method is not supported here."
-            await say(send, scope, 405, "method_not_allowed", "Not supported", sentence, close=True)
+            await say(
+                send, scope, 405, "method_not_allowed", "Not supported", sentence, allow=known, close=True
+            )
         elif workspace is None and scope["raw_path"].startswith(TERMINALS):
             await self._terminals(scope, receive, send)
         elif workspace is None:

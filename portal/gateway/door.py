@@ -178,6 +178,7 @@ class WorkspaceDoor:
                 "Open it from the portal",
                 "A workspace is entered from its page in the portal.",
                 link=self._portal_link(),
+                allow=["POST"],
             )
             return
         sent = first(scope["headers"], b"origin")

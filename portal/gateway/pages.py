@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Collection
 from http import HTTPStatus
 
 from portal.gateway.headers import HSTS
@@ -112,6 +113,7 @@ async def say(
     *,
     link: tuple[str, str] | None = None,
     retry_after_s: int | None = None,
+    allow: Collection[str] = (),
     secure: bool = False,
     close: bool = False,
 ) -> None:
@@ -128,6 +130,8 @@ async def say(
         retry_after_s=retry_after_s,
         secure=secure,
     )
+    if allow:
+        headers.append((b"allow", ", ".join(sorted(allow)).encode()))
     if close:
         headers.append((b"connection", b"close"))
     await answer(send, (status, headers, body), websocket=scope["type"] == "websocket")

@@ -89,7 +89,8 @@ def test_only_the_portal_may_hand_over(stand, owner, workspace, session, origin)
 def test_a_ticket_does_not_work_by_get(stand, owner, workspace, session):
     _, ticket = do_open_workspace(owner, workspace, session)
     with stand.browser(workspace) as browser:
-        assert browser.get("/.fairway/enter", params={"ticket": ticket}).status_code == 405
+        refused = browser.get("/.fairway/enter", params={"ticket": ticket})
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
     assert stand.enter(workspace, ticket).status_code == 303
 
 

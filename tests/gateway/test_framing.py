@@ -88,6 +88,12 @@ def test_an_upgrade_to_something_else_is_plain_http(stand, workspace, cookie):
         assert b"upgrade" not in {name.lower() for name, _ in entry["headers"]}
 
 
+def test_unknown_method_is_refused_with_allow(stand):
+    answer = _send(stand, b"TRACE / HTTP/1.1\r\nHost: portal.localhost\r\n\r\n")
+    assert b" 405 " in answer.split(b"\r\n")[0]
+    assert b"allow: DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT\r\n" in answer
+
+
 def test_a_missing_host_is_refused(stand):
     assert b" 400 " in _send(stand, b"GET / HTTP/1.1\r\n\r\n")
     assert b" 400 " in _send(stand, b"GET / HTTP/1.0\r\n\r\n")
