@@ -25,7 +25,7 @@ class FairwayError(Exception):
 
 
 class Invalid(FairwayError):
-    """Input that cannot be meant: 400, with a sentence for each field."""
+    """Input that cannot be carried out: 400 on pages, 422 in REST, with a sentence for each field."""
 
     status = 400
     code = "invalid"
@@ -33,6 +33,10 @@ class Invalid(FairwayError):
     def __init__(self, sentence: str = "", *, fields: Mapping[str, str] | None = None, **more: Any) -> None:
         self.fields: dict[str, str] = dict(fields or {})
         super().__init__(sentence or " ".join(self.fields.values()) or "The request is not valid.", **more)
+
+
+class Malformed(Invalid):
+    """A request that does not have the described shape: 400, also in REST, which answers 422 to the others."""
 
 
 class SignInNeeded(FairwayError):

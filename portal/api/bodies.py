@@ -7,14 +7,21 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from django.core.validators import RegexValidator
 from django.http import QueryDict
 from rest_framework import exceptions, serializers
 from rest_framework.parsers import BaseParser
+
+from portal.models.public_id import LONGEST_NAME, NAME_PATTERN, slug_validator
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_DEPTH = 16
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """What PostgreSQL cannot hold in a text: the null character, and halves of surrogate pairs."""
+STORABLE = r"[^\u0000]*"
+"""The same as a pattern of the OpenAPI document, for texts that have no narrower one; UTF-8 has no surrogates."""
+LARGEST_EXACT = 2**53
+"""Beyond this a float does not tell neighbouring whole numbers apart."""
 
 
 class TooLarge(exceptions.APIException):
@@ -71,17 +78,39 @@ class Closed(serializers.Serializer[Any]):
 
 
 class Text(serializers.CharField):
-    """A JSON string; numbers are not turned into one. Spaces at the ends stay."""
+    """A JSON string; numbers are not turned into one. Spaces at the ends stay.
 
-    def __init__(self, **options: Any) -> None:
+    ``pattern`` is a regular expression for the whole text, ``message`` what a text that does not match is told.
+    """
+
+    def __init__(self, *, pattern: str = "", message: str = "", **options: Any) -> None:
         options.setdefault("trim_whitespace", False)
         super().__init__(**options)
+        if pattern:
+            self.validators.append(RegexValidator(rf"^({pattern})\Z", message, code="invalid"))
+        self.pattern = f"^({pattern or STORABLE})$"
 
     def to_internal_value(self, data: Any) -> str:
         """The text itself."""
         if not isinstance(data, str):
             self.fail("invalid")
         return super().to_internal_value(data)
+
+
+class Name(Text):
+    """The name of something new: unique, and part of addresses."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            pattern=NAME_PATTERN, message=str(slug_validator.message), max_length=LONGEST_NAME, **options
+        )
+
+
+class Line(Text):
+    """A text that somebody has to give: spaces at its ends go, and something is left."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(pattern=rf"{STORABLE}\S{STORABLE}", message="Say something.", **options)
 
 
 class Whole(serializers.IntegerField):
@@ -94,7 +123,9 @@ class Whole(serializers.IntegerField):
     }
 
     def to_internal_value(self, data: Any) -> int:
-        """The number itself."""
+        """The number; 2.0 is a whole number too, as JSON Schema has it."""
+        if isinstance(data, float) and data.is_integer() and abs(data) <= LARGEST_EXACT:
+            data = int(data)
         if isinstance(data, bool) or not isinstance(data, int):
             self.fail("invalid")
         return super().to_internal_value(data)

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 
 from portal.access import Policy, policy
 from portal.api import cursors
-from portal.api.bodies import Closed
+from portal.api.bodies import Closed, Text
 from portal.api.cursors import OLDEST, Order
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import cluster as shapes
@@ -36,7 +36,7 @@ _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 class NodesQuery(PageQuery):
     """Which nodes."""
 
-    pool = serializers.CharField(required=False, max_length=63, help_text="Id or name.")
+    pool = Text(required=False, max_length=63, help_text="Id or name.")
     state = serializers.ChoiceField(shapes.NODE_STATES, required=False)
     reachable = serializers.BooleanField(required=False, allow_null=True, default=None)
 
@@ -44,9 +44,9 @@ class NodesQuery(PageQuery):
 class GpusQuery(PageQuery):
     """Which GPUs."""
 
-    pool = serializers.CharField(required=False, max_length=63, help_text="Id or name.")
-    node = serializers.CharField(required=False, max_length=63, help_text="Id or name.")
-    model = serializers.CharField(required=False, max_length=100)
+    pool = Text(required=False, max_length=63, help_text="Id or name.")
+    node = Text(required=False, max_length=63, help_text="Id or name.")
+    model = Text(required=False, max_length=100)
     free = serializers.BooleanField(required=False, allow_null=True, default=None, help_text="Wholly free.")
 
 

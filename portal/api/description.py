@@ -11,15 +11,22 @@ from django.shortcuts import render
 from django.templatetags.static import static
 from django.urls import reverse
 from django.views.decorators.http import require_safe
-from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.extensions import (
+    OpenApiAuthenticationExtension,
+    OpenApiSerializerExtension,
+    OpenApiSerializerFieldExtension,
+)
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework.request import Request
 
 from portal.access import Policy, policy
-from portal.api.route import Route, operation
+from portal.api.bodies import STORABLE
+from portal.api.problems import MEDIA_TYPE
+from portal.api.route import Route, meaning_of, operation
 from portal.services.tokens import Scope
 
 UI = "drf_spectacular_sidecar/swagger-ui-dist"
+PROBLEM = {"$ref": "#/components/schemas/Problem"}
 DOCS_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
@@ -48,11 +55,73 @@ class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-
         return {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME}
 
 
+class ClosedSchema(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
+    """A body with a field that is not described is refused, and the document says so."""
+
+    target_class = "portal.api.bodies.Closed"
+    match_subclasses = True
+
+    def map_serializer(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
+        described: dict[str, Any] = auto_schema._map_serializer(
+            self.target, direction, bypass_extensions=True
+        )
+        return {**described, "additionalProperties": False}
+
+
+def _field_schema(field: Any, auto_schema: Any, direction: Any) -> dict[str, Any]:
+    """The schema of a field without ``null``, which drf-spectacular adds to what an extension returns."""
+    described: dict[str, Any] = auto_schema._map_serializer_field(field, direction, bypass_extensions=True)
+    if isinstance(described.get("type"), list):
+        described["type"] = next(kind for kind in described["type"] if kind != "null")
+    return described
+
+
+class TextSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
+    """Texts with the pattern that they are held to."""
+
+    target_class = "portal.api.bodies.Text"
+    match_subclasses = True
+
+    def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
+        return {**_field_schema(self.target, auto_schema, direction), "pattern": self.target.pattern}
+
+
+class ListSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
+    """Lists with the fewest entries that they take."""
+
+    target_class = "rest_framework.serializers.ListField"
+
+    def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
+        described = _field_schema(self.target, auto_schema, direction)
+        return described if self.target.allow_empty else {**described, "minItems": 1}
+
+
+class DictSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
+    """Objects with names of the sender's choice: names are texts too."""
+
+    target_class = "rest_framework.serializers.DictField"
+
+    def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
+        described = _field_schema(self.target, auto_schema, direction)
+        names = {"propertyNames": {"pattern": f"^{STORABLE}$"}} if direction == "request" else {}
+        return {**described, **names}
+
+
+def _with_not_found(document: dict[str, Any]) -> None:
+    """Every route that names a row in its path may answer 404."""
+    example = {"description": meaning_of(404), "content": {MEDIA_TYPE: {"schema": PROBLEM}}}
+    for path, operations in document["paths"].items():
+        if "{" in path:
+            for described in operations.values():
+                described["responses"].setdefault("404", example)
+
+
 @cache
 def document() -> dict[str, Any]:
     """The OpenAPI document of everything under /api/v1/; the same as long as the process lives."""
     generator = SchemaGenerator()  # type: ignore[no-untyped-call]
     described: dict[str, Any] = generator.get_schema(public=True)  # type: ignore[no-untyped-call]
+    _with_not_found(described)
     return described
 
 

@@ -14,14 +14,16 @@ from portal.api.shapes import idle as shapes
 from portal.api.shapes.jobs import JobWhole
 from portal.selectors.idle import excuse_for, excuses_for
 from portal.selectors.jobs import job_for
-from portal.services.idle import do_cut_excuse, do_excuse, do_snooze
+from portal.services.idle import LEAST_WORDS, do_cut_excuse, do_excuse, do_snooze
 from portal.services.tokens import Scope
 
 
 class ExcuseBody(Closed):
     """Why a workspace is to be kept."""
 
-    text = Text(max_length=500, help_text="Others read it, and it is kept in the audit trail.")
+    text = Text(
+        min_length=LEAST_WORDS, max_length=500, help_text="Others read it, and it is kept in the audit trail."
+    )
 
 
 @policy(Policy.SIGNED_IN)

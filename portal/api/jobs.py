@@ -10,7 +10,7 @@ from rest_framework.request import Request
 
 from portal import throttle
 from portal.access import Policy, Verb, can, policy, require
-from portal.api.bodies import Nothing
+from portal.api.bodies import Nothing, Text
 from portal.api.cursors import NEWEST, OLDEST, Order
 from portal.api.job_bodies import JobBody, check_request, job_request
 from portal.api.route import PageQuery, Route, operation, page_of
@@ -63,12 +63,10 @@ class JobsQuery(PageQuery):
     kind = serializers.ListField(
         child=serializers.ChoiceField(shapes.KINDS), required=False, default=list, help_text="Repeatable."
     )
-    project = serializers.CharField(required=False, default="", max_length=63, help_text="Id or name.")
-    owner = serializers.CharField(required=False, default="", max_length=63, help_text="Id or user name.")
-    pool = serializers.CharField(required=False, default="", max_length=63, help_text="Id or name.")
-    search = serializers.CharField(
-        required=False, default="", max_length=100, help_text="Part of the name, or the whole id."
-    )
+    project = Text(required=False, default="", max_length=63, help_text="Id or name.")
+    owner = Text(required=False, default="", max_length=63, help_text="Id or user name.")
+    pool = Text(required=False, default="", max_length=63, help_text="Id or name.")
+    search = Text(required=False, default="", max_length=100, help_text="Part of the name, or the whole id.")
     live = serializers.BooleanField(
         required=False, allow_null=True, default=None, help_text="true: not ended; false: ended."
     )

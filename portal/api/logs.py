@@ -9,7 +9,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, policy
-from portal.api.bodies import Closed
+from portal.api.bodies import Closed, Text
 from portal.api.route import Route, operation
 from portal.api.shapes.logs import LogMatches, LogPage
 from portal.api.shapes.words import when
@@ -134,7 +134,7 @@ class JobLogFileRoute(Route):
 class SearchQuery(Closed):
     """What is searched for, and where."""
 
-    q = serializers.CharField(max_length=MAX_WORDS, trim_whitespace=False)
+    q = Text(max_length=MAX_WORDS)
     regex = serializers.BooleanField(
         required=False,
         default=False,

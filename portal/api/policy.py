@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from django.http import HttpResponse
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 
@@ -18,16 +20,42 @@ from portal.selectors.policy import PolicySheet, policy_sheet
 from portal.selectors.projects import pool_for
 from portal.services.policy import do_change_policy
 from portal.services.tokens import Scope
+from portal.words.knobs import CHOICES, KNOBS, knob_names
+
+
+def knobs_field(names: Collection[str]) -> serializers.Field[Any, Any, Any, Any]:
+    """Return a field of values by name, described with the range of each."""
+    shape = {
+        "type": "object",
+        "description": "Values by name; null gives up the own value, so that the inherited one holds.",
+        "properties": {name: _value_shape(name) for name in names},
+        "additionalProperties": False,
+    }
+    field = type("Knobs", (serializers.DictField,), {"child": serializers.JSONField(allow_null=True)})
+    described: serializers.Field[Any, Any, Any, Any] = extend_schema_field(shape)(field)(required=False)
+    return described
+
+
+def _value_shape(name: str) -> dict[str, Any]:
+    if name in CHOICES:
+        return {"enum": [*CHOICES[name].options, None], "description": CHOICES[name].sentence}
+    knob = KNOBS[name]
+    kind = "integer" if isinstance(knob.default, int) else "number"
+    bounds = {"minimum": knob.low, "maximum": knob.high}
+    return {"type": [kind, "null"], **bounds, "description": knob.sentence}
 
 
 class PolicyBody(Closed):
-    """Knobs to turn."""
+    """Changes of the cluster's policy."""
 
-    knobs = serializers.DictField(
-        child=serializers.JSONField(allow_null=True),
-        help_text="Values by name; null gives up the own value, so that the inherited one holds.",
-    )
+    knobs = knobs_field(knob_names())
     reason = Text(required=False, max_length=500, allow_blank=True, default="", help_text="Why; audited.")
+
+
+class PoolPolicyBody(PolicyBody):
+    """Changes of a pool's policy."""
+
+    knobs = knobs_field(knob_names(per_pool=True))
 
 
 class Knob(serializers.Serializer[Any]):
@@ -96,7 +124,11 @@ class PolicyDoor(Route):
             raise self._stale(pool)
         try:
             do_change_policy(
-                self.person, pool, self.body["knobs"], version=sheet.version, reason=self.body["reason"]
+                self.person,
+                pool,
+                self.body.get("knobs", {}),
+                version=sheet.version,
+                reason=self.body["reason"],
             )
         except Stale as lost:
             raise self._stale(pool) from lost
@@ -113,7 +145,6 @@ _READ: dict[str, Any] = {"tag": "policy", "scope": Scope.READ, "answer": PolicyO
 _WRITE: dict[str, Any] = {
     "tag": "policy",
     "scope": Scope.ADMIN,
-    "body": PolicyBody,
     "answer": PolicyOut,
     "if_match": True,
     "detail": "Only the knobs that are named are turned. Effective at the next scheduling cycle. A value outside "
@@ -130,7 +161,7 @@ class ClusterPolicyRoute(PolicyDoor):
         """With its ETag."""
         return self.sheet(None)
 
-    @operation("policy_change", "Change the policy of the cluster", **_WRITE)
+    @operation("policy_change", "Change the policy of the cluster", body=PolicyBody, **_WRITE)
     def patch(self, request: Request) -> HttpResponse:
         """Only the knobs given."""
         return self.turned(None)
@@ -145,7 +176,9 @@ class PoolPolicyRoute(PolicyDoor):
         """With its ETag."""
         return self.sheet(pool_for(pool))
 
-    @operation("pool_policy_change", "Change the policy of a pool", refusals=[404], **_WRITE)
+    @operation(
+        "pool_policy_change", "Change the policy of a pool", body=PoolPolicyBody, refusals=[404], **_WRITE
+    )
     def patch(self, request: Request, pool: str) -> HttpResponse:
         """Only the knobs given."""
         return self.turned(pool_for(pool))

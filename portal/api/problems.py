@@ -14,11 +14,13 @@ from django.http import Http404, HttpResponse, JsonResponse
 from redis.exceptions import RedisError
 from rest_framework import exceptions
 
-from portal.errors import FairwayError, Invalid, SignInNeeded, Unavailable
+from portal.errors import FairwayError, Invalid, Malformed, SignInNeeded, Unavailable
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+UNPROCESSABLE = 422
+"""What REST answers to a request that has the described shape and still cannot be carried out as it is."""
 CODES = {
     400: "bad_request",
     401: "sign_in_needed",
@@ -120,8 +122,10 @@ def _refused(refusal: FairwayError) -> HttpResponse:
     errors = None
     if isinstance(refusal, Invalid) and refusal.fields:
         errors = [_error(field, refusal.code, sentence) for field, sentence in refusal.fields.items()]
+    shapeless = isinstance(refusal, Malformed)
+    status = UNPROCESSABLE if isinstance(refusal, Invalid) and not shapeless else refusal.status
     return problem(
-        refusal.status, refusal.code, refusal.sentence, errors=errors, facts=refusal.facts, headers=headers
+        status, refusal.code, refusal.sentence, errors=errors, facts=refusal.facts, headers=headers
     )
 
 

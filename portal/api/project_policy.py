@@ -9,7 +9,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, Verb, policy, require
-from portal.api.policy import PolicyBody
+from portal.api.policy import PolicyBody, knobs_field
 from portal.api.route import Route, operation
 from portal.api.shapes.idle import IdleRuleOut, rule
 from portal.api.shapes.words import Named, named
@@ -19,6 +19,13 @@ from portal.selectors.project_policy import ProjectSheet, project_sheet
 from portal.selectors.projects import project_for
 from portal.services.policy import do_change_policy
 from portal.services.tokens import Scope
+from portal.words.knobs import knob_names
+
+
+class ProjectPolicyBody(PolicyBody):
+    """Changes of a project's policy."""
+
+    knobs = knobs_field(knob_names(per_project=True))
 
 
 class PoolRule(IdleRuleOut):
@@ -86,7 +93,7 @@ class ProjectPolicyRoute(Route):
         "Change what a project holds of idle workspaces",
         tag="policy",
         scope=Scope.PROJECTS,
-        body=PolicyBody,
+        body=ProjectPolicyBody,
         answer=ProjectPolicyOut,
         if_match=True,
         refusals=[404],
@@ -101,7 +108,7 @@ class ProjectPolicyRoute(Route):
         sheet = project_sheet(row)
         if not self.if_match(sheet.etag):
             raise self._stale(row)
-        knobs, reason = self.body["knobs"], self.body["reason"]
+        knobs, reason = self.body.get("knobs", {}), self.body["reason"]
         try:
             do_change_policy(self.person, row, knobs, version=sheet.version, reason=reason)
         except Stale as lost:

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 
 from portal.access import Policy, Verb, policy, require, roles_of, visible_projects
 from portal.api import cursors
-from portal.api.bodies import Closed, Text, YesNo
+from portal.api.bodies import Closed, Name, Text, YesNo
 from portal.api.cursors import Order
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import projects as shapes
@@ -40,13 +40,13 @@ class ProjectsQuery(PageQuery):
     """Which projects."""
 
     archived = serializers.BooleanField(required=False, default=False)
-    search = serializers.CharField(required=False, max_length=100)
+    search = Text(required=False, max_length=100)
 
 
 class ProjectBody(Closed):
     """A new project."""
 
-    name = Text(max_length=63)
+    name = Name()
     title = Text(required=False, max_length=200, allow_blank=True, default="")
     parent = Text(  # type: ignore[assignment]
         required=False, allow_null=True, default=None, max_length=63, help_text="Id or name."
@@ -56,7 +56,7 @@ class ProjectBody(Closed):
 class ProjectPatch(Closed):
     """Changes of a project."""
 
-    name = Text(required=False, max_length=63)
+    name = Name(required=False)
     title = Text(required=False, max_length=200, allow_blank=True)
     parent = Text(  # type: ignore[assignment]
         required=False, allow_null=True, max_length=63, help_text="Id or name; null: top level."

@@ -7,7 +7,6 @@ from typing import Any
 
 from django.db.models import Model
 from django.http import HttpResponse
-from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, policy, require_admin
@@ -34,8 +33,8 @@ from portal.services.tokens import Scope
 class QuotasQuery(PageQuery):
     """Which quotas."""
 
-    project = serializers.CharField(required=False, max_length=63, default="", help_text="Id or name.")
-    pool = serializers.CharField(required=False, max_length=63, default="", help_text="Id or name.")
+    project = Text(required=False, max_length=63, default="", help_text="Id or name.")
+    pool = Text(required=False, max_length=63, default="", help_text="Id or name.")
 
 
 class QuotaBody(Closed):

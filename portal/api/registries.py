@@ -15,15 +15,27 @@ from portal.api.cursors import Order
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes.words import when
 from portal.models import RegistryLogin
-from portal.services.registries import MAX_PASSWORD_BYTES, do_remove_login, do_save_login, login_of
+from portal.services.registries import (
+    HOST_PATTERN,
+    MAX_PASSWORD_BYTES,
+    USERNAME_PATTERN,
+    do_remove_login,
+    do_save_login,
+    login_of,
+)
 from portal.services.tokens import Scope
 
 
 class LoginBody(Closed):
     """Who nodes say they are at a registry."""
 
-    host = Text(max_length=255, help_text="As images name it, port included.")
-    username = Text(max_length=255)
+    host = Text(
+        max_length=255,
+        pattern=HOST_PATTERN,
+        message="Give its host as images name it, such as registry.example.org:5000.",
+        help_text="As images name it, port included.",
+    )
+    username = Text(max_length=255, pattern=USERNAME_PATTERN, message="A name without spaces and colons.")
     password = Text(max_length=MAX_PASSWORD_BYTES, help_text="Or a token. Written once; no answer tells it.")
 
 

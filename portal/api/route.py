@@ -23,15 +23,18 @@ from rest_framework.views import APIView
 from portal import throttle
 from portal.access import Policy, demand, signed_in
 from portal.api import cursors, problems
-from portal.api.bodies import Closed, StrictJson, read_body, read_query
+from portal.api.bodies import Closed, StrictJson, Text, read_body, read_query
 from portal.api.credentials import BearerToken, Session, sender_of
-from portal.errors import Invalid, NotAllowed, PreconditionNeeded
+from portal.errors import Malformed, NotAllowed, PreconditionNeeded
 from portal.models import ApiToken, User
 from portal.services import idempotency
 from portal.services.tokens import Scope, has_scope
 from portal.throttle import Rate
 
 log = logging.getLogger(__name__)
+
+ENTITY_TAGS = r'^(\*|"[^"]*"(, *"[^"]*")*)$'
+"""What If-Match holds (RFC 9110, section 13.1.1): any version, or one of these."""
 
 Described = type[serializers.BaseSerializer[Any]] | type[str] | None
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
@@ -62,9 +65,7 @@ class PageQuery(Closed):
     limit = serializers.IntegerField(
         required=False, min_value=1, max_value=cursors.MAX_LIMIT, default=cursors.DEFAULT_LIMIT
     )
-    cursor = serializers.CharField(
-        required=False, max_length=2000, help_text="From the previous page's `next`."
-    )
+    cursor = Text(required=False, max_length=2000, help_text="From the previous page's `next`.")
 
 
 @dataclass(frozen=True)
@@ -104,18 +105,25 @@ def operation(
     """
     headers = []
     if idempotent:
-        headers.append(_header("Idempotency-Key", "The same key and body give the same answer again."))
+        headers.append(
+            _header(
+                "Idempotency-Key",
+                "The same key and body give the same answer again.",
+                pattern=f"^{idempotency.KEY_PATTERN}$",
+            )
+        )
     if if_match:
-        headers.append(_header("If-Match", "The ETag that was read; 428 without it, 412 when it is stale."))
-    codes = {400, 405, 429, 503, *refusals}
+        meaning = "The ETag that was read; 428 without it, 412 when it is stale."
+        headers.append(_header("If-Match", meaning, required=True, pattern=ENTITY_TAGS))
+    codes = {400, 405, 422, 429, 503, *refusals}
     codes |= {401, 403} if scope is not None else set()
     codes |= {413, 415} if body is not None else set()
-    codes |= {409, 422} if idempotent else set()
+    codes |= {409} if idempotent else set()
     codes |= {412, 428} if if_match else set()
     good = OpenApiResponse(answer, description="Done.") if answer else OpenApiResponse(description="Done.")
     responses: dict[Any, Any] = {(status, media_type) if answer else status: good}
     for code in sorted(codes):
-        responses[(code, problems.MEDIA_TYPE)] = OpenApiResponse(Problem, description=_meaning(code))
+        responses[(code, problems.MEDIA_TYPE)] = OpenApiResponse(Problem, description=meaning_of(code))
     scope_line = f"\n\nA token needs the scope `{scope.value}`." if scope else ""
 
     def declare(method: _Method) -> _Method:
@@ -240,7 +248,7 @@ class Route(APIView):
         if plan.rate is not None:
             self._take(plan.rate)
         if request.method == "POST" and not plan.idempotent and "Idempotency-Key" in request.headers:
-            raise Invalid("This request takes no Idempotency-Key.", code="idempotency_not_offered")
+            raise Malformed("This request takes no Idempotency-Key.", code="idempotency_not_offered")
         self.query = read_query(request.query_params, plan.query)
         self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
 
@@ -296,13 +304,14 @@ def _request(body: type[Closed] | None, partial: bool) -> Any:
     return body(partial=True) if partial else body
 
 
-def _header(name: str, meaning: str) -> OpenApiParameter:
-    return OpenApiParameter(name, str, OpenApiParameter.HEADER, required=False, description=meaning)
+def _header(name: str, meaning: str, *, required: bool = False, pattern: str = "") -> OpenApiParameter:
+    shape: Any = {"type": "string", "pattern": pattern} if pattern else str
+    return OpenApiParameter(name, shape, OpenApiParameter.HEADER, required=required, description=meaning)
 
 
-def _meaning(code: int) -> str:
+def meaning_of(code: int) -> str:
     return {
-        400: "The request is malformed or has unknown or wrong fields.",
+        400: "The request does not have the described shape; `errors` names the fields.",
         401: "Nobody is signed in, or the token does not work.",
         403: "Not permitted.",
         404: "Not there, or not for you to know of.",
@@ -311,7 +320,8 @@ def _meaning(code: int) -> str:
         412: "Somebody changed it since it was read; `facts.current` is what stands now.",
         413: "The body is too large.",
         415: "The body must be application/json.",
-        422: "This cluster could never do this; `facts` holds the nearest request that it could.",
+        422: "The request has the described shape, but it names something that does not exist, contradicts itself, "
+        "or could never be done on this cluster; `facts` may hold the nearest request that could.",
         428: "If-Match is missing.",
         429: "Too many requests; see Retry-After.",
         503: "Something this needs does not answer; see Retry-After.",

@@ -10,7 +10,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, policy
-from portal.api.bodies import Closed, Text
+from portal.api.bodies import Closed, Name, Text
 from portal.api.cursors import Order
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import cluster as shapes
@@ -18,6 +18,7 @@ from portal.models import Topology
 from portal.selectors.topologies import placed_by, topologies_for, topology_for
 from portal.services.tokens import Scope
 from portal.services.topologies import do_remove_topology, do_save_topology
+from portal.words.labels import KEY_PATTERN, LONGEST_KEY, MOST_LEVELS
 
 REASON: dict[str, Any] = {"required": False, "default": "", "allow_blank": True, "max_length": 500}
 
@@ -26,7 +27,10 @@ class LevelsBody(Closed):
     """The levels of a topology."""
 
     levels = serializers.ListField(
-        child=Text(max_length=317), max_length=100, help_text="Label keys of nodes, outermost first."
+        child=Text(max_length=LONGEST_KEY, pattern=KEY_PATTERN, message="This is no key of a label."),
+        allow_empty=False,
+        max_length=MOST_LEVELS,
+        help_text="Label keys of nodes, outermost first.",
     )
     reason = Text(**REASON)
 
@@ -34,7 +38,7 @@ class LevelsBody(Closed):
 class TopologyBody(LevelsBody):
     """A new topology."""
 
-    name = Text(max_length=200)
+    name = Name()
 
 
 @policy(Policy.SIGNED_IN)

@@ -12,7 +12,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, policy
-from portal.api.bodies import Closed
+from portal.api.bodies import Closed, Text
 from portal.api.route import Route, operation
 from portal.api.shapes.words import when
 from portal.errors import Invalid
@@ -30,8 +30,8 @@ class UsageQuery(Closed):
     start = serializers.DateTimeField(required=False, help_text="Default: 30 days before the end.")
     end = serializers.DateTimeField(required=False, help_text="Default: now.")
     by = serializers.ChoiceField(BY, required=False, default=UsageBy.PROJECT.value)
-    project = serializers.CharField(required=False, default="", max_length=63, help_text="Id or name.")
-    user = serializers.CharField(required=False, default="", max_length=63, help_text="Id or user name.")
+    project = Text(required=False, default="", max_length=63, help_text="Id or name.")
+    user = Text(required=False, default="", max_length=63, help_text="Id or user name.")
 
 
 class UsageItem(serializers.Serializer[Any]):

@@ -10,7 +10,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, policy, require_admin, visible_nodes, visible_projects
-from portal.api.bodies import Closed, Text, Whole, YesNo
+from portal.api.bodies import Closed, Name, Text, Whole, YesNo
 from portal.api.cursors import Order
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import volumes as shapes
@@ -39,7 +39,7 @@ class ChangeBody(Closed):
 class VolumeBody(ChangeBody):
     """A new volume."""
 
-    name = Text(max_length=63)
+    name = Name()
     kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
 
 

@@ -11,7 +11,7 @@ from rest_framework.request import Request
 
 from portal import throttle
 from portal.access import Policy, Verb, policy, require
-from portal.api.bodies import Nothing
+from portal.api.bodies import Nothing, Text
 from portal.api.job_bodies import WorkspaceBody, check_request, job_request
 from portal.api.jobs import ORDERS, filter_of
 from portal.api.route import PageQuery, Route, operation, page_of
@@ -30,10 +30,10 @@ class WorkspacesQuery(PageQuery):
     state = serializers.ListField(
         child=serializers.ChoiceField(shapes.STATES), required=False, default=list, help_text="Repeatable."
     )
-    project = serializers.CharField(required=False, default="", max_length=63, help_text="Id or name.")
-    owner = serializers.CharField(required=False, default="", max_length=63, help_text="Id or user name.")
-    pool = serializers.CharField(required=False, default="", max_length=63, help_text="Id or name.")
-    search = serializers.CharField(required=False, default="", max_length=100)
+    project = Text(required=False, default="", max_length=63, help_text="Id or name.")
+    owner = Text(required=False, default="", max_length=63, help_text="Id or user name.")
+    pool = Text(required=False, default="", max_length=63, help_text="Id or name.")
+    search = Text(required=False, default="", max_length=100)
     live = serializers.BooleanField(required=False, allow_null=True, default=None)
     order = serializers.ChoiceField(list(ORDERS), required=False, default="-submitted")
 

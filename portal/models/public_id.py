@@ -53,8 +53,9 @@ class _NameValidator(RegexValidator):
             raise ValidationError(self.message, code=self.code)
 
 
+NAME_PATTERN = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 slug_validator = _NameValidator(
-    r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+    rf"^{NAME_PATTERN}$",
     "Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.",
 )
 

@@ -13,7 +13,8 @@ from portal.models import RegistryLogin, User
 from portal.services.audit import record_act
 from portal.services.sealing import Place, seal, unseal
 
-HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?(:[0-9]{1,5})?")
+HOST_PATTERN = r"[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?(:[0-9]{1,5})?"
+USERNAME_PATTERN = r"[^\x00-\x20:]{1,255}"
 MAX_PASSWORD_BYTES = 8 * 1024
 
 
@@ -21,9 +22,9 @@ def do_save_login(actor: User, host: str, username: str, password: str) -> Regis
     """Keeps the login of a registry, over the one that stood there."""
     require_admin(actor, "change logins to registries")
     wrong: dict[str, str] = {}
-    if not HOST.fullmatch(host) or registry_of(f"{host}/name") != host:
+    if not re.fullmatch(HOST_PATTERN, host) or registry_of(f"{host}/name") != host:
         wrong["host"] = "Give its host as images name it, such as registry.example.org:5000."
-    if not username or len(username) > 255 or any(ord(each) < 33 or each == ":" for each in username):
+    if not re.fullmatch(USERNAME_PATTERN, username):
         wrong["username"] = "A name without spaces and colons."
     if not password or "\0" in password or len(password.encode()) > MAX_PASSWORD_BYTES:
         wrong["password"] = "Give its password or token."  # noqa: S105 - a sentence

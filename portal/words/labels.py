@@ -10,8 +10,13 @@ MOST_LEVELS = 8
 LONGEST_LABEL = 63
 LONGEST_PREFIX = 253
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_PREFIX = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+LONGEST_KEY = LONGEST_PREFIX + 1 + LONGEST_LABEL
+
+_NAME_PATTERN = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_PREFIX_PATTERN = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+KEY_PATTERN = rf"({_PREFIX_PATTERN}/)?{_NAME_PATTERN}"
+_NAME = re.compile(_NAME_PATTERN)
+_PREFIX = re.compile(_PREFIX_PATTERN)
 _CHARACTERS = "letters, digits, dots, hyphens and underscores, beginning and ending with a letter or digit"
 
 

@@ -1,10 +1,12 @@
-"""Schemathesis throws generated requests at every operation: no failure of ours, only described answers."""
+"""Schemathesis sends generated requests to every operation: what the document allows is accepted."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,13 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    missing_required_header,
+    negative_data_rejection,
+    positive_data_acceptance,
+    response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
+    unsupported_method,
 )
 
 from portal import throttle
@@ -25,21 +32,35 @@ from portal.api.description import document
 from portal.services.tokens import Scope
 from tests.api.world import World
 
-EXAMPLES = 8
-"""For each of some fifty operations: 400 examples."""
+LONG = "--long" in sys.argv
+EXAMPLES = 60 if LONG else 5
+"""For each operation and actor, with --long beside each boundary of each field."""
+LEAST_CASES = 20_000
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
     content_type_conformance,
+    response_headers_conformance,
     response_schema_conformance,
+    positive_data_acceptance,
+    negative_data_rejection,
+    missing_required_header,
+    unsupported_method,
 ]
 
 schema = schemathesis.openapi.from_dict(document())
 schema.app = get_wsgi_application()
 schema.config.update(base_url="http://localhost")
-# with --long also each boundary of each field, some 2,600 requests more
-schema.config.phases.coverage.enabled = "--long" in sys.argv
-_turns = itertools.count()
+schema.config.phases.coverage.enabled = LONG
+# 400 says that a request does not have the described shape, so it is no answer to one that has it.
+schema.config.checks.positive_data_acceptance.expected_statuses = [
+    *("2xx", "401", "403", "404", "409", "412", "422"),
+]
+schema.config.checks.negative_data_rejection.expected_statuses = [
+    *("400", "401", "403", "404", "405", "409", "412", "413", "415", "422", "428"),
+]
+schema.config.checks.missing_required_header.expected_statuses = ["403", "428"]
+_sent = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +74,20 @@ def one_connection() -> Iterator[None]:
 
 
 @pytest.fixture
-def headers(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An admin's token, and rates that let a storm pass."""
-    for name in ("ANYTHING", "SUBMIT", "TOKENS"):
-        monkeypatch.setattr(throttle, name, throttle.Rate(name, 1_000_000, 60))
-    return world.bearer("admin", Scope.ADMIN)
+def no_rate_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throttle, "take", lambda rate, who: 0.0)
 
 
+@pytest.fixture
+def signed_agent(tmp_path: Path, settings: Any) -> None:
+    """The program for nodes, which `manage.py up` makes."""
+    settings.DATA_DIR = tmp_path
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "agent.pyz").write_bytes(b"program")
+    (tmp_path / "agent" / "agent.pyz.sig").write_text("signature")
+
+
+@pytest.mark.parametrize("actor", ["admin", "member"])
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,
@@ -68,8 +96,23 @@ def headers(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-def test_whatever_comes(case: Any, world: World, headers: dict[str, str]) -> None:
-    if next(_turns) % 2:  # every other request names rows that are there
+@pytest.mark.usefixtures("no_rate_limits", "signed_agent")
+def test_generated_requests_get_described_answers(case: Any, actor: str, world: World) -> None:
+    if next(_sent) % 2:  # every other request names rows that exist
         known = {name: world.names[name] for name in case.path_parameters or {} if name in world.names}
         case.path_parameters = {**(case.path_parameters or {}), **known}
-    case.call_and_validate(headers=headers, checks=CHECKS)
+    case.call_and_validate(headers=headers_of(world, actor), checks=CHECKS)
+
+
+def headers_of(world: World, actor: str) -> dict[str, str]:
+    """A token of the actor that may do everything, made once for all examples of a test."""
+    kept: dict[str, dict[str, str]] = world.rows.setdefault("fuzz_headers", {})
+    if actor not in kept:
+        kept[actor] = world.bearer(actor, Scope.ADMIN)
+    return kept[actor]
+
+
+@pytest.mark.long
+def test_long_suite_sends_many_requests() -> None:
+    """Runs last in this file; a single lane runs the whole file."""
+    assert next(_sent) > LEAST_CASES, os.environ.get("PYTEST_XDIST_WORKER")

@@ -55,7 +55,7 @@ def test_what_is_not_there(world, path):
     assert client.get(path).json()["size"] == 0
     assert client.get(f"{path}download/").json()["code"] == "no_log_yet"
     assert client.get(f"{path}?rank=7").json()["code"] == "no_such_task"
-    assert client.get(f"{path}?rank=1&tail=3&offset=2").status_code == 400
+    assert client.get(f"{path}?rank=1&tail=3&offset=2").status_code == 422
     waiting = f"/api/v1/jobs/{world.names['job']}/logs/"
     assert client.get(waiting).status_code == 404
 

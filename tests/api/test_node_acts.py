@@ -75,7 +75,7 @@ def test_fencing_needs_silence_and_a_reason(world, post) -> None:
     assert post("nodes/{node}/fence/", {"reason": "off"}).json()["code"] == "node_reachable"
     Node.objects.update(reachable=False)
     assert post("nodes/{node}/fence/").status_code == 400
-    assert post("nodes/{node}/fence/", {"reason": "  "}).status_code == 400
+    assert post("nodes/{node}/fence/", {"reason": "  "}).status_code == 422
     answer = post("nodes/{node}/fence/", {"reason": "switched off"})
     assert (answer.status_code, answer.json()["state_reason"]) == (200, "Fenced: switched off")
 

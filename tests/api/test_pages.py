@@ -83,7 +83,7 @@ def test_a_cursor_is_sealed_and_belongs_to_its_list(world, client):
         f"{JOBS}?cursor={signing.dumps(5, salt='fairway.cursor')}",
     ):
         answer = client.get(path)
-        assert answer.status_code == 400, path
+        assert answer.status_code == 422, path
         assert answer.json()["code"] == "bad_cursor"
 
 

@@ -82,17 +82,17 @@ def test_everybody_sees_their_own_and_managers_their_projects(spans):
 
 
 @pytest.mark.parametrize(
-    "query",
+    ("query", "status"),
     [
-        {"start": "2026-05-03T00:00:00Z", "end": "2026-05-01T00:00:00Z"},
-        {"start": "2020-05-03T00:00:00Z", "end": "2026-05-01T00:00:00Z"},
-        {"start": "yesterday"},
-        {"end": "0001-01-01T00:00:00Z"},
-        {"by": "password"},
+        ({"start": "2026-05-03T00:00:00Z", "end": "2026-05-01T00:00:00Z"}, 422),
+        ({"start": "2020-05-03T00:00:00Z", "end": "2026-05-01T00:00:00Z"}, 422),
+        ({"start": "yesterday"}, 400),
+        ({"end": "0001-01-01T00:00:00Z"}, 422),
+        ({"by": "password"}, 400),
     ],
 )
-def test_wrong_spans_are_refused(world, query):
-    assert world.client("member").get(USAGE, query).status_code == 400
+def test_wrong_spans_are_refused(world, query, status):
+    assert world.client("member").get(USAGE, query).status_code == status
 
 
 # What the ledger may hold: spans that begin or end at midnight or a microsecond beside it, that last days or no

@@ -21,6 +21,7 @@ from portal.models import (
     Project,
     Quota,
     Rollout,
+    Standing,
     Template,
     Topology,
     UnknownContainer,
@@ -93,6 +94,15 @@ def make() -> World:
         "workspace": record.job(owner, project, tool, name="lab", kind="workspace"),
         "ended_workspace": record.job(owner, project, tool, name="old-lab", kind="workspace"),
     }
+    Standing.objects.create(
+        job=jobs["job"],
+        code="no_fit_now",
+        sentence="Nothing is free.",
+        numbers={},
+        ahead=[],
+        decided_at=timezone.now(),
+        since=timezone.now(),
+    )
     jobs["running"] = running(record.job(owner, project, batch, name="runs", tasks=2), node)
     for key in ("ended", "ended_workspace"):
         jobs[key] = do_cancel_job(owner, jobs[key])

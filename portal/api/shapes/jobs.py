@@ -35,7 +35,6 @@ class ShortVerdict(serializers.Serializer[Any]):
 
     code = serializers.CharField()
     sentence = serializers.CharField()
-    place = serializers.IntegerField(allow_null=True, help_text="1 is next.")
     since = serializers.DateTimeField()
 
 
