@@ -10,7 +10,7 @@ from rest_framework.request import Request
 
 from agents.xids import Grade
 from portal.access import Policy, policy
-from portal.api.bodies import Closed, Text
+from portal.api.bodies import Closed, Flag, Text
 from portal.api.cursors import NEWEST
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes.words import Named, PersonName, named, person_name, when
@@ -24,7 +24,7 @@ from portal.services.tokens import Scope
 class AlarmsQuery(PageQuery):
     """Which alarms."""
 
-    acknowledged = serializers.BooleanField(required=False, default=False, help_text="Those instead.")
+    acknowledged = Flag(required=False, default=False, help_text="Those instead.")
 
 
 class NoteBody(Closed):

@@ -151,6 +151,14 @@ class YesNo(serializers.BooleanField):
         return data
 
 
+class Flag(serializers.BooleanField):
+    """A query parameter that is true or false; no other words for it."""
+
+    TRUE_VALUES = {"true"}
+    FALSE_VALUES = {"false"}
+    NULL_VALUES: set[str] = set()
+
+
 class Nothing(Closed):
     """A body that holds nothing: an empty one, or {}."""
 

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 
 from portal.access import Policy, policy
 from portal.api import cursors
-from portal.api.bodies import Closed, Text
+from portal.api.bodies import Closed, Flag, Text
 from portal.api.cursors import OLDEST, Order
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import cluster as shapes
@@ -38,7 +38,7 @@ class NodesQuery(PageQuery):
 
     pool = Text(required=False, max_length=63, help_text="Id or name.")
     state = serializers.ChoiceField(shapes.NODE_STATES, required=False)
-    reachable = serializers.BooleanField(required=False, allow_null=True, default=None)
+    reachable = Flag(required=False, default=None)
 
 
 class GpusQuery(PageQuery):
@@ -47,7 +47,7 @@ class GpusQuery(PageQuery):
     pool = Text(required=False, max_length=63, help_text="Id or name.")
     node = Text(required=False, max_length=63, help_text="Id or name.")
     model = Text(required=False, max_length=100)
-    free = serializers.BooleanField(required=False, allow_null=True, default=None, help_text="Wholly free.")
+    free = Flag(required=False, default=None, help_text="Wholly free.")
 
 
 def _read(

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 
 from portal import throttle
 from portal.access import Policy, Verb, can, policy, require
-from portal.api.bodies import Nothing, Text
+from portal.api.bodies import Flag, Nothing, Text
 from portal.api.cursors import NEWEST, OLDEST, Order
 from portal.api.job_bodies import JobBody, check_request, job_request
 from portal.api.route import PageQuery, Route, operation, page_of
@@ -67,9 +67,7 @@ class JobsQuery(PageQuery):
     owner = Text(required=False, default="", max_length=63, help_text="Id or user name.")
     pool = Text(required=False, default="", max_length=63, help_text="Id or name.")
     search = Text(required=False, default="", max_length=100, help_text="Part of the name, or the whole id.")
-    live = serializers.BooleanField(
-        required=False, allow_null=True, default=None, help_text="true: not ended; false: ended."
-    )
+    live = Flag(required=False, default=None, help_text="true: not ended; false: ended.")
     order = serializers.ChoiceField(list(ORDERS), required=False, default="-submitted")
 
 

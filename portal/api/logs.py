@@ -9,7 +9,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, policy
-from portal.api.bodies import Closed, Text
+from portal.api.bodies import Closed, Flag, Text
 from portal.api.route import Route, operation
 from portal.api.shapes.logs import LogMatches, LogPage
 from portal.api.shapes.words import when
@@ -30,7 +30,7 @@ class TaskQuery(Closed):
     attempt = serializers.IntegerField(
         required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest."
     )
-    timestamps = serializers.BooleanField(
+    timestamps = Flag(
         required=False, default=False, help_text="Keep time and stream before each line, where known."
     )
 
@@ -135,12 +135,12 @@ class SearchQuery(Closed):
     """What is searched for, and where."""
 
     q = Text(max_length=MAX_WORDS)
-    regex = serializers.BooleanField(
+    regex = Flag(
         required=False,
         default=False,
         help_text="`q` is a regular expression (Python's), matched within a line.",
     )
-    case = serializers.BooleanField(required=False, default=False, help_text="Upper and lower case differ.")
+    case = Flag(required=False, default=False, help_text="Upper and lower case differ.")
     stream = serializers.ChoiceField(
         choices=["stdout", "stderr"],
         required=False,

@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Policy, policy
-from portal.api.bodies import Closed, Nothing, Text
+from portal.api.bodies import Closed, Nothing, Text, YesNo
 from portal.api.route import Route, operation
 from portal.api.shapes import cluster as shapes
 from portal.errors import NotThere
@@ -40,7 +40,7 @@ class Reason(Closed):
 class Return(Reason):
     """Why, and whether unchecked."""
 
-    force = serializers.BooleanField(
+    force = YesNo(
         required=False,
         default=False,
         help_text="At once, whatever a check would find, and also while it is silent.",

@@ -31,7 +31,7 @@ class MeRoute(Route):
 class TokenBody(Closed):
     """A new token."""
 
-    name = Line(max_length=100, trim_whitespace=True)
+    name = Line(max_length=100)
     scopes = serializers.ListField(
         child=serializers.ChoiceField(shapes.SCOPES), allow_empty=False, max_length=len(shapes.SCOPES)
     )
@@ -70,7 +70,7 @@ class TokensRoute(Route):
         """Shows the secret once."""
         scopes = {Scope(word) for word in self.body["scopes"]}
         row, text = do_create_token(
-            self.person, name=self.body["name"], scopes=scopes, days=self.body["days"], by=self.token
+            self.person, name=self.body["name"].strip(), scopes=scopes, days=self.body["days"], by=self.token
         )
         return self.answer({**shapes.token(row), "token": text}, 201)
 

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 
 from portal.access import Policy, Verb, policy, require, roles_of, visible_projects
 from portal.api import cursors
-from portal.api.bodies import Closed, Name, Text, YesNo
+from portal.api.bodies import Closed, Flag, Name, Text, YesNo
 from portal.api.cursors import Order
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import projects as shapes
@@ -39,7 +39,7 @@ from portal.words.states import Role
 class ProjectsQuery(PageQuery):
     """Which projects."""
 
-    archived = serializers.BooleanField(required=False, default=False)
+    archived = Flag(required=False, default=False)
     search = Text(required=False, max_length=100)
 
 

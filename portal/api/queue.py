@@ -11,7 +11,7 @@ from rest_framework.request import Request
 
 from portal.access import Policy, policy
 from portal.api import cursors
-from portal.api.bodies import Closed, Text
+from portal.api.bodies import Closed, Flag, Text
 from portal.api.route import Route, operation
 from portal.api.shapes.jobs import Interval, interval
 from portal.api.shapes.words import Named, PersonName, named, person_name, when
@@ -26,7 +26,7 @@ class QueueQuery(Closed):
     """What of the queue, and from where on."""
 
     pool = Text(required=False, max_length=63, default="", help_text="Name of a pool.")
-    mine = serializers.BooleanField(required=False, default=False)
+    mine = Flag(required=False, default=False)
     limit = serializers.IntegerField(
         required=False, min_value=1, max_value=cursors.MAX_LIMIT, default=cursors.DEFAULT_LIMIT
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.http import HttpResponse
-from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal import throttle
 from portal.access import Policy, policy
-from portal.api.bodies import Closed, Text, Whole
+from portal.api.bodies import Closed, Flag, Text, Whole
 from portal.api.cursors import NEWEST
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import jobs as shapes
@@ -38,7 +37,7 @@ class DecisionBody(Closed):
 class ExtensionsQuery(PageQuery):
     """Which requests."""
 
-    waiting = serializers.BooleanField(
+    waiting = Flag(
         required=False,
         allow_null=True,
         default=None,

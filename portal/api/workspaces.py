@@ -11,7 +11,7 @@ from rest_framework.request import Request
 
 from portal import throttle
 from portal.access import Policy, Verb, policy, require
-from portal.api.bodies import Nothing, Text
+from portal.api.bodies import Flag, Nothing, Text
 from portal.api.job_bodies import WorkspaceBody, check_request, job_request
 from portal.api.jobs import ORDERS, filter_of
 from portal.api.route import PageQuery, Route, operation, page_of
@@ -34,7 +34,7 @@ class WorkspacesQuery(PageQuery):
     owner = Text(required=False, default="", max_length=63, help_text="Id or user name.")
     pool = Text(required=False, default="", max_length=63, help_text="Id or name.")
     search = Text(required=False, default="", max_length=100)
-    live = serializers.BooleanField(required=False, allow_null=True, default=None)
+    live = Flag(required=False, default=None)
     order = serializers.ChoiceField(list(ORDERS), required=False, default="-submitted")
 
 
