@@ -156,7 +156,7 @@ class Flag(serializers.BooleanField):
 
     TRUE_VALUES = {"true"}
     FALSE_VALUES = {"false"}
-    NULL_VALUES: set[str] = set()
+    NULL_VALUES: set[str | None] = set()
 
 
 class Nothing(Closed):
