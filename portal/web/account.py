@@ -10,18 +10,18 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
-from django.contrib.sessions.models import Session
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST, require_safe
 
 from portal.access import Policy, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Invalid
-from portal.models import User
+from portal.models import BrowserSession, User
 from portal.services import people, tokens
+from portal.services.session_store import session_id
+from portal.services.sessions import live_sessions
 from portal.services.tokens import SCOPE_SENTENCES, Scope
 from portal.web.signin import take_errors
 
@@ -112,7 +112,7 @@ def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpRe
         "has_password": user.has_usable_password(),
         "tokens": tokens.live_tokens(user),
         "secrets": visible_secrets(user).filter(owner=user).order_by("name"),
-        "places": places_of(user, request.session.session_key or ""),
+        "places": places_of(user, session_id(request.session.session_key)),
     }
     return render(request, "account/page.html", context | forms_given, status=status)
 
@@ -188,9 +188,9 @@ def revoke_token(request: HttpRequest, public_id: str) -> HttpResponse:
 def end_sessions(request: HttpRequest) -> HttpResponse:
     """Ends one's other sessions; their sockets and workspaces follow within seconds."""
     user = signed_in(request.user)
-    here = request.session.session_key or ""
+    here = session_id(request.session.session_key)
     others = [place.key for place in places_of(user, here) if not place.here]
-    Session.objects.filter(session_key__in=others).delete()
+    BrowserSession.objects.filter(session_key__in=others).delete()
     messages.success(request, "Your other sessions have ended." if others else "There is no other session.")
     return redirect("account")
 
@@ -198,7 +198,7 @@ def end_sessions(request: HttpRequest) -> HttpResponse:
 def places_of(user: User, here: str) -> list[Place]:
     """The live sessions of a person, this one first. Sessions carry no name outside, so all live ones are read."""
     found = []
-    for session in Session.objects.filter(expire_date__gt=timezone.now()).iterator():
+    for session in live_sessions().iterator():
         facts = session.get_decoded()
         if facts.get("_auth_user_id") != str(user.pk):
             continue
