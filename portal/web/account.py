@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import zoneinfo
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,9 @@ from portal.services import people, tokens
 from portal.services.session_store import session_id
 from portal.services.sessions import live_sessions
 from portal.services.tokens import SCOPE_SENTENCES, Scope
+from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, Rate, give_back, sender, take
 from portal.web.signin import take_errors
+from portal.web.words import duration
 
 ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
 DAYS = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
@@ -138,19 +141,37 @@ def change_name(request: HttpRequest) -> HttpResponse:
 @sensitive_post_parameters("old", "password")
 @require_POST
 def change_password(request: HttpRequest) -> HttpResponse:
-    """A new password; every other session ends."""
+    """A new password; every other session ends. Wrong tries at the present one are limited as at sign-in."""
     user = signed_in(request.user)
     form = PasswordForm(request.POST, label_suffix="")
-    if form.is_valid():
-        try:
-            people.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
-        except Invalid as wrong:
-            take_errors(form, wrong)
-        else:
-            update_session_auth_hash(request, user)
-            messages.success(request, "Your password is set. Your other sessions have ended.")
-            return redirect("account")
-    return _page(request, 400, password_form=form)
+    if not form.is_valid():
+        return _page(request, 400, password_form=form)
+    counts = _password_counts(request, user) if user.has_usable_password() else []
+    wait_s = max((take(rate, who) for rate, who in counts), default=0.0)
+    if wait_s:
+        form.add_error("old", f"Too many tries. Wait {duration(wait_s + 1)}, then try again.")
+        answer = _page(request, 429, password_form=form)
+        answer["Retry-After"] = str(math.ceil(wait_s))
+        return answer
+    try:
+        people.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
+    except Invalid as wrong:
+        take_errors(form, wrong)
+    if "old" not in form.errors:
+        for rate, who in counts:
+            give_back(rate, who)
+    if form.errors:
+        return _page(request, 400, password_form=form)
+    update_session_auth_hash(request, user)
+    messages.success(request, "Your password is set. Your other sessions have ended.")
+    return redirect("account")
+
+
+def _password_counts(request: HttpRequest, user: User) -> list[tuple[Rate, str]]:
+    """What a try counts for. The counts of this account are apart from those of sign-in, so that strangers
+    who guess there do not keep a signed-in person from changing the password."""
+    address, account = sender(request.META.get("REMOTE_ADDR", "")), f"account:{user.public_id}"
+    return [(SIGN_IN, f"{account}:{address}"), (SIGN_IN_ADDRESS, address), (SIGN_IN_NAME, account)]
 
 
 @policy(Policy.SIGNED_IN)
