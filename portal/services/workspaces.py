@@ -72,8 +72,8 @@ def open_attempt(job: Job) -> Attempt | None:
 def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]:
     """Where to post, and a ticket: single use, 30 s, bound to this person, attempt and portal session.
 
-    The page posts it as the form field ``ticket``; ``session_key`` is that of its cookie. Raises NotThere or NotAllowed for others, Conflict while
-    there is nothing to open.
+    The page posts it as the form field ``ticket``; ``session_key`` is that of its cookie. Raises NotThere or
+    NotAllowed for others, Conflict while there is nothing to open.
     """
     require(user, Verb.ENTER, job)
     attempt = open_attempt(job)

@@ -38,6 +38,7 @@ from portal.services.registries import do_save_login
 from portal.services.reservations import ReservationWords, do_save_reservation
 from portal.services.secrets import do_save_secret
 from portal.services.tokens import Scope, do_create_token
+from portal.services.workspaces import new_attempt_secret
 from tests import record
 
 FIRST = ("stranger", "viewer", "member", "colleague", "manager", "admin")
@@ -217,7 +218,7 @@ def running(job: Job, node: Node) -> Job:
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
         seats = [Seat(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
-        begin_attempt(locked, node.pool, seats, epoch=1)
+        begin_attempt(locked, node.pool, seats, epoch=1, secret=new_attempt_secret(locked))
     write_log_bytes(job.public_id, 1, 1, "k8s", 0, LOG)
     return Job.objects.get(pk=job.pk)
 
