@@ -9,7 +9,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal import throttle
-from portal.access import Policy, Verb, can, policy, require
+from portal.access import Policy, Verb, policy, require
 from portal.api.bodies import Nothing
 from portal.api.cursors import NEWEST, OLDEST, Order
 from portal.api.job_bodies import JobBody, check_request, job_request
@@ -41,6 +41,7 @@ from portal.services.jobs import (
     do_suspend_job,
 )
 from portal.services.tokens import Scope
+from portal.visibility import visible_environ, visible_job_secrets
 from portal.words.states import JobKind, JobState
 
 TIMELINE = 100
@@ -106,7 +107,8 @@ def whole(person: User, row: Job) -> dict[str, Any]:
         seen=ahead | seen_around(person, attempts, room_made, chain),
         moves=moves,
         receipts=receipts_for(person, row) if standing else [],
-        with_environ=can(person, Verb.CONTROL, row),
+        environ=visible_environ(person, row),
+        secrets=visible_job_secrets(person, row),
         extensions=extensions_of(row),
         idle=idleness_of(row, attempts[0] if attempts else None),
     )
