@@ -82,10 +82,10 @@ def _press(send: Send, receive: Receive) -> float:
 def _web(portal: Any, client: Any) -> Iterator[tuple[Send, Receive]]:
     """A terminal of a job that runs, as a browser enters it."""
     from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
-    from django.contrib.sessions.backends.db import SessionStore
     from websockets.sync.client import connect
 
     from portal.models import Job, Task, User
+    from portal.services.session_store import SessionStore
     from portal.services.terminals import do_open_terminal
 
     request = {"name": "echo", "project": "default", "environment": "bench", "command": ["sleep", "600"]}

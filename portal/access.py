@@ -262,6 +262,12 @@ def visible_projects(person: Person) -> QuerySet[Project]:
     return Project.objects.all() if user.is_admin else Project.objects.filter(pk__in=project_ids(user))
 
 
+def namable_projects(person: Person) -> QuerySet[Project]:
+    """The projects whose names a person may read: the visible ones and those above, whose limits bind them."""
+    user = signed_in(person)
+    return Project.objects.all() if user.is_admin else Project.objects.filter(pk__in=_lines(user))
+
+
 def visible_jobs(person: Person) -> QuerySet[Job]:
     """The jobs a person may see: those of visible projects."""
     user = signed_in(person)

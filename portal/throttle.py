@@ -30,6 +30,10 @@ class Rate:
     period_s: int
 
 
+PERSON_TIMES = 2
+"""All tokens and sessions of a person together may do so many times what one of them may: a script that runs wild
+leaves room for its owner's browser, and more tokens do not give more."""
+
 ANYTHING = Rate("anything", 1200, 60)
 ANONYMOUS = Rate("anonymous", 120, 60)
 SUBMIT = Rate("submit", 240, 60)
@@ -41,6 +45,11 @@ SIGN_IN_ADDRESS = Rate("sign_in_address", 50, 300)
 SIGN_IN_NAME = Rate("sign_in_name", 100, 3600)
 """Wrong tries at one name from anywhere; a browser that has signed in as that person before is not counted."""
 BAD_TOKENS = Rate("bad_tokens", 60, 60)
+
+
+def of_a_person(rate: Rate) -> Rate:
+    """The rate that all tokens and sessions of a person share."""
+    return Rate(f"{rate.name}_of_a_person", rate.limit * PERSON_TIMES, rate.period_s)
 
 
 def sender(address: str) -> str:

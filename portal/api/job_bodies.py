@@ -13,6 +13,7 @@ from portal.access import visible_environments, visible_jobs, visible_projects
 from portal.api.bodies import Closed, Number, Text, Whole, YesNo, read_body
 from portal.errors import Invalid
 from portal.models import Job, NodePool, Template, User
+from portal.selectors.machines import templates_for
 from portal.services.dependencies import MOST_DEPENDENCIES, unknown
 from portal.services.jobs import (
     MAX_GPUS_PER_TASK,
@@ -165,7 +166,7 @@ class AskBody(JobBody):
 
 def job_request(person: User, given: Mapping[str, Any], body: type[Request]) -> JobRequest:
     """The service's request from a body: template filled in, names looked up among what the person sees."""
-    template = _template(given.get("template"))
+    template = _template(person, given.get("template"))
     if template is not None:
         known = body().fields
         filled = {name: value for name, value in template.fields.items() if name in known}
@@ -194,13 +195,12 @@ def check_request(person: User, given: Mapping[str, Any], body: type[Request]) -
     would_start(person, wanted)
 
 
-def _template(key: str | None) -> Template | None:
+def _template(person: User, key: str | None) -> Template | None:
     if not key:
         return None
     if not isinstance(key, str):
         raise Invalid(fields={"template": "Not a text."})
-    rows = Template.objects.filter(enabled=True).select_related("environment")
-    found: Template = _one(rows, key, "template")
+    found: Template = _one(templates_for(person), key, "template")
     return found
 
 

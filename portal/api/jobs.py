@@ -9,7 +9,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal import throttle
-from portal.access import Policy, Verb, can, policy, require
+from portal.access import Policy, Verb, policy, require
 from portal.api.bodies import Flag, Nothing, Text
 from portal.api.cursors import NEWEST, OLDEST, Order
 from portal.api.job_bodies import JobBody, check_request, job_request
@@ -41,6 +41,7 @@ from portal.services.jobs import (
     do_suspend_job,
 )
 from portal.services.tokens import Scope
+from portal.visibility import visible_environ, visible_job_secrets
 from portal.words.states import JobKind, JobState
 
 TIMELINE = 100
@@ -102,7 +103,8 @@ def whole(person: User, row: Job) -> dict[str, Any]:
         seen=ahead | seen_around(person, attempts, room_made, chain),
         moves=moves,
         receipts=receipts_for(person, row) if standing else [],
-        with_environ=can(person, Verb.CONTROL, row),
+        environ=visible_environ(person, row),
+        secrets=visible_job_secrets(person, row),
         extensions=extensions_of(row),
         idle=idleness_of(row, attempts[0] if attempts else None),
     )
@@ -161,6 +163,7 @@ class JobRoute(Route):
 _ACT: dict[str, Any] = {
     "tag": "jobs",
     "scope": Scope.JOBS,
+    "by_kind": True,
     "body": Nothing,
     "answer": shapes.JobWhole,
     "refusals": [404, 409],
@@ -169,6 +172,12 @@ _ACT: dict[str, Any] = {
 
 class ActRoute(Route):
     """What the routes that act on one job share."""
+
+    def job_to_act_on(self, public_id: str) -> Job:
+        """The job, where the person may see it and the token may act on jobs of its kind."""
+        row = job_for(self.person, public_id)
+        self.require_scope_of(row)
+        return row
 
     def acted(self, public_id: str) -> HttpResponse:
         """The job as it stands after the act."""
@@ -187,7 +196,7 @@ class JobCancelRoute(ActRoute):
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The job; it may take a moment until its nodes let go."""
-        do_cancel_job(self.person, job_for(self.person, job))
+        do_cancel_job(self.person, self.job_to_act_on(job))
         return self.acted(job)
 
 
@@ -198,7 +207,7 @@ class JobHoldRoute(ActRoute):
     @operation("jobs_hold", "Hold a waiting job back", **_ACT)
     def post(self, request: Request, job: str) -> HttpResponse:
         """It keeps waiting until it is released."""
-        do_hold_job(self.person, job_for(self.person, job), True)
+        do_hold_job(self.person, self.job_to_act_on(job), True)
         return self.acted(job)
 
 
@@ -209,7 +218,7 @@ class JobReleaseRoute(ActRoute):
     @operation("jobs_release", "Release a held job", **_ACT)
     def post(self, request: Request, job: str) -> HttpResponse:
         """It may start at the next cycle."""
-        do_hold_job(self.person, job_for(self.person, job), False)
+        do_hold_job(self.person, self.job_to_act_on(job), False)
         return self.acted(job)
 
 
@@ -225,7 +234,7 @@ class JobSuspendRoute(ActRoute):
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The job; it may take a moment until its nodes let go."""
-        do_suspend_job(self.person, job_for(self.person, job))
+        do_suspend_job(self.person, self.job_to_act_on(job))
         return self.acted(job)
 
 
@@ -241,12 +250,12 @@ class JobResumeRoute(ActRoute):
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The job, waiting."""
-        do_resume_job(self.person, job_for(self.person, job))
+        do_resume_job(self.person, self.job_to_act_on(job))
         return self.acted(job)
 
 
 @policy(Policy.SIGNED_IN)
-class JobStartAgainRoute(Route):
+class JobStartAgainRoute(ActRoute):
     """The same once more."""
 
     @operation(
@@ -254,6 +263,7 @@ class JobStartAgainRoute(Route):
         "Submit an ended job again",
         tag="jobs",
         scope=Scope.JOBS,
+        by_kind=True,
         body=Nothing,
         answer=shapes.JobWhole,
         status=201,
@@ -263,9 +273,9 @@ class JobStartAgainRoute(Route):
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """A new job with the same request."""
+        old = self.job_to_act_on(job)
 
         def work() -> dict[str, Any]:
-            old = job_for(self.person, job)
             require(self.person, Verb.CONTROL, old)  # its environ comes along, and may hold secrets
             new = do_start_again(self.person, old)
             return whole(self.person, job_for(self.person, new.public_id))

@@ -11,9 +11,8 @@ from portal.access import Policy, policy, roles_of
 from portal.api.bodies import Closed, Line, Whole
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import people as shapes
-from portal.models import ApiToken
 from portal.selectors.projects import projects_for
-from portal.services.tokens import DEFAULT_DAYS, MAX_DAYS, Scope, do_create_token, do_revoke_token
+from portal.services.tokens import DEFAULT_DAYS, MAX_DAYS, Scope, do_create_token, do_revoke_token, tokens_for
 
 
 @policy(Policy.SIGNED_IN)
@@ -49,10 +48,11 @@ class TokensRoute(Route):
         scope=Scope.READ,
         query=PageQuery,
         answer=page_of(shapes.Token),
+        detail="Asked with a token: those that have no scope it lacks.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first, revoked and expired ones included."""
-        return self.page(ApiToken.objects.filter(owner=self.person), shapes.token)
+        return self.page(tokens_for(self.person, self.token), shapes.token)
 
     @operation(
         "tokens_create",
@@ -87,8 +87,9 @@ class TokenRoute(Route):
         answer=None,
         status=204,
         refusals=[404],
+        detail="It stops working at once. A token revokes none that has a scope it lacks.",
     )
     def delete(self, request: Request, token: str) -> HttpResponse:
         """It stops working at once."""
-        do_revoke_token(self.person, token)
+        do_revoke_token(self.person, token, by=self.token)
         return self.done()

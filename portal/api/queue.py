@@ -16,8 +16,9 @@ from portal.api.route import Route, operation
 from portal.api.shapes.jobs import Interval, interval
 from portal.api.shapes.words import Named, PersonName, named, person_name, when
 from portal.models import Job
-from portal.selectors.queue import LAST, Eyes, QueueFilter, eyes_of, waiting_for, with_rows
+from portal.selectors.queue import LAST, QueueFilter, waiting_for, with_rows
 from portal.services.tokens import Scope
+from portal.visibility import Eyes, eyes_of
 
 MOST_OFFSET = 1_000_000
 

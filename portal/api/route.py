@@ -26,10 +26,11 @@ from portal.api import cursors, problems
 from portal.api.bodies import Closed, StrictJson, Text, read_body, read_query
 from portal.api.credentials import BearerToken, Session, sender_of
 from portal.errors import Malformed, NotAllowed, PreconditionNeeded
-from portal.models import ApiToken, User
+from portal.models import ApiToken, Job, User
 from portal.services import idempotency
 from portal.services.tokens import Scope, has_scope
 from portal.throttle import Rate
+from portal.words.states import JobKind
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Operation:
     partial: bool
     rate: Rate | None
     idempotent: bool
+    by_kind: bool
 
 
 def operation(
@@ -86,6 +88,7 @@ def operation(
     *,
     tag: str,
     scope: Scope | None,
+    by_kind: bool = False,
     answer: Described,
     status: int = 200,
     query: type[Closed] | None = None,
@@ -100,6 +103,8 @@ def operation(
 ) -> Callable[[_Method], _Method]:
     """Declares a method of a Route. ``scope`` is what a token needs (None on public routes).
 
+    ``by_kind`` is for acts on one job, which a token may do with the scope of the job's kind: the method calls
+    ``require_scope_of`` with the job.
     ``partial`` reads the body as a patch: only the fields that are there. ``refusals`` are statuses beyond
     those that follow from the rest of the declaration.
     """
@@ -125,10 +130,18 @@ def operation(
     for code in sorted(codes):
         responses[(code, problems.MEDIA_TYPE)] = OpenApiResponse(Problem, description=meaning_of(code))
     scope_line = f"\n\nA token needs the scope `{scope.value}`." if scope else ""
+    if by_kind:
+        scope_line = "\n\nA token needs the scope `jobs`, or `workspaces` where the job is a workspace."
 
     def declare(method: _Method) -> _Method:
         method.operation = Operation(  # type: ignore[attr-defined]
-            scope=scope, query=query, body=body, partial=partial, rate=rate, idempotent=idempotent
+            scope=scope,
+            query=query,
+            body=body,
+            partial=partial,
+            rate=rate,
+            idempotent=idempotent,
+            by_kind=by_kind,
         )
         parameters: list[Any] = [*headers, *([query] if query else [])]
         described: Callable[[_Method], _Method] = extend_schema(
@@ -193,6 +206,10 @@ class Route(APIView):
         """One page of a list."""
         return self.answer(cursors.page(self.request, rows, order, self.query, shown))
 
+    def require_scope_of(self, job: Job) -> None:
+        """Raise NotAllowed unless a token that is used carries the scope of the job's kind."""
+        self._require_scope(Scope.WORKSPACES if job.kind == JobKind.WORKSPACE.value else Scope.JOBS)
+
     def if_match(self, etag: str) -> bool:
         """Whether the request is based on what stands; PreconditionNeeded when it does not say."""
         given = self.request.headers.get("If-Match")
@@ -239,12 +256,8 @@ class Route(APIView):
         plan = getattr(method, "operation", None)
         if not isinstance(plan, Operation):
             raise NotAllowed("This route declares no operation, so nobody may use it.", code="no_policy")
-        if plan.scope is not None and self.token is not None and not has_scope(self.token, plan.scope):
-            raise NotAllowed(
-                f"This token lacks the scope {plan.scope.value}.",
-                code="scope_missing",
-                facts={"scope": plan.scope.value},
-            )
+        if plan.scope is not None:
+            self._require_scope(plan.scope, *((Scope.WORKSPACES,) if plan.by_kind else ()))
         if plan.rate is not None:
             self._take(plan.rate)
         if request.method == "POST" and not plan.idempotent and "Idempotency-Key" in request.headers:
@@ -271,15 +284,25 @@ class Route(APIView):
         answer["Vary"] = "Authorization, Cookie"
         return answer
 
+    def _require_scope(self, *any_of: Scope) -> None:
+        if self.token is None or any(has_scope(self.token, scope) for scope in any_of):
+            return
+        raise NotAllowed(
+            f"This token lacks the scope {' or '.join(any_of)}.",
+            code="scope_missing",
+            facts={"scope": any_of[0].value},
+        )
+
     def _take(self, rate: Rate) -> None:
-        who = sender_of(self.request)
-        if self.token is not None:
-            who = f"token:{self.token.public_id}"
-        elif isinstance(self.request.user, User):
-            who = f"user:{self.request.user.public_id}"
-        wait_s = throttle.take(rate, who)
-        if wait_s > 0:
-            raise Throttled(wait_s)
+        counts = [(rate, sender_of(self.request))]
+        if isinstance(self.request.user, User):
+            user = self.request.user.public_id
+            own = f"token:{self.token.public_id}" if self.token else f"sessions:{user}"
+            counts = [(rate, own), (throttle.of_a_person(rate), user)]
+        for each, who in counts:  # in this order: what a token may not do does not count for its owner
+            wait_s = throttle.take(each, who)
+            if wait_s > 0:
+                raise Throttled(wait_s)
 
 
 @cache

@@ -19,6 +19,8 @@ from portal.selectors.scheduler import failed_cycles, health
 from portal.services.failed_cycles import do_give_out_failed
 from portal.services.tokens import Scope
 
+STOPPED = "The scheduler has stopped; administrators see why."
+
 
 class CycleOut(serializers.Serializer[Any]):
     """A cycle that decided something."""
@@ -51,7 +53,9 @@ class MeasuredOut(serializers.Serializer[Any]):
 class SchedulerOut(serializers.Serializer[Any]):
     """How the scheduler does."""
 
-    alarm = serializers.CharField(allow_blank=True, help_text="Why nothing is started; blank: it works.")
+    alarm = serializers.CharField(
+        allow_blank=True, help_text="Why nothing is started, in full for administrators; blank: it works."
+    )
     alarm_at = serializers.DateTimeField(allow_null=True)
     last_cycle = CycleOut(allow_null=True)
     forecasts = MeasuredOut()
@@ -115,7 +119,7 @@ class SchedulerRoute(Route):
         now, forecasts = health(), measured()
         return self.answer(
             {
-                "alarm": now.alarm.alarm,
+                "alarm": now.alarm.alarm if self.person.is_admin or not now.alarm.alarm else STOPPED,
                 "alarm_at": when(now.alarm.alarm_at),
                 "last_cycle": cycle(now.last) if now.last else None,
                 "forecasts": {

@@ -13,7 +13,6 @@ from portal.api.bodies import Closed
 from portal.api.jobs import ActRoute, whole
 from portal.api.route import operation
 from portal.api.shapes.jobs import JobWhole
-from portal.selectors.jobs import job_for
 from portal.services.sent_signals import do_send_signal
 from portal.services.tokens import Scope
 from portal.words.sent_signals import SIGNALS
@@ -34,6 +33,7 @@ class JobSignalRoute(ActRoute):
         "Send a signal to a running job",
         tag="jobs",
         scope=Scope.JOBS,
+        by_kind=True,
         body=SignalBody,
         answer=JobWhole,
         status=201,
@@ -44,9 +44,9 @@ class JobSignalRoute(ActRoute):
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The job; the signal is on its way."""
+        found = self.job_to_act_on(job)
 
         def work() -> dict[str, Any]:
-            found = job_for(self.person, job)
             do_send_signal(self.person, found, self.body["signal"])
             return whole(self.person, found)
 

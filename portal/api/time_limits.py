@@ -56,6 +56,7 @@ class ExtensionDoor(Route):
     def decided(self, public_id: str, *, grant: bool) -> HttpResponse:
         """The request, decided."""
         row = extension_for(self.person, public_id)
+        self.require_scope_of(row.job)
         do_decide_extension(self.person, row, grant=grant, answer=self.body["answer"])
         return self.answer(self.shown(extension_for(self.person, public_id)))
 
@@ -69,6 +70,7 @@ class JobExtendRoute(ExtensionDoor):
         "Ask for more time",
         tag="jobs",
         scope=Scope.JOBS,
+        by_kind=True,
         body=ExtendBody,
         answer=shapes.ExtensionWhole,
         rate=throttle.SUBMIT,
@@ -80,6 +82,7 @@ class JobExtendRoute(ExtensionDoor):
     def post(self, request: Request, job: str) -> HttpResponse:
         """The request: granted, or waiting."""
         row = job_for(self.person, job)
+        self.require_scope_of(row)
         asked = do_ask_for_time(self.person, row, self.body["more_s"], self.body["reason"])
         return self.answer(self.shown(extension_for(self.person, asked.public_id)))
 
@@ -122,6 +125,7 @@ class ExtensionRoute(ExtensionDoor):
 _DECIDE: dict[str, Any] = {
     "tag": "jobs",
     "scope": Scope.JOBS,
+    "by_kind": True,
     "body": DecisionBody,
     "answer": shapes.ExtensionWhole,
     "refusals": [404, 409],

@@ -21,8 +21,8 @@ from django.utils import timezone
 from portal.access import Verb, can
 from portal.models import Attempt, Node, Task, WorkspaceSession
 from portal.services.sealing import CannotOpen
-from portal.services.sessions import KEPT_EVERY_S, keep_session_of_workspace
-from portal.services.workspaces import attempt_secret, digest, do_redeem_ticket, session_user
+from portal.services.sessions import KEPT_EVERY_S, keep_session_of_workspace, session_user
+from portal.services.workspaces import attempt_secret, digest, do_redeem_ticket
 from portal.words.states import AttemptState, Desired, JobKind
 
 _T = TypeVar("_T")

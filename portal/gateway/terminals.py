@@ -31,9 +31,9 @@ from portal.gateway.upstream import Upstreams
 from portal.gateway.wire import Receive, Scope, Send
 from portal.models import Terminal
 from portal.services.sealing import CannotOpen
-from portal.services.sessions import KEPT_EVERY_S, keep_session_of_workspace
+from portal.services.session_store import session_id
+from portal.services.sessions import KEPT_EVERY_S, keep_session_of_workspace, session_user
 from portal.services.terminals import close_left_open, do_close_terminal, do_enter_terminal, terminal_secret
-from portal.services.workspaces import session_user
 from portal.words.states import AttemptState, Desired
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class TerminalDoor:
             await self._say(send, scope, 403, "foreign_origin", "Refused", sentence)
             return
         name = path.group(1).decode("ascii")
-        session_key = rules.read_cookie(headers, settings.SESSION_COOKIE_NAME.encode())
+        session_key = session_id(rules.read_cookie(headers, settings.SESSION_COOKIE_NAME.encode()))
         try:
             decision = await self._rights.decide(name, session_key, fresh_s=0.0)
             target = decision.target

@@ -31,7 +31,8 @@ from portal.live.hub import Outbox, hub
 from portal.live.rechecks import in_record, rechecker
 from portal.live.topics import Topic, check_topic, first_frame, read_topic
 from portal.models import User
-from portal.services.workspaces import session_user
+from portal.services.session_store import session_id
+from portal.services.sessions import session_user
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class LiveConsumer:
         if _header(scope, b"origin") != settings.PORTAL_URL.rstrip("/"):
             await _refuse(send, FOREIGN)
             return
-        session_key = _session_key(scope)
+        session_key = session_id(_session_key(scope))
         try:
             user = await in_record(session_user, session_key) if session_key else None
         except (DatabaseError, TimeoutError, OSError):

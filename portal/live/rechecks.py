@@ -10,13 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from django.contrib.sessions.models import Session
 from django.db import Error as DatabaseError
 from django.db import close_old_connections
-from django.utils import timezone
 
 from portal.database.turns import give_back
 from portal.models import User
+from portal.services.sessions import live_sessions
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class Rechecker:
 
 def _standing(keys: Iterable[str], people: Iterable[int]) -> tuple[set[str], dict[int, tuple[int, str]]]:
     """The live ones among the session keys; rights version and password hash of each active person."""
-    live = Session.objects.filter(session_key__in=keys, expire_date__gt=timezone.now())
+    live = live_sessions().filter(session_key__in=keys)
     rows = User.objects.filter(pk__in=people, is_active=True).values_list("pk", "rights_version", "password")
     return (
         set(live.values_list("session_key", flat=True)),

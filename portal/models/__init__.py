@@ -28,6 +28,7 @@ from portal.models.restored import UnknownContainer
 from portal.models.rollouts import Rollout
 from portal.models.secrets import Secret
 from portal.models.sent_signals import SentSignal
+from portal.models.sessions import BrowserSession
 from portal.models.terminals import Terminal
 from portal.models.trouble import NodeTrouble
 from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
@@ -41,6 +42,7 @@ __all__ = [
     "Attempt",
     "AttemptEnergy",
     "AuditEntry",
+    "BrowserSession",
     "ClusterSettings",
     "Cycle",
     "Dependency",

@@ -20,7 +20,7 @@ class Terminal(models.Model):
     public_id = PublicIdField()
     task = models.ForeignKey("Task", on_delete=models.CASCADE, related_name="terminals")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
-    session_key = models.CharField(max_length=64)
+    session_key = models.CharField(max_length=64, help_text="Of the row of the portal session: a hash.")
     secret = models.CharField(max_length=255, help_text="Sealed: by it the node knows the gateway.")
     cols = models.PositiveIntegerField()
     rows = models.PositiveIntegerField()

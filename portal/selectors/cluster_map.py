@@ -6,17 +6,21 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from portal.access import Person, visible_jobs, visible_nodes
+from portal.access import Person, visible_nodes
 from portal.models import Allocation, Gpu, Node, Task
 from portal.selectors.agent_program import newer_for
 from portal.selectors.cluster import GpuFacts, Square, gpu_facts, square_of
+from portal.visibility import ANOTHER_PROJECT, eyes_of
 from portal.words.states import AttemptState, GpuHealth, NodeState
 from portal.words.trust import CLOCK_OFF_S, Phase
 
 
 @dataclass(frozen=True)
 class Hold:
-    """GPUs side by side that one job holds (name empty: nobody, or somebody one may not see)."""
+    """GPUs side by side that one job holds, or jobs of projects that one may not see (``job`` empty then).
+
+    ``name`` is empty where nobody holds them.
+    """
 
     name: str
     job: str
@@ -158,26 +162,25 @@ def clock_sentence(node: Node) -> str:
 
 def _holders(person: Person, nodes: list[int]) -> dict[int, tuple[str, str, bool]]:
     """GPU row -> (what to call its holder, job's public id where it may be seen, whether it is starting)."""
-    seen = set(visible_jobs(person).filter(state__in=["RUNNING"]).values_list("pk", flat=True))
+    eyes = eyes_of(person)
     rows = Allocation.objects.filter(ended_at__isnull=True, gpu__node_id__in=nodes).values_list(
         "gpu_id",
-        "task__attempt__job_id",
         "task__attempt__job__name",
         "task__attempt__job__public_id",
-        "task__attempt__job__project__name",
+        "task__attempt__job__project_id",
         "task__attempt__state",
     )
     found: dict[int, tuple[str, str, bool]] = {}
-    for gpu, job, name, public_id, project, state in rows:
+    for gpu, name, public_id, project, state in rows:
         starting = state == AttemptState.CONFIGURING.value
-        found[gpu] = (name, public_id, starting) if job in seen else (f"a job of {project}", "", starting)
+        seen = eyes.sees_project(project)
+        found[gpu] = (name, public_id, starting) if seen else (ANOTHER_PROJECT, "", starting)
     return found
 
 
 def tasks_on(person: Person, node: Node) -> list[Task]:
-    """The tasks that hold something on a node, each with ``seen`` (whether its job may be seen) and ``milli``."""
-    here = visible_jobs(person).filter(attempts__task_rows__node=node, attempts__task_rows__gone=False)
-    seen = set(here.values_list("pk", flat=True))
+    """The tasks that hold something on a node, each with ``seen`` (whether its job may be named) and what to show."""
+    eyes = eyes_of(person)
     rows = list(
         Task.objects.filter(node=node, gone=False)
         .select_related("attempt__job__project", "attempt__job__owner")
@@ -185,6 +188,7 @@ def tasks_on(person: Person, node: Node) -> list[Task]:
         .order_by("attempt_id", "rank")
     )
     for row in rows:
-        row.seen = row.attempt.job_id in seen  # type: ignore[attr-defined]
+        row.seen = eyes.sees(row.attempt.job)  # type: ignore[attr-defined]
+        row.project_name = eyes.name_of(row.attempt.job.project)  # type: ignore[attr-defined]
         row.gpu_names = ", ".join(str(a.gpu.index) for a in row.allocations.all() if a.ended_at is None)  # type: ignore[attr-defined]
     return rows

@@ -21,7 +21,7 @@ from django.db.models import (
 )
 from django.db.models.functions import Coalesce
 
-from portal.access import Person, visible_environments, visible_jobs, visible_nodes, visible_projects
+from portal.access import Person, namable_projects, visible_environments, visible_jobs, visible_nodes
 from portal.errors import NotThere
 from portal.models import Allocation, Environment, Gpu, Node, NodeCheck, NodePool, Template
 from portal.words.node_acts import NodeAct
@@ -93,7 +93,7 @@ def environments_for(person: Person) -> QuerySet[Environment]:
     limits = Environment.projects.through.objects.filter(environment_id=OuterRef("pk"))
     return (
         visible_environments(person)
-        .prefetch_related(Prefetch("projects", visible_projects(person).order_by("name")))
+        .prefetch_related(Prefetch("projects", namable_projects(person).order_by("name")))
         .annotate(
             limited=Exists(limits),
             known_nodes=Count("on_nodes"),

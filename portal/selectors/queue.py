@@ -14,10 +14,10 @@ from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
-from portal.access import Person, project_ids, signed_in
-from portal.models import Job, User
+from portal.models import Job
 from portal.selectors.past_use import past_use
 from portal.selectors.receipts import newest_receipts
+from portal.visibility import Eyes
 from portal.words.reasons import VerdictCode
 from portal.words.states import Desired, JobState
 
@@ -32,18 +32,6 @@ class QueueFilter:
     pool: str = ""
     mine: bool = False
     search: str = ""
-
-
-@dataclass(frozen=True)
-class Eyes:
-    """Whose names a person may read: None as ``projects`` is everybody's."""
-
-    user: User
-    projects: frozenset[int] | None
-
-    def sees(self, job: Job) -> bool:
-        """True when the job may be named."""
-        return self.projects is None or job.project_id in self.projects
 
 
 @dataclass(frozen=True)
@@ -64,12 +52,6 @@ class Share:
     def borrowed_milli(self) -> int:
         """What it holds beyond its guarantee."""
         return max(0, self.allocated_milli - self.guaranteed_milli)
-
-
-def eyes_of(person: Person) -> Eyes:
-    """Two queries, none for administrators."""
-    user = signed_in(person)
-    return Eyes(user, None if user.is_admin else frozenset(project_ids(user)))
 
 
 def waiting_for(eyes: Eyes, wanted: QueueFilter) -> QuerySet[Job, tuple[int, int]]:

@@ -9,7 +9,7 @@ from django.db.models import Prefetch, Q
 from django.utils import timezone
 
 from portal.models import Allocation, Job, Node, ReservedNode, Task
-from portal.selectors.queue import Eyes
+from portal.visibility import Eyes
 from portal.words.reasons import VerdictCode
 from portal.words.states import ATTEMPT_LIVE, Desired, JobState
 

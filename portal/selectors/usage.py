@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from django.db import connection
 from django.db.models import Q
 
-from portal.access import Person, visible_usage
+from portal.access import Person, namable_projects, visible_usage
+from portal.visibility import ANOTHER_PROJECT
 
 
 class UsageBy(StrEnum):
@@ -42,7 +43,7 @@ _KEYS = {
 def usage_for(
     person: Person, start: datetime, end: datetime, by: UsageBy, *, project: str = "", user: str = ""
 ) -> list[UsageRow]:
-    """GPU-hours between two times, of what the person may see; one query after the rights.
+    """GPU-hours between two times, of what the person may see; two queries after the rights.
 
     Spans that are still open count up to now. Days are days of UTC; a span over midnight is split.
     """
@@ -68,7 +69,11 @@ def usage_for(
     """  # noqa: S608
     with connection.cursor() as cursor:
         cursor.execute(query, [start, end, *span_values, start, end])
-        return [UsageRow(*_plain(row)) for row in cursor.fetchall()]
+        found = [UsageRow(*_plain(row)) for row in cursor.fetchall()]
+    if by is UsageBy.PROJECT:  # one's own use may be in a project that one has left
+        seen = set(namable_projects(person).values_list("public_id", flat=True))
+        return [row if row.key in seen else replace(row, name=ANOTHER_PROJECT) for row in found]
+    return found
 
 
 def _by_day(spans: str, span_values: list[Any], start: datetime, end: datetime) -> list[UsageRow]:

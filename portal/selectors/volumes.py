@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.models import Prefetch, Q, QuerySet
 
-from portal.access import Person, visible_volumes
+from portal.access import Person, namable_projects, visible_volumes
 from portal.errors import NotThere
 from portal.models import Node, Volume
 from portal.words.states import NodeState
@@ -16,11 +16,14 @@ from portal.words.volumes import VolumeKind
 
 
 def volumes_for(person: Person) -> QuerySet[Volume]:
-    """Declared volumes by name, those that the person may see."""
+    """Declared volumes by name, those that the person may see, with the projects that may be named."""
     rows = (
         visible_volumes(person)
         .select_related("pool")
-        .prefetch_related(Prefetch("nodes", Node.objects.only("public_id", "name")), "projects")
+        .prefetch_related(
+            Prefetch("nodes", Node.objects.only("public_id", "name")),
+            Prefetch("projects", namable_projects(person).order_by("name")),
+        )
     )
     return rows.order_by("name", "id")
 

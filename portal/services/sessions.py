@@ -9,10 +9,14 @@ import datetime as dt
 import time
 
 from django.conf import settings
+from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.base import SessionBase
-from django.contrib.sessions.models import Session
+from django.db.models import QuerySet
 from django.utils import timezone
+from django.utils.crypto import constant_time_compare
 from django.utils.dateparse import parse_datetime
+
+from portal.models import BrowserSession, User
 
 KEPT_EVERY_S = 300
 """A session in use is written at most this often."""
@@ -34,13 +38,34 @@ def keep_session(session: SessionBase) -> None:
     session.set_expiry(max(1, round((_end(since) - timezone.now()).total_seconds())))
 
 
-def keep_session_of_workspace(session_key: str) -> None:
+def keep_session_of_workspace(session_id: str) -> None:
     """The person works in a workspace, whose traffic never reaches the portal's pages: it lasts on likewise."""
-    row = Session.objects.filter(session_key=session_key, expire_date__gt=timezone.now()).first()
+    row = live_sessions().filter(session_key=session_id).first()
     since = _since(row.get_decoded().get("since")) if row else None
     if row is not None and since is not None and _end(since) > row.expire_date:
         # only this column: what a page writes into the session meanwhile must not be undone
-        Session.objects.filter(session_key=session_key).update(expire_date=_end(since))
+        BrowserSession.objects.filter(session_key=session_id).update(expire_date=_end(since))
+
+
+def live_sessions() -> QuerySet[BrowserSession]:
+    """The sessions that have not expired."""
+    return BrowserSession.objects.filter(expire_date__gt=timezone.now())
+
+
+def session_user(session_id: str) -> User | None:
+    """The active user of a live session: None after sign-out, expiry or a changed password.
+
+    ``session_id`` is that of the row (``session_store.session_id``). The session is left as it is: only a
+    request of its own browser may renew its key.
+    """
+    row = live_sessions().filter(session_key=session_id).first()
+    facts = row.get_decoded() if row else {}
+    user = User.objects.filter(pk=facts.get(SESSION_KEY), is_active=True).first()
+    if user is None:
+        return None
+    given = str(facts.get(HASH_SESSION_KEY, ""))
+    hashes = (user.get_session_auth_hash(), *user.get_session_auth_fallback_hash())
+    return user if any(constant_time_compare(given, known) for known in hashes) else None
 
 
 def longest_end() -> dt.datetime:

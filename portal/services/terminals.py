@@ -15,6 +15,7 @@ from portal.models import Job, Node, Task, Terminal, User
 from portal.models.public_id import new_public_id
 from portal.services.audit import record_act
 from portal.services.sealing import Place, seal, unseal
+from portal.services.session_store import session_id
 from portal.wake import hint_node
 from portal.words.states import AttemptState, Desired
 
@@ -55,7 +56,7 @@ def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols:
             public_id=name,
             task=task,
             user=user,
-            session_key=session_key,
+            session_key=session_id(session_key),
             secret=seal(secrets.token_urlsafe(32), _place(name)),
             cols=min(max(cols, SIDE.start), SIDE.stop - 1),
             rows=min(max(rows, SIDE.start), SIDE.stop - 1),

@@ -38,23 +38,23 @@ class Scope(StrEnum):
     """What a token may do; always within its owner's rights at the time of use."""
 
     READ = "read"  # everything its owner may see, logs included
-    JOBS = "jobs"  # submit, cancel, hold and release jobs
-    WORKSPACES = "workspaces"  # submit, open, stop and start workspaces
+    JOBS = "jobs"  # submit jobs and act on them, but not on workspaces
+    WORKSPACES = "workspaces"  # submit and open workspaces and act on them
     PROJECTS = "projects"  # make and change projects and their members
     QUOTAS = "quotas"  # change and undo quotas
     METRICS = "metrics"  # read /metrics, where its owner is an administrator
-    TOKENS = "tokens"  # make and revoke tokens, never stronger than itself
+    TOKENS = "tokens"  # make and revoke tokens, none with a scope it lacks
     ADMIN = "admin"  # everything its owner may do
 
 
 SCOPE_SENTENCES: dict[Scope, str] = {
     Scope.READ: "See everything its owner may see, logs included.",
-    Scope.JOBS: "Submit, cancel, hold and release jobs.",
-    Scope.WORKSPACES: "Submit, open, stop and start workspaces.",
+    Scope.JOBS: "Submit jobs and act on them; workspaces excepted.",
+    Scope.WORKSPACES: "Submit and open workspaces and act on them.",
     Scope.PROJECTS: "Make and change projects and their members.",
     Scope.QUOTAS: "Change and undo quotas.",
     Scope.METRICS: "Read /metrics, for Prometheus; its owner must be an administrator.",
-    Scope.TOKENS: "Make and revoke tokens that are no stronger than itself.",
+    Scope.TOKENS: "Make and revoke tokens that have no scope it lacks.",
     Scope.ADMIN: "Everything its owner may do.",
 }
 
@@ -80,12 +80,7 @@ def do_create_token(
     _check(name, scopes, days)
     expires_at = timezone.now() + dt.timedelta(days=days)
     if by is not None:
-        missing = sorted(scope.value for scope in scopes if not has_scope(by, scope))
-        if missing:
-            raise NotAllowed(
-                f"A token cannot make a token with scopes it lacks: {', '.join(missing)}.",
-                code="scope_too_strong",
-            )
+        _require_within(by, scopes, "make")
         expires_at = min(expires_at, by.expires_at)
     secret = secrets.token_hex(32)
     with transaction.atomic():
@@ -111,17 +106,28 @@ def do_create_token(
     return token, text_of(token.public_id, secret)
 
 
-def do_revoke_token(actor: User, public_id: str) -> None:
-    """Ends one of the person's own tokens, at once; revoking twice is no error."""
+def do_revoke_token(actor: User, public_id: str, *, by: ApiToken | None = None) -> None:
+    """Ends one of the person's own tokens, at once; revoking twice is no error.
+
+    ``by`` is the token that asks: it ends none that has a scope it lacks.
+    """
     with transaction.atomic():
         token = ApiToken.objects.select_for_update().filter(owner=actor, public_id=public_id).first()
         if token is None:
             raise NotThere("There is no such token.")
+        if by is not None:
+            _require_within(by, [Scope(word) for word in token.scopes], "revoke")
         if token.revoked_at is None:
             token.revoked_at = timezone.now()
             token.save(update_fields=["revoked_at"])
             record_act(actor, "token.revoke", token, before={"name": token.name, "scopes": token.scopes})
             announce(f"user.{actor.public_id}", {"kind": "rights"})
+
+
+def tokens_for(owner: User, by: ApiToken | None) -> QuerySet[ApiToken]:
+    """The person's tokens, the revoked and expired too; asked by a token, those that have no scope it lacks."""
+    rows = ApiToken.objects.filter(owner=owner)
+    return rows if by is None or has_scope(by, Scope.ADMIN) else rows.filter(scopes__contained_by=by.scopes)
 
 
 def live_tokens(owner: User) -> QuerySet[ApiToken]:
@@ -160,6 +166,16 @@ def _found(text: str) -> ApiToken:
     if not hmac.compare_digest(known, _hash(shaped[2])) or token is None:
         raise SignInNeeded(UNKNOWN, code="bad_token")
     return token
+
+
+def _require_within(by: ApiToken, scopes: Collection[Scope], act: str) -> None:
+    missing = sorted(scope.value for scope in scopes if not has_scope(by, scope))
+    if missing:
+        raise NotAllowed(
+            f"A token cannot {act} a token with scopes it lacks: {', '.join(missing)}.",
+            code="scope_too_strong",
+            facts={"scopes": missing},
+        )
 
 
 def _hash(secret: str) -> str:

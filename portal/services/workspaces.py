@@ -7,17 +7,15 @@ import hashlib
 import secrets
 
 from django.conf import settings
-from django.contrib.auth import get_user
 from django.db import transaction
-from django.http import HttpRequest
 from django.utils import timezone
 
 from portal.access import Verb, can, require
 from portal.errors import Conflict
 from portal.models import Attempt, Job, User, WorkspaceSession, WorkspaceTicket
 from portal.services.sealing import Place, seal, unseal
-from portal.services.session_store import SessionStore
-from portal.services.sessions import longest_end
+from portal.services.session_store import session_id
+from portal.services.sessions import longest_end, session_user
 from portal.words.states import AttemptState, Desired, JobKind
 
 TICKET_LIFE = dt.timedelta(seconds=30)
@@ -74,8 +72,8 @@ def open_attempt(job: Job) -> Attempt | None:
 def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]:
     """Where to post, and a ticket: single use, 30 s, bound to this person, attempt and portal session.
 
-    The page posts it as the form field ``ticket``. Raises NotThere or NotAllowed for others, Conflict while
-    there is nothing to open.
+    The page posts it as the form field ``ticket``; ``session_key`` is that of its cookie. Raises NotThere or
+    NotAllowed for others, Conflict while there is nothing to open.
     """
     require(user, Verb.ENTER, job)
     attempt = open_attempt(job)
@@ -86,7 +84,8 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
             "It was kept after a restore; what opens it is not in the record. Stop it and start it again."
         )
         raise Conflict(sentence, code="workspace_unknown")
-    if not session_key or session_user(session_key) != user:
+    session = session_id(session_key)
+    if session_user(session) != user:
         raise Conflict("Sign in again, then open it.", code="session_ended")
     now = timezone.now()
     ticket = secrets.token_urlsafe(32)
@@ -97,7 +96,7 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
             code_sha256=digest(ticket),
             user=user,
             attempt=attempt,
-            session_key=session_key,
+            session_key=session,
             expires_at=now + TICKET_LIFE,
         )
     return f"{workspace_origin(job)}{ENTER_PATH}", ticket
@@ -135,14 +134,6 @@ def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
             expires_at=longest_end(),  # it lives as long as the portal session, and no longer
         )
         return cookie
-
-
-def session_user(session_key: str) -> User | None:
-    """The active person of a live portal session: None after logout, expiry or a changed password."""
-    request = HttpRequest()
-    request.session = SessionStore(session_key)
-    user = get_user(request)
-    return user if isinstance(user, User) and user.is_active else None
 
 
 def digest(code: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import zoneinfo
 from dataclasses import dataclass
 from typing import Any
@@ -10,20 +11,22 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
-from django.contrib.sessions.models import Session
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST, require_safe
 
 from portal.access import Policy, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Invalid
-from portal.models import User
+from portal.models import BrowserSession, User
 from portal.services import people, tokens
+from portal.services.session_store import session_id
+from portal.services.sessions import live_sessions
 from portal.services.tokens import SCOPE_SENTENCES, Scope
+from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, Rate, give_back, sender, take
 from portal.web.signin import take_errors
+from portal.web.words import duration
 
 ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
 DAYS = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
@@ -112,7 +115,7 @@ def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpRe
         "has_password": user.has_usable_password(),
         "tokens": tokens.live_tokens(user),
         "secrets": visible_secrets(user).filter(owner=user).order_by("name"),
-        "places": places_of(user, request.session.session_key or ""),
+        "places": places_of(user, session_id(request.session.session_key)),
     }
     return render(request, "account/page.html", context | forms_given, status=status)
 
@@ -138,19 +141,37 @@ def change_name(request: HttpRequest) -> HttpResponse:
 @sensitive_post_parameters("old", "password")
 @require_POST
 def change_password(request: HttpRequest) -> HttpResponse:
-    """A new password; every other session ends."""
+    """A new password; every other session ends. Wrong tries at the present one are limited as at sign-in."""
     user = signed_in(request.user)
     form = PasswordForm(request.POST, label_suffix="")
-    if form.is_valid():
-        try:
-            people.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
-        except Invalid as wrong:
-            take_errors(form, wrong)
-        else:
-            update_session_auth_hash(request, user)
-            messages.success(request, "Your password is set. Your other sessions have ended.")
-            return redirect("account")
-    return _page(request, 400, password_form=form)
+    if not form.is_valid():
+        return _page(request, 400, password_form=form)
+    counts = _password_counts(request, user) if user.has_usable_password() else []
+    wait_s = max((take(rate, who) for rate, who in counts), default=0.0)
+    if wait_s:
+        form.add_error("old", f"Too many tries. Wait {duration(wait_s + 1)}, then try again.")
+        answer = _page(request, 429, password_form=form)
+        answer["Retry-After"] = str(math.ceil(wait_s))
+        return answer
+    try:
+        people.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
+    except Invalid as wrong:
+        take_errors(form, wrong)
+    if "old" not in form.errors:
+        for rate, who in counts:
+            give_back(rate, who)
+    if form.errors:
+        return _page(request, 400, password_form=form)
+    update_session_auth_hash(request, user)
+    messages.success(request, "Your password is set. Your other sessions have ended.")
+    return redirect("account")
+
+
+def _password_counts(request: HttpRequest, user: User) -> list[tuple[Rate, str]]:
+    """What a try counts for. The counts of this account are apart from those of sign-in, so that strangers
+    who guess there do not keep a signed-in person from changing the password."""
+    address, account = sender(request.META.get("REMOTE_ADDR", "")), f"account:{user.public_id}"
+    return [(SIGN_IN, f"{account}:{address}"), (SIGN_IN_ADDRESS, address), (SIGN_IN_NAME, account)]
 
 
 @policy(Policy.SIGNED_IN)
@@ -188,9 +209,9 @@ def revoke_token(request: HttpRequest, public_id: str) -> HttpResponse:
 def end_sessions(request: HttpRequest) -> HttpResponse:
     """Ends one's other sessions; their sockets and workspaces follow within seconds."""
     user = signed_in(request.user)
-    here = request.session.session_key or ""
+    here = session_id(request.session.session_key)
     others = [place.key for place in places_of(user, here) if not place.here]
-    Session.objects.filter(session_key__in=others).delete()
+    BrowserSession.objects.filter(session_key__in=others).delete()
     messages.success(request, "Your other sessions have ended." if others else "There is no other session.")
     return redirect("account")
 
@@ -198,7 +219,7 @@ def end_sessions(request: HttpRequest) -> HttpResponse:
 def places_of(user: User, here: str) -> list[Place]:
     """The live sessions of a person, this one first. Sessions carry no name outside, so all live ones are read."""
     found = []
-    for session in Session.objects.filter(expire_date__gt=timezone.now()).iterator():
+    for session in live_sessions().iterator():
         facts = session.get_decoded()
         if facts.get("_auth_user_id") != str(user.pk):
             continue

@@ -30,6 +30,7 @@ from portal.selectors.progress import layouts_compared, progress_of
 from portal.selectors.receipts import receipts_for
 from portal.services import workspaces
 from portal.services.jobs import do_cancel_job, do_hold_job, do_resume_job, do_start_again, do_suspend_job
+from portal.visibility import visible_environ, visible_job_secrets
 from portal.web.failure import failure_of
 from portal.web.idle_words import idle_rule
 from portal.web.job_row import STATE_LOOKS, JobRow, numbers_of, rows_of, standing_of
@@ -274,9 +275,13 @@ def run(request: HttpRequest, public_id: str) -> HttpResponse:
     """Environment and configuration: everything the job was asked to be, and each attempt."""
     user = signed_in(request.user)
     found = job_for(user, public_id)
-    return render(
-        request, "job/run.html", heading(user, found) | {"tab": "run", "request_rows": request_rows(found)}
-    )
+    shown = {
+        "tab": "run",
+        "request_rows": request_rows(found),
+        "environ": visible_environ(user, found),
+        "secrets": visible_job_secrets(user, found),
+    }
+    return render(request, "job/run.html", heading(user, found) | shown)
 
 
 def request_rows(found: Job) -> list[tuple[str, str]]:

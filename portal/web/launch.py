@@ -12,10 +12,10 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
-from portal.access import Policy, parent_rows, policy, signed_in, visible_secrets
+from portal.access import Policy, Verb, can, parent_rows, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Impossible, Invalid
 from portal.lineage import lineage
-from portal.models import Environment, NodePool, Template, User
+from portal.models import Environment, NodePool, User
 from portal.selectors import cluster
 from portal.selectors.cluster import ModelStrip
 from portal.selectors.environments import Offer, offers_for
@@ -111,13 +111,14 @@ def _initial(request: HttpRequest, user: User, shown: list[ShownEnvironment]) ->
     kind = query.get("kind", "")
     start: dict[str, Any] = {"kind": kind if kind in NAMES else JobKind.WORKSPACE.value}
     if query.get("like"):
-        start |= initial_of(job_for(user, query["like"]))
+        like = job_for(user, query["like"])
+        start |= initial_of(user, like)
+        if (like.environ or like.secrets) and not can(user, Verb.CONTROL, like):
+            messages.info(
+                request, f"The variables and secrets of {like.name} are not copied: you may not control it."
+            )
     elif query.get("template"):
-        found = (
-            Template.objects.select_related("environment")
-            .filter(public_id=query["template"], enabled=True)
-            .first()
-        )
+        found = templates_for(user).filter(public_id=query["template"]).first()
         start |= initial_of_template(found) if found else {}
     start |= initial_of_fields({name: query[name] for name in OVERRIDES if query.get(name)})
     start.setdefault("name", f"{NAMES[start['kind']]}-{timezone.now():%d%H%M}")

@@ -13,6 +13,7 @@ from django.http import QueryDict
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
+from portal.selectors.machines import templates_for
 from portal.services.dependencies import unknown
 from portal.services.jobs import JobRequest
 from portal.web.launch_data import DataFields
@@ -229,7 +230,7 @@ class LaunchForm(DataFields):
         self._choices("project", submit_projects(user))
         self._choices("environment", visible_environments(user).filter(enabled=True).order_by("title"))
         self._choices("pool", NodePool.objects.order_by("name"))
-        self._choices("template", Template.objects.filter(enabled=True))
+        self._choices("template", templates_for(user))
         self.has_levels = self._levels()
         profiles = Gpu.objects.filter(present=True).exclude(mig_profile="").order_by("mig_profile")
         slices = list(profiles.values_list("mig_profile", flat=True).distinct())
@@ -357,7 +358,7 @@ class LaunchForm(DataFields):
 
 def jobs_offered(user: User, chosen: list[str]) -> QuerySet[Job]:
     """A person's newest jobs that have not ended, and those of theirs that were ``chosen`` while they had not."""
-    mine = Job.objects.filter(owner=user).exclude(kind=JobKind.WORKSPACE.value)
+    mine = visible_jobs(user).filter(owner=user).exclude(kind=JobKind.WORKSPACE.value)
     newest = mine.filter(state__in=[state.value for state in JOB_LIVE]).order_by("-id").values("pk")[:RECENT]
     return mine.filter(Q(pk__in=newest) | Q(public_id__in=chosen)).order_by("-id")
 

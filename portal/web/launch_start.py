@@ -5,14 +5,17 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from portal.models import Job, Template
+from portal.models import Job, Template, User
+from portal.visibility import visible_environ, visible_job_secrets
 from portal.web.launch_data import secret_lines, volume_lines
 from portal.web.launch_form import SHELL
 from portal.web.words import duration, whole_number
 
 
-def initial_of(job: Job) -> dict[str, Any]:
-    """A job written back into the form."""
+def initial_of(user: User, job: Job) -> dict[str, Any]:
+    """A job written back into the form; variables and secrets only where the person may read them."""
+    environ = visible_environ(user, job) or {}
+    secrets = visible_job_secrets(user, job) or []
     command = list(job.command)
     text = command[2] if len(command) == 3 and command[:2] == SHELL else shlex.join(command)
     return {
@@ -29,10 +32,10 @@ def initial_of(job: Job) -> dict[str, Any]:
         "cores": f"{job.cpu_milli / 1000:g}",
         "memory_gib": gib(job.memory_mib),
         "command": text,
-        "environ": "\n".join(f"{name}={value}" for name, value in job.environ.items()),
+        "environ": "\n".join(f"{name}={value}" for name, value in environ.items()),
         "volumes": volume_lines(job.volumes),
-        "secret_variables": secret_lines(job.secrets, "variable"),
-        "secret_files": secret_lines(job.secrets, "file"),
+        "secret_variables": secret_lines(secrets, "variable"),
+        "secret_files": secret_lines(secrets, "file"),
         "time_limit_s": duration(job.time_limit_s).replace("\u00a0", " ") if job.time_limit_s else "",
         "preemptible": job.preemptible,
         "priority": job.priority,

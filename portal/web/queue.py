@@ -20,17 +20,16 @@ from portal.selectors.forecasts import measured, why_none
 from portal.selectors.policy import policy_sheet
 from portal.selectors.queue import (
     LAST,
-    Eyes,
     QueueFilter,
     Share,
     asked_milli,
-    eyes_of,
     past_parts,
     shares_by_project,
     waiting_for,
     with_rows,
 )
 from portal.selectors.timeline import Band, Bar, Lane, next_lanes, node_lanes
+from portal.visibility import Eyes, eyes_of
 from portal.web.job_row import WAIT_WORDS, standing_of
 from portal.web.words import gpus as gpus_word
 from portal.web.words import zone

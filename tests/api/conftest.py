@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,23 @@ def logs_of_this_test(tmp_path: Path, settings: Any) -> None:
 
 
 @pytest.fixture(scope="module")
+def make_world() -> Callable[[], worlds.World]:
+    """What makes the world of a file's tests; a file may have its own."""
+    return worlds.make
+
+
+@pytest.fixture(scope="module")
 def made(
-    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+    make_world: Callable[[], worlds.World],
+    django_db_setup: None,
+    django_db_blocker: DjangoDbBlocker,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[worlds.World, Path]]:
     """A world that the tests of a file share, each in a transaction of its own, and its logs."""
     logs = tmp_path_factory.mktemp("made") / "logs"
     with django_db_blocker.unblock(), transaction.atomic():
         with override_settings(LOG_DIR=logs):
-            world = worlds.make()
+            world = make_world()
         yield world, logs
         transaction.set_rollback(True)
 

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from portal.services.tokens import Scope
 from tests.api.world import ACTORS
 
-EVERYBODY = frozenset(ACTORS)
-INSIDE = EVERYBODY - {"stranger"}
+NOBODY = frozenset({"anonymous", "deactivated"})
+OUTSIDE = frozenset({"stranger", "former"})
+EVERYBODY = frozenset(ACTORS) - NOBODY
+INSIDE = EVERYBODY - OUTSIDE
 WORKERS = frozenset({"member", "colleague", "manager", "admin"})
 CONTROLLERS = frozenset({"member", "manager", "admin"})
 MANAGERS = frozenset({"manager", "admin"})
 ADMIN = frozenset({"admin"})
 OWNER = frozenset({"member"})
+
+READ, JOBS, WORKSPACES, PROJECTS, QUOTAS, METRICS, TOKENS = (
+    frozenset({scope})
+    for scope in (
+        Scope.READ,
+        Scope.JOBS,
+        Scope.WORKSPACES,
+        Scope.PROJECTS,
+        Scope.QUOTAS,
+        Scope.METRICS,
+        Scope.TOKENS,
+    )
+)
+BY_KIND = JOBS | WORKSPACES
+"""An act on a job: ``workspaces`` for a workspace, ``jobs`` for any other."""
 
 JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
 LAB = {"name": "more", "project": "vision", "environment": "lab"}
@@ -47,7 +65,7 @@ NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priori
 
 @dataclass(frozen=True)
 class Row:
-    """One operation. ``denied`` is what an insider without the right gets, ``hidden`` what a stranger gets."""
+    """One operation. ``denied`` is what an insider without the right gets, ``hidden`` what an outsider gets."""
 
     name: str
     method: str
@@ -58,34 +76,70 @@ class Row:
     denied: int = 403
     hidden: int = 404
     if_match: bool | str = False  # True: the ETag of the world's quota
-    differs: dict[str, int] = field(default_factory=dict)
+    scope: frozenset[Scope] | None = None
 
     def expected(self, actor: str) -> int:
         """The status the actor gets."""
-        if actor == "anonymous":
+        if actor in NOBODY:
             return 401
-        if actor in self.differs:
-            return self.differs[actor]
         if actor in self.allowed:
             return self.status
-        return self.hidden if actor == "stranger" else self.denied
+        return self.hidden if actor in OUTSIDE else self.denied
+
+    @property
+    def scopes(self) -> frozenset[Scope]:
+        """What a token needs where it is not ``admin``: to read, what is not for administrators alone, ``read``."""
+        reads = self.method == "get" and self.allowed != ADMIN
+        return self.scope or (READ if reads else frozenset({Scope.ADMIN}))
 
 
 ROWS = [
     Row("me", "get", "me/", EVERYBODY),
     Row("tokens_list", "get", "tokens/", EVERYBODY),
-    Row("tokens_create", "post", "tokens/", EVERYBODY, {"name": "new", "scopes": ["tokens"]}, 201),
-    Row("tokens_revoke", "delete", "tokens/{token}/", OWNER, status=204, denied=404),
+    Row(
+        "tokens_create",
+        "post",
+        "tokens/",
+        EVERYBODY,
+        {"name": "new", "scopes": ["tokens"]},
+        201,
+        scope=TOKENS,
+    ),
+    Row("tokens_revoke", "delete", "tokens/{token}/", OWNER, status=204, denied=404, scope=TOKENS),
     Row("projects_list", "get", "projects/", EVERYBODY),
-    Row("projects_create", "post", "projects/", ADMIN, {"name": "brand-new"}, 201, hidden=403),
+    Row(
+        "projects_create", "post", "projects/", ADMIN, {"name": "brand-new"}, 201, hidden=403, scope=PROJECTS
+    ),
     Row("projects_get", "get", "projects/{project}/", INSIDE),
-    Row("projects_change", "patch", "projects/{project}/", MANAGERS, {"title": "Seeing"}),
+    Row("projects_change", "patch", "projects/{project}/", MANAGERS, {"title": "Seeing"}, scope=PROJECTS),
     Row("members_list", "get", "projects/{project}/members/", INSIDE),
-    Row("members_put", "put", "projects/{project}/members/{newcomer}/", MANAGERS, {"role": "viewer"}),
-    Row("members_delete", "delete", "projects/{project}/members/{colleague}/", MANAGERS, status=204),
+    Row(
+        "members_put",
+        "put",
+        "projects/{project}/members/{newcomer}/",
+        MANAGERS,
+        {"role": "viewer"},
+        scope=PROJECTS,
+    ),
+    Row(
+        "members_delete",
+        "delete",
+        "projects/{project}/members/{colleague}/",
+        MANAGERS,
+        status=204,
+        scope=PROJECTS,
+    ),
     Row("project_quotas_list", "get", "projects/{project}/quotas/", INSIDE),
     Row("project_quota_get", "get", "projects/{project}/quotas/{pool}/", INSIDE),
-    Row("project_quota_put", "put", "projects/{project}/quotas/{pool}/", ADMIN, NUMBERS, if_match=True),
+    Row(
+        "project_quota_put",
+        "put",
+        "projects/{project}/quotas/{pool}/",
+        ADMIN,
+        NUMBERS,
+        if_match=True,
+        scope=QUOTAS,
+    ),
     Row(
         "project_quota_patch",
         "patch",
@@ -93,56 +147,97 @@ ROWS = [
         ADMIN,
         {"weight": 3},
         if_match=True,
+        scope=QUOTAS,
     ),
     Row("quotas_list", "get", "quotas/", EVERYBODY),
     Row("quotas_get", "get", "quotas/{quota}/", INSIDE),
-    Row("quotas_put", "put", "quotas/{quota}/", ADMIN, NUMBERS, if_match=True),
-    Row("quotas_patch", "patch", "quotas/{quota}/", ADMIN, {"weight": 3}, if_match=True),
+    Row("quotas_put", "put", "quotas/{quota}/", ADMIN, NUMBERS, if_match=True, scope=QUOTAS),
+    Row("quotas_patch", "patch", "quotas/{quota}/", ADMIN, {"weight": 3}, if_match=True, scope=QUOTAS),
     Row("quota_changes", "get", "quotas/{quota}/changes/", INSIDE),
     Row("policy_get", "get", "policy/", EVERYBODY),
     Row("policy_change", "patch", "policy/", ADMIN, KNOBS, if_match="*", hidden=403),
     Row("pool_policy_get", "get", "pools/{pool}/policy/", EVERYBODY),
     Row("pool_policy_change", "patch", "pools/{pool}/policy/", ADMIN, KNOBS, if_match="*", hidden=403),
     Row("project_policy_get", "get", "projects/{project}/policy/", INSIDE),
-    Row("project_policy_change", "patch", "projects/{project}/policy/", MANAGERS, IDLE_KNOBS, if_match="*"),
+    Row(
+        "project_policy_change",
+        "patch",
+        "projects/{project}/policy/",
+        MANAGERS,
+        IDLE_KNOBS,
+        if_match="*",
+        scope=PROJECTS,
+    ),
     Row("alarms_list", "get", "alarms/", ADMIN, hidden=403),
     Row("alarms_acknowledge", "post", "alarms/{alarm}/acknowledge/", ADMIN, {"note": "reset it"}, hidden=403),
-    Row("quota_undo", "post", "quotas/{quota}/undo/", ADMIN, {}, if_match=True),
+    Row("quota_undo", "post", "quotas/{quota}/undo/", ADMIN, {}, if_match=True, scope=QUOTAS),
     Row("jobs_list", "get", "jobs/", EVERYBODY),
-    Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=422),
+    Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=422, scope=JOBS),
     Row("jobs_get", "get", "jobs/{running}/", INSIDE),
     # its ranks are not up yet; one that is sent is in tests/scheduler/test_node_acts.py
-    Row("jobs_signal", "post", "jobs/{running}/signal/", CONTROLLERS, {"signal": "SIGUSR1"}, 409),
-    Row("jobs_cancel", "post", "jobs/{job}/cancel/", CONTROLLERS, {}),
-    Row("jobs_hold", "post", "jobs/{job}/hold/", CONTROLLERS, {}),
-    Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}),
-    Row("jobs_suspend", "post", "jobs/{running}/suspend/", CONTROLLERS, {}),
-    Row("jobs_resume", "post", "jobs/{job}/resume/", CONTROLLERS, {}, 409),
+    Row(
+        "jobs_signal",
+        "post",
+        "jobs/{running}/signal/",
+        CONTROLLERS,
+        {"signal": "SIGUSR1"},
+        409,
+        scope=BY_KIND,
+    ),
+    Row("jobs_cancel", "post", "jobs/{job}/cancel/", CONTROLLERS, {}, scope=BY_KIND),
+    Row("jobs_hold", "post", "jobs/{job}/hold/", CONTROLLERS, {}, scope=BY_KIND),
+    Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}, scope=BY_KIND),
+    Row("jobs_suspend", "post", "jobs/{running}/suspend/", CONTROLLERS, {}, scope=BY_KIND),
+    Row("jobs_resume", "post", "jobs/{job}/resume/", CONTROLLERS, {}, 409, scope=BY_KIND),
     # neither runs on a GPU; the acts themselves are in tests/scheduler/test_idleness.py
-    Row("jobs_snooze", "post", "jobs/{workspace}/snooze/", CONTROLLERS, {}, 409),
-    Row("jobs_excuse", "post", "jobs/{workspace}/excuse/", CONTROLLERS, {"text": "a demo at noon"}, 409),
+    Row("jobs_snooze", "post", "jobs/{workspace}/snooze/", CONTROLLERS, {}, 409, scope=WORKSPACES),
+    Row(
+        "jobs_excuse",
+        "post",
+        "jobs/{workspace}/excuse/",
+        CONTROLLERS,
+        {"text": "a demo at noon"},
+        409,
+        scope=WORKSPACES,
+    ),
     Row("excuses_list", "get", "excuses/", EVERYBODY),
-    Row("excuses_cut", "post", "excuses/{excuse}/cut/", MANAGERS, {}),
-    Row("jobs_extend", "post", "jobs/{running}/extend/", CONTROLLERS, {"more_s": 3600}, 409),
+    Row("excuses_cut", "post", "excuses/{excuse}/cut/", MANAGERS, {}, scope=WORKSPACES),
+    Row("jobs_extend", "post", "jobs/{running}/extend/", CONTROLLERS, {"more_s": 3600}, 409, scope=BY_KIND),
     Row("extensions_list", "get", "extensions/", EVERYBODY),
     Row("extensions_get", "get", "extensions/{extension}/", INSIDE),
     # its job does not run yet; that managers decide where only their own are delayed is in test_time_limits
-    Row("extensions_grant", "post", "extensions/{extension}/grant/", ADMIN, {}, 409),
-    Row("extensions_refuse", "post", "extensions/{extension}/refuse/", ADMIN, {"answer": "no"}, 409),
-    Row("jobs_start_again", "post", "jobs/{ended}/start-again/", CONTROLLERS, {}, 201),
+    Row("extensions_grant", "post", "extensions/{extension}/grant/", ADMIN, {}, 409, scope=BY_KIND),
+    Row(
+        "extensions_refuse",
+        "post",
+        "extensions/{extension}/refuse/",
+        ADMIN,
+        {"answer": "no"},
+        409,
+        scope=BY_KIND,
+    ),
+    Row("jobs_start_again", "post", "jobs/{ended}/start-again/", CONTROLLERS, {}, 201, scope=BY_KIND),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
     Row("jobs_log_file", "get", "jobs/{running}/logs/download/?rank=1", INSIDE),
     Row("workspaces_list", "get", "workspaces/", EVERYBODY),
-    Row("workspaces_launch", "post", "workspaces/", WORKERS, LAB, 201, hidden=422),
+    Row("workspaces_launch", "post", "workspaces/", WORKERS, LAB, 201, hidden=422, scope=WORKSPACES),
     Row("workspaces_get", "get", "workspaces/{workspace}/", INSIDE),
     # nobody may enter another person's workspace, not even an admin; the owner's is not ready yet
-    Row("workspaces_open", "post", "workspaces/{workspace}/open/", OWNER, {}, 409),
-    Row("workspaces_stop", "post", "workspaces/{workspace}/stop/", CONTROLLERS, {}),
-    Row("workspaces_start_again", "post", "workspaces/{ended_workspace}/start-again/", OWNER, {}, 201),
+    Row("workspaces_open", "post", "workspaces/{workspace}/open/", OWNER, {}, 409, scope=WORKSPACES),
+    Row("workspaces_stop", "post", "workspaces/{workspace}/stop/", CONTROLLERS, {}, scope=WORKSPACES),
+    Row(
+        "workspaces_start_again",
+        "post",
+        "workspaces/{ended_workspace}/start-again/",
+        OWNER,
+        {},
+        201,
+        scope=WORKSPACES,
+    ),
     Row("queue", "get", "queue/", EVERYBODY),
-    Row("ask", "post", "ask/", WORKERS, JOB, hidden=422),
+    Row("ask", "post", "ask/", WORKERS, JOB, hidden=422, scope=READ),
     Row("pools_list", "get", "pools/", EVERYBODY),
     Row("pools_get", "get", "pools/{pool}/", EVERYBODY),
     Row("nodes_list", "get", "nodes/", EVERYBODY),
@@ -175,8 +270,17 @@ ROWS = [
     Row("secrets_put", "put", "secrets/hub-token/", EVERYBODY, VALUE),
     Row("secrets_remove", "delete", "secrets/own/", OWNER, status=204, denied=404),
     Row("project_secrets_list", "get", "projects/{project}/secrets/", WORKERS),
-    Row("project_secrets_put", "put", "projects/{project}/secrets/hub-token/", MANAGERS, VALUE),
-    Row("project_secrets_remove", "delete", "projects/{project}/secrets/shared/", MANAGERS, status=204),
+    Row(
+        "project_secrets_put", "put", "projects/{project}/secrets/hub-token/", MANAGERS, VALUE, scope=PROJECTS
+    ),
+    Row(
+        "project_secrets_remove",
+        "delete",
+        "projects/{project}/secrets/shared/",
+        MANAGERS,
+        status=204,
+        scope=PROJECTS,
+    ),
     Row("volumes_list", "get", "volumes/", EVERYBODY),
     Row("volumes_create", "post", "volumes/", ADMIN, VOLUME, 201, hidden=403),
     Row("volumes_get", "get", "volumes/{volume}/", INSIDE),
@@ -205,7 +309,7 @@ ROWS = [
     Row("restored_keep", "post", "restored/containers/{container}/keep/", ADMIN, {}, 409, hidden=403),
     Row("restored_stop", "post", "restored/containers/{container}/stop/", ADMIN, {}, 409, hidden=403),
     Row("scheduler_get", "get", "scheduler/", EVERYBODY),
-    Row("metrics", "get", "/metrics", ADMIN, hidden=403),
+    Row("metrics", "get", "/metrics", ADMIN, hidden=403, scope=METRICS),
     Row("failed_cycles", "get", "scheduler/failed/", ADMIN, hidden=403),
     Row("failed_cycles_download", "get", "scheduler/failed/{failed}/", ADMIN, hidden=403),
     Row("gpus_list", "get", "gpus/", EVERYBODY),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,15 +20,21 @@ from portal.api.route import Route
 from portal.services.tokens import Scope
 from tests.api import table
 from tests.api import world as worlds
-from tests.api.table import ROWS, Row
+from tests.api.table import BY_KIND, NOBODY, ROWS, Row
 from tests.api.world import ACTORS, World
 
 ROOT = "/api/v1/"
 
 
+@pytest.fixture(scope="module")
+def make_world() -> Callable[[], World]:
+    """One with every kind of actor."""
+    return worlds.make_wide
+
+
 def call(world: World, row: Row, actor: str, headers: dict[str, str] | None = None) -> HttpResponse:
     """The answer to one request."""
-    path = "/api/schema/" if row.name == "schema" else row.path.format(**world.names)
+    path = "/api/schema/" if row.name == "schema" else row.path.format(**world.names_of(actor))
     path = path if path.startswith("/") else ROOT + path
     sent = dict(headers or {})
     if row.if_match:
@@ -88,13 +95,13 @@ def test_who_may(row: Row, world: World) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_tokens_need_the_scope_and_lend_no_right(row: Row, world: World) -> None:
-    wanted = scope_of(row.name)
+    wanted = Scope.JOBS if row.scopes == BY_KIND else next(iter(row.scopes))
     best = "member" if "member" in row.allowed else next(a for a in ACTORS if a in row.allowed)
     status = 200 if row.name == "workspaces_open" else row.status  # a token gets the page's address
     for scopes, expected in (
         ([wanted], status),
         ([Scope.ADMIN], status),
-        ([scope for scope in Scope if scope not in {wanted, Scope.ADMIN}], 403),
+        ([scope for scope in Scope if scope not in {*row.scopes, Scope.ADMIN}], 403),
     ):
         with transaction.atomic():
             answer = call(world, row, best, world.bearer(best, *scopes))
@@ -109,14 +116,35 @@ def test_tokens_need_the_scope_and_lend_no_right(row: Row, world: World) -> None
             transaction.set_rollback(True)
 
 
-def scope_of(name: str) -> Scope:
-    """The scope an operation declares."""
-    for operations_of in document()["paths"].values():
-        for operation in operations_of.values():
-            if operation["operationId"] == name:
-                word = operation["description"].rsplit("`", 2)[1]
-                return Scope(word)
-    raise AssertionError(f"{name} is not described")
+@pytest.mark.parametrize("row", [row for row in ROWS if row.scopes == BY_KIND], ids=lambda row: row.name)
+def test_an_act_on_a_job_needs_the_scope_of_its_kind(row: Row, world: World) -> None:
+    best = "member" if "member" in row.allowed else "admin"
+    kinds = {"job": "workspace", "running": "running_workspace", "ended": "ended_workspace"}
+    kinds["extension"] = "workspace_extension"
+    workspaces = {key: world.names[of] for key, of in kinds.items()}
+    for names, right, wrong in (
+        (world.names, Scope.JOBS, Scope.WORKSPACES),
+        (world.names | workspaces, Scope.WORKSPACES, Scope.JOBS),
+    ):
+        world.names = names
+        for scopes, refused in (([right], False), ([wrong], True), ([Scope.ADMIN], False)):
+            with transaction.atomic():
+                answer = call(world, row, best, world.bearer(best, *scopes))
+                assert (answer.status_code == 403) == refused, (scopes, answer.content)
+                if refused:
+                    assert json.loads(answer.content)["code"] == "scope_missing"
+                transaction.set_rollback(True)
+
+
+def test_the_scopes_of_the_table_are_those_that_are_described() -> None:
+    for row in ROWS:
+        text = next(
+            operation["description"]
+            for operations_of in document()["paths"].values()
+            for operation in operations_of.values()
+            if operation["operationId"] == row.name
+        ).rsplit("A token needs the scope", 1)[1]
+        assert {scope for scope in Scope if f"`{scope}`" in text} == row.scopes, row.name
 
 
 def test_the_table_names_every_operation() -> None:
@@ -147,9 +175,10 @@ def test_every_method_of_every_view_is_declared() -> None:
 
 def test_lists_hold_only_what_one_may_see(world: World) -> None:
     for path in ("projects/", "jobs/", "workspaces/", "quotas/"):
-        seen = {actor: world.client(actor).get(ROOT + path).json()["items"] for actor in ACTORS}
-        foreign = [item for item in seen["stranger"] if item.get("name") != "elsewhere"]
-        assert foreign == []
+        signed_in = [actor for actor in ACTORS if actor not in NOBODY]
+        seen = {actor: world.client(actor).get(ROOT + path).json()["items"] for actor in signed_in}
+        for actor in table.OUTSIDE:
+            assert [item for item in seen[actor] if item.get("name") != "elsewhere"] == [], actor
         assert seen["viewer"] and seen["admin"]
 
 

@@ -106,6 +106,45 @@ def test_a_token_makes_none_that_is_stronger_or_lives_longer(owner):
     assert child.expires_at == by.expires_at
 
 
+@pytest.mark.parametrize("stronger", [scope for scope in Scope if scope is not Scope.TOKENS])
+def test_a_token_neither_lists_nor_revokes_one_with_a_scope_it_lacks(owner, stronger):
+    other, _ = do_create_token(owner, name="strong", scopes=[Scope.TOKENS, stronger])
+    equal, _ = do_create_token(owner, name="equal", scopes=[Scope.TOKENS])
+    by, text = do_create_token(owner, name="by", scopes=[Scope.TOKENS])
+    headers = {"Authorization": f"Bearer {text}"}
+    refused = Client().delete(f"/api/v1/tokens/{other.public_id}/", headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (403, "scope_too_strong")
+    assert refused.json()["facts"] == {"scopes": [stronger.value]}
+    other.refresh_from_db()
+    assert other.revoked_at is None
+    for weaker in (equal, by):
+        assert Client().delete(f"/api/v1/tokens/{weaker.public_id}/", headers=headers).status_code == 204
+    reader, text = do_create_token(owner, name="reader", scopes=[Scope.READ])
+    listed = ask(text, "/api/v1/tokens/").json()["items"]
+    assert {item["id"] for item in listed} == {reader.public_id}
+    _, text = do_create_token(owner, name="all", scopes=[Scope.ADMIN])
+    assert len(ask(text, "/api/v1/tokens/").json()["items"]) == 5
+    client = Client()
+    client.force_login(owner)
+    assert len(client.get("/api/v1/tokens/").json()["items"]) == 5
+    assert client.delete(f"/api/v1/tokens/{other.public_id}/").status_code == 204
+
+
+def test_rates_hold_for_each_token_and_for_all_of_a_person_together(owner, monkeypatch):
+    monkeypatch.setattr(throttle, "ANYTHING", throttle.Rate("anything", 3, 3600))
+    texts = [do_create_token(owner, name="t", scopes=[Scope.READ])[1] for _ in range(3)]
+    session = Client()
+    session.force_login(owner)
+    assert [ask(texts[0]).status_code for _ in range(4)] == [200, 200, 200, 429]
+    assert [session.get(ME).status_code for _ in range(2)] == [200, 200], "its owner's browser still works"
+    assert ask(texts[1]).status_code == 200
+    last = ask(texts[2])
+    assert last.status_code == 429
+    assert 0 < int(last["Retry-After"]) <= 3600
+    _, other = do_create_token(record.person(), name="t", scopes=[Scope.READ])
+    assert ask(other).status_code == 200
+
+
 def test_rights_are_the_owners_at_the_time_of_use(owner):
     project = record.project("nlp", manager=owner)
     _, text = do_create_token(owner, name="t", scopes=[Scope.ADMIN])

@@ -1,7 +1,8 @@
-"""A small world for the contract suite: one project with every role in it, a stranger, an admin, and work."""
+"""A small world for the contract suite: one project with every role in it, people outside it, an admin, and work."""
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from portal.models import (
+    Environment,
     Excuse,
     Extension,
     FailedCycle,
@@ -31,15 +33,20 @@ from portal.models import (
 from portal.services.jobs import do_cancel_job
 from portal.services.lifecycle import Seat, begin_attempt
 from portal.services.logs import write_log_bytes
-from portal.services.projects import QuotaNumbers, do_change_quota
+from portal.services.people import do_change_person
+from portal.services.projects import QuotaNumbers, do_change_quota, do_remove_member
 from portal.services.registries import do_save_login
 from portal.services.reservations import ReservationWords, do_save_reservation
 from portal.services.secrets import do_save_secret
 from portal.services.tokens import Scope, do_create_token
+from portal.services.workspaces import new_attempt_secret
 from tests import record
 
-ACTORS = ("stranger", "viewer", "member", "colleague", "manager", "admin")
-"""``member`` owns the work of the world; ``colleague`` has the same role and owns none of it."""
+FIRST = ("stranger", "viewer", "member", "colleague", "manager", "admin")
+"""``member`` owns the work of the world; ``colleague`` has the same role and owns none of it; ``stranger`` manages
+another project."""
+ACTORS = (*FIRST, "former", "deactivated")
+"""``former`` was a member, owns the same kinds of work in the project and names these, not the member's."""
 
 
 @dataclass
@@ -49,6 +56,7 @@ class World:
     people: dict[str, User]
     names: dict[str, str]
     rows: dict[str, Any] = field(default_factory=dict)
+    former_names: dict[str, str] = field(default_factory=dict)
 
     def client(self, actor: str) -> Client:
         """A browser signed in as the actor; ``anonymous`` is nobody."""
@@ -58,9 +66,15 @@ class World:
         return client
 
     def bearer(self, actor: str, *scopes: Scope) -> dict[str, str]:
-        """Headers with a fresh token of the actor."""
-        _, text = do_create_token(self.people[actor], name="t", scopes=scopes)
+        """Headers with a fresh token of the actor, made while the account was active."""
+        owner = copy.copy(self.people[actor])
+        owner.is_active = True
+        _, text = do_create_token(owner, name="t", scopes=scopes)
         return {"Authorization": f"Bearer {text}"}
+
+    def names_of(self, actor: str) -> dict[str, str]:
+        """What the actor's requests name: their own work where they have some."""
+        return self.names | (self.former_names if actor == "former" else {})
 
 
 LOG = (
@@ -74,7 +88,7 @@ LOG = (
 def make() -> World:
     """A fresh world."""
     record.cluster()
-    people = {name: record.person(f"{name}-x", admin=name == "admin") for name in ACTORS}
+    people = {name: record.person(f"{name}-x", admin=name == "admin") for name in FIRST}
     project = record.project(
         "vision", viewer=people["viewer"], member=people["member"], manager=people["manager"]
     )
@@ -88,28 +102,11 @@ def make() -> World:
         name="small", title="Small", kind="training", environment=batch, fields={"gpus_per_task": 1}
     )
     owner = people["member"]
-    jobs = {
-        "job": record.job(owner, project, batch, name="train", environ={"WORD": "hidden"}),
-        "ended": record.job(owner, project, batch, name="done"),
-        "workspace": record.job(owner, project, tool, name="lab", kind="workspace"),
-        "ended_workspace": record.job(owner, project, tool, name="old-lab", kind="workspace"),
-    }
-    Standing.objects.create(
-        job=jobs["job"],
-        code="no_fit_now",
-        sentence="Nothing is free.",
-        numbers={},
-        ahead=[],
-        decided_at=timezone.now(),
-        since=timezone.now(),
-    )
-    jobs["running"] = running(record.job(owner, project, batch, name="runs", tasks=2), node)
-    for key in ("ended", "ended_workspace"):
-        jobs[key] = do_cancel_job(owner, jobs[key])
+    work = work_of(owner, project, tool, batch, node)
     quota = do_change_quota(
         people["admin"], project, pool, QuotaNumbers(2000, None, 1.0, 0), version=None, reason="first"
     )
-    token, _ = do_create_token(owner, name="mine", scopes=[Scope.READ])
+    token, _ = do_create_token(owner, name="mine", scopes=[Scope.TOKENS])
     day = dt.timedelta(days=1)
     reservation = do_save_reservation(
         people["admin"],
@@ -129,17 +126,6 @@ def make() -> World:
         "template": template,
         "quota": quota,
         "token": token,
-        "excuse": Excuse.objects.create(
-            job=jobs["workspace"], by=owner, text="a demo at noon", until=timezone.now() + day
-        ),
-        "extension": Extension.objects.create(
-            job=jobs["running"],
-            attempt=jobs["running"].attempts.get(),
-            asked_by=owner,
-            more_s=3600,
-            state="waiting",
-            known=False,
-        ),
         "volume": volume_of(project),
         "alarm": GpuAlarm.objects.create(
             gpu=node.gpus.all()[0], kind="xid", code=79, first_at=timezone.now(), last_at=timezone.now()
@@ -153,11 +139,80 @@ def make() -> World:
         "failed": FailedCycle.objects.create(
             first_at=timezone.now(), last_at=timezone.now(), kind="fault", sentence="It broke.", content=b"x"
         ),
-        **jobs,
+        **work,
     }
     names = {key: row.public_id for key, row in rows.items()}
     names |= {"gpu": node.gpus.first().uuid, "colleague": "colleague-x", "newcomer": "stranger-x"}
     return World(people, names, rows)
+
+
+def make_wide() -> World:
+    """A fresh world with a workspace that runs, a former member with work, and a person whose account is closed."""
+    world = make()
+    project, tool, batch = (world.rows[key] for key in ("project", "lab", "batch"))
+    more = open_workspace(world.people["member"], project, tool, world.rows["node"])
+    world.names |= {key: row.public_id for key, row in more.items()}
+    world.rows |= more
+    for name in ("former", "deactivated"):
+        world.people[name] = record.person(f"{name}-x")
+        project.memberships.create(user=world.people[name], role="member")
+    former = world.people["former"]
+    node = record.node(world.rows["pool"], gpus=4, name="node-two")
+    own = work_of(former, project, tool, batch, node) | open_workspace(former, project, tool, node)
+    world.former_names = {key: row.public_id for key, row in own.items()}
+    do_remove_member(world.people["manager"], project, former)
+    do_change_person(world.people["admin"], world.people["deactivated"], is_active=False)
+    for name in ("former", "deactivated"):
+        world.people[name].refresh_from_db()
+    return world
+
+
+def open_workspace(owner: User, project: Project, tool: Environment, node: Node) -> dict[str, Any]:
+    """A workspace that runs, and more time that was asked for it."""
+    row = running(record.job(owner, project, tool, name="open-lab", kind="workspace"), node)
+    return {"running_workspace": row, "workspace_extension": asked_for(row)}
+
+
+def asked_for(job: Job) -> Extension:
+    """More time that was asked for a running job."""
+    return Extension.objects.create(
+        job=job,
+        attempt=job.attempts.get(),
+        asked_by=job.owner,
+        more_s=3600,
+        state="waiting",
+        known=False,
+    )
+
+
+def work_of(
+    owner: User, project: Project, tool: Environment, batch: Environment, node: Node
+) -> dict[str, Any]:
+    """Work of every kind and state, and what was asked for it."""
+    work: dict[str, Any] = {
+        "job": record.job(owner, project, batch, name="train", environ={"WORD": "hidden"}),
+        "ended": do_cancel_job(owner, record.job(owner, project, batch, name="done")),
+        "workspace": record.job(owner, project, tool, name="lab", kind="workspace"),
+        "ended_workspace": do_cancel_job(
+            owner, record.job(owner, project, tool, name="old-lab", kind="workspace")
+        ),
+        "running": running(record.job(owner, project, batch, name="runs", tasks=2), node),
+    }
+    Standing.objects.create(
+        job=work["job"],
+        code="no_fit_now",
+        sentence="Nothing is free.",
+        numbers={},
+        ahead=[],
+        decided_at=timezone.now(),
+        since=timezone.now(),
+    )
+    work["extension"] = asked_for(work["running"])
+    until = timezone.now() + dt.timedelta(days=1)
+    work["excuse"] = Excuse.objects.create(
+        job=work["workspace"], by=owner, text="a demo at noon", until=until
+    )
+    return work
 
 
 def volume_of(project: Project) -> Volume:
@@ -169,11 +224,11 @@ def volume_of(project: Project) -> Volume:
 
 def running(job: Job, node: Node) -> Job:
     """The job with an attempt on the node, a GPU for each task, committed as the engine does."""
-    gpus = list(node.gpus.order_by("index").values_list("pk", flat=True))
+    gpus = list(node.gpus.filter(used_milli=0).order_by("index").values_list("pk", flat=True))
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
         seats = [Seat(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
-        begin_attempt(locked, node.pool, seats, epoch=1)
+        begin_attempt(locked, node.pool, seats, epoch=1, secret=new_attempt_secret(locked))
     write_log_bytes(job.public_id, 1, 1, "k8s", 0, LOG)
     return Job.objects.get(pk=job.pk)
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import uvicorn
 from django.conf import settings
-from django.contrib.sessions.backends.db import SessionStore
 from django.db import connections
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
+from portal.services.session_store import SessionStore
 from tests.chromium import chromium
 from tests.web.scene import Scene, fill
 

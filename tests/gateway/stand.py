@@ -17,7 +17,6 @@ import httpx
 import uvicorn
 from aiohttp import web
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
-from django.contrib.sessions.backends.db import SessionStore
 from django.db import transaction
 
 from portal.gateway.build import build_gateway
@@ -25,6 +24,7 @@ from portal.gateway.edge import EdgeProtocol
 from portal.gateway.pipe import PipeProtocol
 from portal.models import Attempt, Gpu, Job, Task, User
 from portal.services import lifecycle
+from portal.services.session_store import SessionStore
 from portal.services.workspaces import new_attempt_secret
 from tests import record
 

@@ -9,11 +9,10 @@ import re
 import threading
 
 import pytest
-from django.contrib.sessions.models import Session
 from django.utils import timezone
 
 from portal.errors import Conflict, NotThere
-from portal.models import Attempt, WorkspaceSession, WorkspaceTicket
+from portal.models import Attempt, BrowserSession, WorkspaceSession, WorkspaceTicket
 from portal.services import lifecycle
 from portal.services.workspaces import attempt_secret, do_open_workspace, do_redeem_ticket
 from portal.words.reasons import EndReason
@@ -75,7 +74,7 @@ def test_a_ticket_is_for_one_workspace(stand, owner, workspace, session):
 
 def test_a_ticket_dies_with_its_session(stand, owner, workspace, session):
     _, ticket = do_open_workspace(owner, workspace, session)
-    Session.objects.all().delete()
+    BrowserSession.objects.all().delete()
     assert stand.enter(workspace, ticket).status_code == 403
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from django.contrib.sessions.models import Session
 from django.db import connection
 from django.test import Client
 
 from portal.gateway.terminals import Typing, begin_anew
-from portal.models import AuditEntry, Job, Project, Task, Terminal, User
+from portal.models import AuditEntry, BrowserSession, Job, Project, Task, Terminal, User
 from portal.services.jobs import do_cancel_job
+from portal.services.session_store import session_id
 from portal.services.terminals import MOST_OF_A_PERSON
 from tests import record
 from tests.engine_room import Engine, EngineRoom, wait_for
@@ -175,7 +175,7 @@ def test_a_terminal_ends_with_its_right(
     def take() -> None:
         match end:
             case "sign out":
-                Session.objects.filter(session_key=session).delete()
+                BrowserSession.objects.filter(session_key=session_id(session)).delete()
             case "role":
                 running.project.memberships.filter(user=owner).update(role="viewer")
             case "stop":

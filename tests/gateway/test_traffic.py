@@ -238,9 +238,9 @@ def test_sockets_of_strangers_are_refused(stand, workspace):
 
 
 def _sign_out(owner, workspace):
-    from django.contrib.sessions.models import Session
+    from portal.models import BrowserSession
 
-    Session.objects.all().delete()
+    BrowserSession.objects.all().delete()
 
 
 def _stop(owner, workspace):

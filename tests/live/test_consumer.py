@@ -7,11 +7,11 @@ import time
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.contrib.sessions.models import Session
 
 from portal.events import announce_now
 from portal.live import hub as hubs
 from portal.live.hub import OUTBOX_FRAMES, Outbox
+from portal.models import BrowserSession
 from portal.services import projects
 from tests import record
 from tests.gateway.stand import sign_in
@@ -95,7 +95,7 @@ def test_without_a_session_it_is_closed(stand):
 
 
 def _sign_out(user, project):
-    Session.objects.all().delete()
+    BrowserSession.objects.all().delete()
 
 
 def _deactivate(user, project):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 from django.test import Client
 from django.urls import reverse
 
-from portal.models import ApiToken
+from portal import throttle
+from portal.models import ApiToken, User
+from portal.web import account
 from tests import record
 
 pytestmark = pytest.mark.django_db
@@ -15,6 +19,11 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def user():
     return record.person("ada-love", password=record.PASSWORD)
+
+
+@pytest.fixture(autouse=True)
+def rates_of_this_test(monkeypatch):
+    monkeypatch.setattr(throttle, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
 
 
 @pytest.fixture
@@ -41,6 +50,44 @@ def test_a_new_password_ends_the_other_sessions(client, user):
     client.post(reverse("account-password"), {"old": record.PASSWORD, "password": "a longer new password"})
     assert client.get(reverse("home")).status_code == 200
     assert other.get(reverse("home")).status_code == 302
+
+
+def try_password(client, old, password="a longer new password"):
+    return client.post(reverse("account-password"), {"old": old, "password": password})
+
+
+def test_guesses_of_the_present_password_are_paused(client, user):
+    limit = throttle.SIGN_IN.limit
+    assert [try_password(client, f"guess {i}").status_code for i in range(limit)] == [400] * limit
+    paused = try_password(client, record.PASSWORD)
+    assert paused.status_code == 429
+    assert 0 < int(paused["Retry-After"]) <= throttle.SIGN_IN.period_s
+    assert "Too many tries. Wait " in paused.content.decode()
+    assert User.objects.get().check_password(record.PASSWORD)
+    elsewhere = Client(REMOTE_ADDR="10.1.1.1")
+    elsewhere.force_login(user)
+    assert try_password(elsewhere, record.PASSWORD).status_code == 302
+
+
+def test_guesses_of_the_present_password_from_many_addresses_are_paused(user, monkeypatch):
+    monkeypatch.setattr(account, "SIGN_IN_NAME", throttle.Rate("sign_in_name", 3, 3600))
+    browsers = [Client(REMOTE_ADDR=f"10.1.1.{i}") for i in range(5)]
+    for browser in browsers:
+        browser.force_login(user)
+    assert [try_password(browser, "guess").status_code for browser in browsers] == [400, 400, 400, 429, 429]
+
+
+def test_a_right_present_password_does_not_count_as_a_guess(client):
+    for _ in range(throttle.SIGN_IN.limit + 1):
+        assert try_password(client, record.PASSWORD, "short").status_code == 400
+    assert try_password(client, record.PASSWORD).status_code == 302
+
+
+def test_wrong_tries_at_sign_in_do_not_pause_a_signed_in_person(client, user):
+    for _ in range(throttle.SIGN_IN.limit + 1):
+        guess = Client().post("/sign-in/", {"username": user.username, "password": "guess"})
+    assert guess.status_code == 429
+    assert try_password(client, record.PASSWORD).status_code == 302
 
 
 def test_other_sessions_are_listed_and_ended(client, user):

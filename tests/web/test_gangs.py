@@ -34,7 +34,9 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
     assert client_of("member").post(reverse("launch"), asked).status_code == 302
     job = Job.objects.get(name="my run")
     assert (job.launcher, job.retry_failures, job.tasks) == ("torchrun", True, 2)
-    again = LaunchForm(job.owner, {key: value for key, value in initial_of(job).items() if value is not None})
+    again = LaunchForm(
+        job.owner, {key: value for key, value in initial_of(job.owner, job).items() if value is not None}
+    )
     assert again.is_valid(), again.errors
     assert (again.request().launcher, again.request().retry_failures) == ("torchrun", True)
 

@@ -141,7 +141,9 @@ def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
         odd = {"min_gpu_memory_mib": 81_559, "shm_mib": 4_097, "stop_grace_s": 95}
         Job.objects.filter(pk=scene.jobs[name].pk).update(**odd)
         job = Job.objects.select_related("project", "environment", "pool").get(pk=scene.jobs[name].pk)
-        start = {key: value for key, value in initial_of(job).items() if value not in ("", None, False)}
+        start = {
+            key: value for key, value in initial_of(job.owner, job).items() if value not in ("", None, False)
+        }
         form = LaunchForm(scene.people["m-okafor"], start)
         assert form.is_valid(), form.errors
         request = form.request()
@@ -166,7 +168,7 @@ def test_an_elastic_job_goes_into_the_form_and_comes_out_the_same(client_of, typ
     assert client_of("member").post(reverse("launch"), asks).status_code == 302
     job = Job.objects.get(name="my run")
     assert (job.tasks, job.min_tasks) == (4, 2)
-    assert initial_of(job)["min_tasks"] == 2
+    assert initial_of(job.owner, job)["min_tasks"] == 2
     wrong = client_of("member").post(reverse("launch"), asks | {"min_tasks": "5"})
     assert wrong.status_code == 400
     assert "Must be between 1 and the number of tasks." in wrong.content.decode()

@@ -11,14 +11,14 @@ import sys
 import time
 
 import pytest
-from django.contrib.sessions.models import Session
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from portal import throttle
-from portal.models import Membership, User
+from portal.models import BrowserSession, Membership, User
 from portal.services import people, sessions
+from portal.services.session_store import session_id
 from portal.web import signin
 from portal.words.states import Role
 from tests import record
@@ -234,12 +234,12 @@ def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
     record.person("ada-love", password=record.PASSWORD)
     client = Client()
     client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
-    began, key = timezone.now(), client.session.session_key
+    began, key = timezone.now(), session_id(client.session.session_key)
     for seconds, left in ((900, 1000), (1800, 700)):
         now = began + dt.timedelta(seconds=seconds)
         monkeypatch.setattr("django.utils.timezone.now", lambda now=now: now)
         sessions.keep_session_of_workspace(key)
-        end = Session.objects.get(session_key=key).expire_date
+        end = BrowserSession.objects.get(session_key=key).expire_date
         assert abs((end - now).total_seconds() - left) < 2
 
 

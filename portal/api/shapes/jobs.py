@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rest_framework import serializers
@@ -325,7 +325,7 @@ class JobWhole(Job):
         help_text="null for those who may not control the job: values may be secret.",
     )
     volumes = JobVolume(many=True)
-    secrets = JobSecret(many=True)
+    secrets = JobSecret(many=True, allow_null=True, help_text="null for those who may not control the job.")
     version = serializers.IntegerField()
     stub = serializers.BooleanField(
         help_text="Known only by its container, which was kept after a restore: its request is not known."
@@ -442,11 +442,15 @@ def job_whole(
     seen: Collection[str],
     moves: list[Move],
     receipts: list[Receipt],
-    with_environ: bool,
+    environ: Mapping[str, str] | None,
+    secrets: list[dict[str, Any]] | None,
     extensions: list[ExtensionRow],
     idle: Idleness | None,
 ) -> dict[str, Any]:
-    """One job with everything that is known of it; other jobs are named only when in ``seen``."""
+    """One job with everything that is known of it; other jobs are named only when in ``seen``.
+
+    ``environ`` and ``secrets`` come from ``portal.visibility``.
+    """
     missing = why_none(row, standing_of(row))
     return {
         **job(row),
@@ -470,9 +474,9 @@ def job_whole(
         "retry_failures": row.retry_failures,
         "launcher": row.launcher,
         "command": row.command,
-        "environ": row.environ if with_environ else None,
+        "environ": environ,
         "volumes": row.volumes,
-        "secrets": row.secrets,
+        "secrets": secrets,
         "version": row.version,
         "stub": row.stub,
         "attempts": [attempt(one, seen) for one in attempts],

@@ -30,7 +30,9 @@ class Volume(serializers.Serializer[Any]):
     )
     pool = Named(allow_null=True, help_text="null: any.")
     nodes = Named(many=True, help_text="Only these have it; empty: all.")
-    projects = Named(many=True, help_text="Only these, and those below them, may use it; empty: all.")
+    projects = Named(
+        many=True, help_text="Only these, and those below them, may use it, of those you may see; empty: all."
+    )
     created_at = serializers.DateTimeField()
 
 

@@ -15,6 +15,7 @@ from portal.access import (
     Policy,
     Verb,
     can,
+    namable_projects,
     policy,
     signed_in,
     visible_environments,
@@ -190,7 +191,7 @@ def _form(
     }
     if row is not None:
         context |= _whereabouts(request, row)
-        context["projects"] = visible_projects(user).filter(environments=row).order_by("name")
+        context["projects"] = namable_projects(user).filter(environments=row).order_by("name")
     return render(request, "admin/environment.html", context, status=status)
 
 

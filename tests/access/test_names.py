@@ -1,0 +1,343 @@
+"""No page, no REST answer and no frame tells a text of a project to whoever may not read it.
+
+Every text that people or programs write into rows of a project is replaced by a word of its own. Then everything is
+read that a stranger, a former member and a viewer get an answer to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib.postgres.fields import ArrayField
+from django.db import models as columns
+from django.http import HttpResponse
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import models
+from portal.errors import FairwayError
+from portal.live.topics import check_topic, first_frame, read_topic
+from portal.services.logs import write_log_bytes
+from scheduler.cycle import run_cycle
+from tests import record
+from tests.access.conftest import with_more
+from tests.access.pages import PAGES
+from tests.access.test_sockets import TOPICS
+from tests.api.table import ADMIN, CONTROLLERS, INSIDE, MANAGERS, OWNER, ROWS, WORKERS
+from tests.api.world import World
+
+READERS = ("stranger", "former", "viewer")
+SELF: frozenset[str] = frozenset()
+"""For the person of the row alone."""
+
+AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
+    models.Project: dict.fromkeys(("name", "title"), INSIDE),
+    models.User: {"username": INSIDE, "full_name": INSIDE, "email": ADMIN},
+    models.Job: dict.fromkeys(("name", "sentence", "command", "volumes", "near"), INSIDE)
+    | dict.fromkeys(("environ", "secrets"), CONTROLLERS),
+    models.JobEvent: dict.fromkeys(("sentence", "actor", "facts"), INSIDE),
+    models.Attempt: {"sentence": INSIDE},
+    models.Task: {"problem": INSIDE},
+    models.Standing: dict.fromkeys(("sentence", "numbers", "cheapest"), INSIDE),
+    models.Excuse: {"text": INSIDE},
+    models.Extension: dict.fromkeys(("reason", "answer"), INSIDE),
+    models.Environment: dict.fromkeys(("name", "title", "description", "image", "image_digest"), INSIDE),
+    models.Template: dict.fromkeys(("name", "title", "description", "fields"), INSIDE),
+    models.Volume: dict.fromkeys(("name", "path", "description"), INSIDE),
+    models.QuotaChange: {"reason": INSIDE},
+    models.Secret: {"name": WORKERS, "changed_by": WORKERS},
+    models.Invitation: dict.fromkeys(("full_name", "email"), MANAGERS),
+    models.ApiToken: {"name": SELF},
+    models.NodeTrouble: {"sentence": ADMIN},
+    models.GpuAlarm: dict.fromkeys(("who", "note"), ADMIN),
+    models.ClusterSettings: {"alarm": ADMIN},
+    models.FailedCycle: dict.fromkeys(("sentence", "field"), ADMIN),
+    models.UnknownContainer: dict.fromkeys(("owner", "project"), ADMIN),
+    models.RegistryLogin: dict.fromkeys(("host", "username", "changed_by"), ADMIN),
+    models.AuditEntry: dict.fromkeys(("actor_name", "object_name", "before", "after", "reason"), ADMIN),
+    models.Rollout: {"sentence": ADMIN},
+}
+"""Who may read each column of text, beside the person of the row. A new column is put here, or into OTHERS."""
+
+SHOWN_NOWHERE = {
+    (models.GpuAlarm, "who"),
+    (models.Invitation, "email"),
+    (models.UnknownContainer, "owner"),
+    (models.UnknownContainer, "project"),
+}
+"""Columns that this world shows to nobody, such as the answer to a request that nobody has decided."""
+
+OTHERS: dict[str, str] = {
+    # of the cluster, for everybody
+    "ClusterSettings": "cluster_id name policy",
+    "EnvironmentOnNode": "state detail",
+    "Gpu": "uuid model health health_reason foreign_user mig_profile bus_id",
+    "Link": "kind level",
+    "Node": "name state state_reason link host account host_key runtime settings labels interface lacks problem "
+    "boot_id agent_version hello trust trust_cause trust_sentence",
+    "NodePool": "name engine policy fabric_interface fabric_network fabric_devices fabric_adapters",
+    "Reservation": "name reason",
+    "Topology": "name levels",
+    # words of the program, numbers, ids, hashes and sealed values
+    "Allocation": "proof",
+    "ApiToken": "secret_sha256 scopes",
+    "Attempt": "state reason secret stop_reason stop_actor",
+    "AuditEntry": "act object_kind object_id",
+    "BrowserSession": "session_data session_key",
+    "Cycle": "woken_by receipts",
+    "Environment": "runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
+    "Extension": "state delays reservations",
+    "FailedCycle": "kind woken_by",
+    "Forecast": "code ahead",
+    "GpuAlarm": "kind",
+    "Invitation": "code_sha256",
+    "Job": "kind state desired reason gpu_model mig_profile launcher kept",
+    "JobEvent": "kind before after reason",
+    "Lease": "name holder",
+    "NodeCheck": "kind steps reason program",
+    "NodeTrouble": "trouble",
+    "Outbox": "name arguments queue",
+    "Progress": "work gpu_model",
+    "Project": "policy",
+    "QuotaChange": "before after",
+    "RegistryLogin": "sealed",
+    "Rendezvous": "address network devices adapters interfaces",
+    "Secret": "sealed",
+    "SentSignal": "signal",
+    "SignInLink": "code_sha256",
+    "Standing": "code ahead",
+    "Task": "state container ports leave_reason",
+    "Template": "kind",
+    "Totals": "counts",
+    "UnknownContainer": "name job gpus ports wanted",
+    "UsageMinute": "gpu_uuids utilisation_percent memory_used_mib power_watts temperature_c energy_joules "
+    "holders tasks",
+    "User": "password timezone",
+    "Volume": "kind reach",
+    "WorkspaceSession": "cookie_sha256 session_key",
+    "WorkspaceTicket": "code_sha256 session_key",
+    # given back to the person who asked alone, or to nobody
+    "IdempotencyKey": "key route body_sha256 body",
+    "Question": "kind body answer",
+    "Terminal": "session_key secret refusal",
+}
+
+
+def text_columns(model: type[columns.Model]) -> set[str]:
+    """The columns of a model that may hold text of people or programs."""
+    kinds = (columns.CharField, columns.TextField, columns.JSONField, ArrayField)
+    return {
+        each.name
+        for each in model._meta.fields
+        if isinstance(each, kinds) and not each.choices and each.name != "public_id"
+    }
+
+
+def test_every_column_of_text_has_an_audience() -> None:
+    for model in apps.get_app_config("portal").get_models():
+        known = set(AUDIENCE.get(model, {})) | set(OTHERS.get(model.__name__, "").split())
+        assert text_columns(model) == known, model.__name__
+
+
+# -- the marked world ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A word that stands in one column of one row. ``owner`` is the actor whose row it is, if it is anybody's."""
+
+    model: type[columns.Model]
+    column: str
+    audience: frozenset[str]
+    owner: str
+
+    def may_read(self, actor: str) -> bool:
+        return actor in self.audience or actor == self.owner
+
+
+@dataclass
+class Marked:
+    """The world, and every mark by its word."""
+
+    world: World
+    marks: dict[str, Mark] = field(default_factory=dict)
+
+    def word(self, mark: Mark) -> str:
+        """A new word for a mark."""
+        word = f"mk{len(self.marks):04d}z"
+        self.marks[word] = mark
+        return word
+
+    def unreadable(self, actor: str, text: str) -> list[tuple[str, str]]:
+        """Model and column of the marks in a text that the actor may not read."""
+        found = {self.marks[word] for word in re.findall(r"mk\d{4}z", text.lower())}
+        return sorted((mark.model.__name__, mark.column) for mark in found if not mark.may_read(actor))
+
+
+@pytest.fixture
+def world(transactional_db: None) -> World:
+    """A fresh world in the database itself: a cycle decides on it."""
+    return with_more()
+
+
+@pytest.fixture
+def marked(world: World) -> Marked:
+    """The world with a mark in every text of the project, and the verdicts of a cycle that has read them."""
+    project, names = world.rows["project"], world.names
+    inner = record.environment("inner")
+    inner.projects.add(project)
+    names["inner"] = inner.public_id
+    template = models.Template.objects.create(
+        name="inner", title="i", kind="training", environment=inner, fields={"environ": {}}
+    )
+    names["inner_template"] = template.public_id
+    stranger = world.people["stranger"]
+    own = models.Project.objects.get(name="elsewhere")
+    own_job = record.job(stranger, own, world.rows["batch"], name="own", gpus_per_task=4)
+    names["own_job"] = own_job.public_id
+    models.Dependency.objects.create(job=own_job, after=world.rows["job"])
+    left = models.Attempt.objects.get(job=world.rows["running"])
+    models.Attempt.objects.filter(pk=left.pk).update(stop_for=own_job, stop_reason="reclaimed")
+    models.NodeTrouble.objects.create(
+        node=world.rows["node"],
+        at=timezone.now(),
+        trouble="failed_soon",
+        job=world.rows["running"],
+        sentence="x",
+    )
+    both = models.Volume.objects.create(name="both", kind="path", path="/data/both")
+    both.projects.add(own, project)
+    open_to_all = [both, *(world.rows[key] for key in ("lab", "batch", "template"))]
+    marked = Marked(world)
+    for model, audiences in AUDIENCE.items():
+        if model is models.Standing:  # after the models that its sentences are made of
+            assert run_cycle("test", "holder") is not None
+            assert models.Standing.objects.filter(job=own_job).exists()
+        for row in model.objects.order_by("pk"):  # type: ignore[attr-defined]
+            if row not in (own, own_job, *open_to_all) and getattr(row, "job", None) != own_job:
+                _mark(marked, row, audiences)
+    for job, audience in (("running", INSIDE), ("running_workspace", OWNER | ADMIN)):
+        word = marked.word(Mark(models.Job, "log", audience, "member"))
+        write_log_bytes(names[job], 1, 0, "k8s", 0, f"2026-11-21T07:00:00.000001Z stdout F {word}\n".encode())
+    return marked
+
+
+def _mark(marked: Marked, row: Any, audiences: dict[str, frozenset[str]]) -> None:
+    written = {}
+    for column, audience in audiences.items():
+        word = marked.word(Mark(type(row), column, audience, _owner_of(marked.world, row)))
+        written[column] = _text_for(column, row, word)
+    if isinstance(row, models.AuditEntry):  # rows that are there cannot be changed
+        models.AuditEntry.objects.create(act="job.cancel", object_kind="job", object_id="x", **written)
+    else:
+        type(row).objects.filter(pk=row.pk).update(**written)
+
+
+def _owner_of(world: World, row: Any) -> str:
+    """The actor whose row it is; what a former member left in the project is not theirs to read."""
+    person = row if isinstance(row, models.User) else None
+    if isinstance(row, models.ApiToken | models.Secret):
+        person = row.owner
+    return next((actor for actor, user in world.people.items() if user == person), "")
+
+
+def _text_for(column: str, row: Any, word: str) -> Any:
+    texts: dict[str, Any] = {
+        "environ": {word.upper(): word},
+        "command": ["true", word],
+        "volumes": [{"volume": word, "target": f"/{word}", "read_only": True}],
+        "secrets": [{"secret": word, "of": "me", "variable": "WORD"}],
+        "near": {"topology": word, "required": word, "preferred": None},
+        "email": f"{word}@example.org",
+        "path": f"/{word}",
+        "cheapest": {"kind": "x", "sentence": word, "fields": {}},
+        "fields": {"environ": {"WORD": word}},
+    }
+    if column == "command" and row.kind == "workspace":
+        return []
+    if column in ("facts", "numbers", "before", "after"):
+        return {"word": word}
+    return texts.get(column, word)
+
+
+# -- everything that is read -----------------------------------------------------------------------
+
+LIVE_PARTS = ("home", "cluster", "node", "queue", "job", "restored", "alarms", "scheduler")
+
+
+def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
+    """The text of every page, REST answer and first frame that the actor gets, with its address."""
+    world, client = marked.world, marked.world.client(actor)
+    names = world.names_of(actor) | {"member": world.people[actor].public_id}
+
+    def text_of(answer: HttpResponse) -> str:
+        body = b"".join(answer.streaming_content) if answer.streaming else answer.content
+        return body.decode(errors="replace")
+
+    for row in (*PAGES, *ROWS):
+        if row.method != "get" or actor not in row.allowed:
+            continue
+        path = "/api/schema/" if row.name == "schema" else row.path.format(**names)
+        path = path if path.startswith("/") else f"/api/v1/{path}"
+        yield path, text_of(client.get(path))
+        if row.name in LIVE_PARTS and row in PAGES:
+            yield f"{path} (live)", text_of(client.get(path, headers={"HX-Request": "true"}))
+    more = [
+        f"{reverse('launch')}?template={names['inner_template']}",
+        "/api/v1/usage/?by=user",
+        "/api/v1/environments/?limit=100",
+        f"/api/v1/jobs/{names['own_job']}/",
+        reverse("job", args=[names["own_job"]]),
+    ]
+    for key in ("running", "job", "ended", "workspace"):
+        more += [f"{reverse('launch')}?like={names[key]}", reverse("job-run", args=[names[key]])]
+        more += [f"/api/v1/jobs/{names[key]}/", f"/api/v1/jobs/{names[key]}/events/"]
+    for path in more:
+        yield path, text_of(client.get(path))
+    body = {
+        "name": "x",
+        "project": "elsewhere",
+        "environment": "batch",
+        "command": ["true"],
+        "gpus_per_task": 4,
+    }
+    yield "ask", text_of(client.post("/api/v1/ask/", json.dumps(body), content_type="application/json"))
+    body |= {"template": names["inner_template"]}
+    yield "launch", text_of(client.post("/api/v1/jobs/", json.dumps(body), content_type="application/json"))
+    yield from frames(marked, actor, names)
+
+
+def frames(marked: Marked, actor: str, names: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The first frame of every topic that the actor may watch."""
+    user = marked.world.people[actor]
+    for name in TOPICS:
+        try:
+            topic = read_topic(name.format(**names), user)
+            check_topic(user, topic)
+            yield name, json.dumps(first_frame(user, topic), default=str)
+        except FairwayError as refusal:
+            yield name, refusal.sentence
+
+
+@pytest.mark.parametrize("actor", READERS)
+def test_nobody_reads_what_they_may_not(actor: str, marked: Marked) -> None:
+    told = {
+        path: columns_told
+        for path, text in answers(marked, actor)
+        if (columns_told := marked.unreadable(actor, text))
+    }
+    assert told == {}, actor
+
+
+def test_administrators_and_owners_read_every_marked_column(marked: Marked) -> None:
+    texts = [text.lower() for actor in ("admin", "member") for _, text in answers(marked, actor)]
+    words = set(re.findall(r"mk\d{4}z", " ".join(texts)))
+    shown = {(marked.marks[word].model, marked.marks[word].column) for word in words}
+    expected = {(model, column) for model, audiences in AUDIENCE.items() for column in audiences}
+    assert expected - shown == SHOWN_NOWHERE

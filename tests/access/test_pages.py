@@ -1,0 +1,94 @@
+"""Every page and every act of a page x everybody: who gets in, and that nobody else changes a row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from django.contrib.messages import get_messages
+from django.db import connection, transaction
+from django.http import HttpResponse
+from django.test.utils import CaptureQueriesContext
+from django.urls import URLPattern, URLResolver, get_resolver, resolve
+
+from portal.access import Policy
+from portal.door import policy_of
+from tests.access.pages import PAGES, PUBLIC, Page
+from tests.api.table import EVERYBODY, NOBODY
+from tests.api.world import ACTORS, World
+
+REFUSALS = re.compile(
+    "You may see this, but not do that|Only (managers|administrators) |There is no such (secret|job)"
+    "|Administrators decide on this|Managers of the project and administrators cut"
+)
+"""How a page says that somebody lacks the right, where it goes back to a page to say it."""
+NOT_COUNTED = ("portal_browsersession", "portal_apitoken")
+"""Tables that a request may write on its way to the view: the session that lasts on, and a token's last use."""
+
+
+def ask(world: World, page: Page, actor: str) -> tuple[HttpResponse, list[str]]:
+    """The answer, and the statements that changed a row."""
+    names = world.names_of(actor)
+    body = {key: str(value).format(**names) for key, value in (page.body or {}).items()}
+    client = world.client(actor)
+    with CaptureQueriesContext(connection) as seen:
+        answer = getattr(client, page.method)(
+            page.path.format(**names), body if page.method == "post" else None
+        )
+    texts = [query["sql"] for query in seen.captured_queries]
+    writes = [text for text in texts if text.startswith(("INSERT", "UPDATE", "DELETE"))]
+    return answer, [text for text in writes if not any(f'"{table}"' in text for table in NOT_COUNTED)]
+
+
+def actors_of(page: Page) -> tuple[str, ...]:
+    """Whom to try: for what everybody may look at, those with the least rights."""
+    least = ("anonymous", "deactivated", "stranger", "former", "viewer")
+    return least if page.method == "get" and page.allowed == EVERYBODY else ("anonymous", *ACTORS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.name} {page.method}")
+def test_who_may(page: Page, world: World) -> None:
+    for actor in actors_of(page):
+        with transaction.atomic():
+            answer, writes = ask(world, page, actor)
+            assert answer.status_code == page.expected(actor), (actor, answer)
+            if actor in NOBODY:
+                assert answer["Location"].startswith("/sign-in/"), actor
+            may_write = page.method == "post" and page.writes and actor in page.allowed
+            if may_write and page.name != "account-token":
+                assert writes, f"{actor} may do this, and nothing was written"
+            elif not may_write:
+                assert writes == [], actor
+            if answer.status_code == 302 and actor not in NOBODY:
+                shown = " ".join(str(each) for each in get_messages(answer.wsgi_request))
+                assert bool(REFUSALS.search(shown)) == (actor not in page.allowed), (actor, shown)
+            transaction.set_rollback(True)
+
+
+def routes(patterns: list[URLPattern | URLResolver]) -> Iterator[URLPattern]:
+    """The routes that are no REST: those that have a page's policy and a name."""
+    for pattern in patterns:
+        if isinstance(pattern, URLResolver):
+            yield from routes(pattern.url_patterns)
+        elif pattern.name and not hasattr(pattern.callback, "cls"):
+            yield pattern
+
+
+ROUTES = {str(route.name): route for route in routes(get_resolver().url_patterns)}
+
+
+def test_the_table_names_every_page() -> None:
+    assert {page.name for page in PAGES} | PUBLIC == set(ROUTES)
+    public = {name for name, route in ROUTES.items() if policy_of(route.callback) is Policy.PUBLIC}
+    assert public == PUBLIC
+
+
+def test_what_the_table_does_not_name_no_page_answers(world: World) -> None:
+    client = world.client("admin")
+    for page in {page.name: page for page in PAGES}.values():
+        path = page.path.format(**world.names_of("admin"))
+        assert resolve(path.partition("?")[0]).url_name == page.name
+        known = {each.method for each in PAGES if each.name == page.name}
+        for method in {"get", "post", "put"} - known:
+            assert getattr(client, method)(path).status_code == 405, (page.name, method)

@@ -1,0 +1,124 @@
+"""Every topic of the live socket and every way through the gateway x everybody: who may watch, and who gets in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from portal.access import Verb, can
+from portal.errors import FairwayError, NotThere
+from portal.gateway.rights import Answer, decide
+from portal.gateway.terminals import decide_terminal
+from portal.live.routes import SOCKETS
+from portal.live.topics import check_topic, first_frame, read_topic
+from portal.models import Job, Terminal, User
+from portal.services import lifecycle
+from portal.services.people import do_change_person
+from portal.services.projects import do_remove_member, do_set_member
+from portal.services.session_store import session_id
+from portal.services.sessions import session_user
+from portal.services.terminals import do_open_terminal
+from portal.services.workspaces import do_open_workspace, do_redeem_ticket
+from portal.words.states import Role
+from tests.api.table import ADMIN, EVERYBODY, INSIDE, NOBODY, OUTSIDE, OWNER
+from tests.api.world import ACTORS, World
+from tests.gateway.stand import sign_in
+
+TOPICS = {
+    "cluster": EVERYBODY,
+    "user.me": EVERYBODY,
+    "user.{member}": OWNER,
+    "node.{node}": EVERYBODY,
+    "job.{running}": INSIDE,
+    "project.{project}": INSIDE,
+    "logs.{running}.1": INSIDE,
+    "logs.{running_workspace}.0": OWNER | ADMIN,
+}
+
+
+def test_the_table_names_every_socket() -> None:
+    assert [consumer.__name__ for consumer in SOCKETS.values()] == ["LiveConsumer"]
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_who_may_watch(name: str, world: World) -> None:
+    for actor in ACTORS:
+        user = world.people[actor]
+        names = world.names_of(actor) | {"member": world.people["member"].public_id}
+        if actor in NOBODY:
+            assert session_user(session_id(sign_in(user))) is None
+            continue
+        code = "allowed"
+        try:
+            topic = read_topic(name.format(**names), user)
+            check_topic(user, topic)
+            first_frame(user, topic)
+        except FairwayError as refusal:
+            code = refusal.code
+        hidden = actor in OUTSIDE or name.startswith("user")
+        expected = "allowed" if actor in TOPICS[name] else "not_found" if hidden else "not_allowed"
+        assert code == expected, actor
+
+
+@pytest.fixture
+def ready(world: World) -> Job:
+    """The member's workspace, whose server answers."""
+    job: Job = world.rows["running_workspace"]
+    attempt = job.attempts.get()
+    task = attempt.task_rows.get()
+    lifecycle.task_sent(task)
+    lifecycle.task_running(task.pk, container="c", ports={"8888": 1})
+    lifecycle.attempt_ready(attempt.pk)
+    return Job.objects.get(pk=job.pk)
+
+
+WAYS: dict[str, Callable[[User, Job, str], object]] = {
+    "workspace": do_open_workspace,
+    "terminal": lambda user, job, key: do_open_terminal(user, job, 0, key, cols=80, rows=24),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_may_enter(way: str, world: World, ready: Job) -> None:
+    for actor in ACTORS:
+        user = world.people[actor]
+        try:
+            WAYS[way](user, ready, sign_in(user))
+            entered = True
+        except FairwayError:
+            entered = False
+        assert entered == (actor in OWNER), actor
+
+
+@pytest.mark.parametrize("lost", ["the project", "the account"])
+def test_whoever_loses_a_right_is_out_at_the_next_question(lost: str, world: World, ready: Job) -> None:
+    owner, project = world.people["member"], world.rows["project"]
+    key = sign_in(owner)
+    _, ticket = do_open_workspace(owner, ready, key)
+    cookie = do_redeem_ticket(ticket, ready.public_id)
+    _, unused = do_open_workspace(owner, ready, key)
+    terminal = do_open_terminal(owner, ready, 0, key, cols=80, rows=24)
+    Terminal.objects.update(port=1)
+    assert cookie is not None
+
+    def answers() -> set[Answer]:
+        return {
+            decide(ready.public_id, cookie).answer,
+            decide_terminal(terminal.public_id, session_id(key)).answer,
+        }
+
+    assert answers() == {Answer.OPEN}
+    if lost == "the project":
+        do_remove_member(world.people["manager"], project, owner)
+    else:
+        do_change_person(world.people["admin"], owner, is_active=False)
+    assert answers() == {Answer.STRANGER}
+    assert do_redeem_ticket(unused, ready.public_id) is None
+    owner.refresh_from_db()
+    assert not any(can(owner, verb, ready) for verb in Verb)
+    if lost == "the project":
+        with pytest.raises(NotThere):
+            do_open_workspace(owner, ready, key)
+        do_set_member(world.people["manager"], project, owner, Role.MEMBER)
+        assert answers() == {Answer.OPEN}

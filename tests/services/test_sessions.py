@@ -1,0 +1,88 @@
+"""Sessions at rest: no table holds what signs somebody in, and what a table holds signs nobody in."""
+
+from __future__ import annotations
+
+import pytest
+from django.conf import settings
+from django.db import connection
+from django.test import Client
+
+from portal.models import BrowserSession, WorkspaceTicket
+from portal.services.people import do_make_sign_in_link
+from portal.services.session_store import SessionStore
+from portal.services.sessions import session_user
+from portal.services.terminals import do_open_terminal
+from portal.services.tokens import Scope, do_create_token
+from portal.services.workspaces import do_open_workspace, do_redeem_ticket
+from tests import record
+from tests.gateway.stand import running_workspace, sign_in
+
+pytestmark = pytest.mark.django_db
+
+
+def tables_with(text: str) -> list[str]:
+    """The tables of the database that hold the text in any column of any row."""
+    found = []
+    with connection.cursor() as cursor:
+        for table in connection.introspection.table_names(cursor):
+            name = connection.ops.quote_name(table)
+            cursor.execute(f"SELECT 1 FROM {name} AS a WHERE a::text LIKE %s LIMIT 1", [f"%{text}%"])
+            if cursor.fetchone():
+                found.append(table)
+    return found
+
+
+def test_no_table_holds_a_key_that_signs_in_or_enters():
+    owner = record.person()
+    workspace = running_workspace(owner, port=1)
+    key = sign_in(owner)
+    _, ticket = do_open_workspace(owner, workspace, key)
+    cookie = do_redeem_ticket(ticket, workspace.public_id)
+    do_open_terminal(owner, workspace, 0, key, cols=80, rows=24)
+    _, token = do_create_token(owner, name="t", scopes=[Scope.READ])
+    code = do_make_sign_in_link(None, owner)
+    assert cookie is not None
+    assert tables_with(workspace.public_id)
+    for held_by_a_browser in (key, ticket, cookie, token.split("_")[2], code):
+        assert tables_with(held_by_a_browser) == []
+
+
+def test_the_stored_hash_of_a_session_signs_nobody_in():
+    owner = record.person()
+    sign_in(owner)
+    stored = BrowserSession.objects.get().session_key
+    for key in (stored, stored[:32]):
+        client = Client()
+        client.cookies[settings.SESSION_COOKIE_NAME] = key
+        assert client.get("/").status_code == 302
+
+
+def test_a_session_is_kept_renewed_and_ended_by_its_key():
+    owner = record.person()
+    key = sign_in(owner)
+    client = Client()
+    client.cookies[settings.SESSION_COOKIE_NAME] = key
+    assert client.get("/").status_code == 200
+    store = SessionStore(key)
+    assert store.exists(key) and not store.exists(BrowserSession.objects.get().session_key)
+    store.cycle_key()
+    assert client.get("/").status_code == 302
+    client.cookies[settings.SESSION_COOKIE_NAME] = str(store.session_key)
+    assert client.get("/").status_code == 200
+    assert BrowserSession.objects.count() == 1
+    store.flush()
+    assert not BrowserSession.objects.exists()
+    assert client.get("/").status_code == 302
+
+
+def test_an_earlier_secret_key_keeps_sessions_and_a_new_password_ends_them(settings):
+    owner = record.person(password=record.PASSWORD)
+    workspace = running_workspace(owner, port=1)
+    do_open_workspace(owner, workspace, sign_in(owner))
+    stored = WorkspaceTicket.objects.get().session_key
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "the next key, long enough", [settings.SECRET_KEY]
+    assert session_user(stored) == owner
+    assert session_user(stored) == owner, "asking must not renew the session"
+    owner.set_password("another long password")
+    owner.save()
+    assert session_user(stored) is None
