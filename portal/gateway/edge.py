@@ -23,7 +23,10 @@ TOO_LONG = (
     f"Address, cookies and other headers may hold {MAX_HEAD_BYTES // 1024} KiB together. "
     "Clear the cookies of this site, then try again.",
 )
-TOO_MUCH_FRAMING = (400, f"Between two pieces of a body there may be {MAX_HEAD_BYTES // 1024} KiB of framing.")
+TOO_MUCH_FRAMING = (
+    400,
+    f"Between two pieces of a body there may be {MAX_HEAD_BYTES // 1024} KiB of framing.",
+)
 VERSIONS = frozenset({"1.0", "1.1"})
 
 

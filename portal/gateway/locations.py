@@ -8,7 +8,9 @@ import socket
 from collections.abc import Collection
 from urllib.parse import unquote
 
-_ABSOLUTE = re.compile(r"(?:(?:https?|wss?):[/\\]*|[/\\]{2,})(?P<authority>[^/\\?#]*)(?P<rest>.*)", re.I | re.S)
+_ABSOLUTE = re.compile(
+    r"(?:(?:https?|wss?):[/\\]*|[/\\]{2,})(?P<authority>[^/\\?#]*)(?P<rest>.*)", re.I | re.S
+)
 """As browsers read it: any number of slashes, and backslashes too."""
 _REFRESH = re.compile(r"(?P<delay>[^;,]*[;,]\s*(?:url\s*=\s*)?)(?P<quote>[\"']?)(?P<address>.*)", re.I | re.S)
 _IGNORED_BY_BROWSERS = str.maketrans("", "", "\t\r\n")

@@ -19,7 +19,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connections
 
 from portal.bootstrap.frontend import build_frontend
-from portal.config import places
+from portal.config import places, production
 from portal.models import Job
 from portal.services.demo import demo_tasks, stop_demo
 from portal.services.firstrun import ensure_first_run
@@ -128,6 +128,7 @@ def _start(
     environment = common_environment(folder, {**os.environ, **_address_settings(url)})
     settings.SECRET_KEY = environment.get("FAIRWAY_SECRET_KEY") or folder.secret_key.read_text().strip()
     settings.PORTAL_URL = url
+    refuse_unsafe_settings(url, environment)
     if _start_servers(folder, supervisor):
         environment["FAIRWAY_TRIAL_SERVERS"] = "true"
     build_frontend(checkout)
@@ -154,6 +155,17 @@ def _address_settings(url: str) -> dict[str, str]:
     hosts = ",".join(dict.fromkeys([host, "localhost", "127.0.0.1", "[::1]"]))
     defaults = {"FAIRWAY_APPS_DOMAIN": apps_domain(url), "FAIRWAY_ALLOWED_HOSTS": hosts}
     return {"FAIRWAY_PORTAL_URL": url, **{n: os.environ.get(n) or v for n, v in defaults.items()}}
+
+
+def refuse_unsafe_settings(url: str, environment: Mapping[str, str]) -> None:
+    """What each process would refuse by itself, said once and before anything is started."""
+    if url.startswith("https://"):
+        hosts = environment["FAIRWAY_ALLOWED_HOSTS"].split(",")
+        unsafe = production.unsafe_settings(
+            debug=settings.DEBUG, allowed_hosts=hosts, redis_url=environment["REDIS_URL"]
+        )
+        if unsafe:
+            raise StartError(f"Fairway does not start at {url}. {' '.join(unsafe)}")
 
 
 def _start_servers(folder: DataFolder, supervisor: Supervisor) -> bool:

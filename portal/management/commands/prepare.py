@@ -32,6 +32,8 @@ class Command(BaseCommand):
             code = ensure_first_run(local_node=False, simulated_gpus=False, demo=False)
         except (StartError, FairwayError) as trouble:
             raise CommandError(str(trouble)) from trouble
+        if settings.SAME_SITE_WARNING:
+            self.stderr.write(self.style.WARNING(settings.SAME_SITE_WARNING))
         if code:
             self.stdout.write(
                 f"Sign in once, with this link:\n\n    {sign_in_link(settings.PORTAL_URL, code)}\n"
