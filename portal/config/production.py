@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import parse_qs, urlsplit
 
 SECOND_LEVEL_WORDS = frozenset(
-    "ac co com edu gen go gob gouv gov id info ltd me mil ne net nhs nom or org plc police res sch".split()
+    {"ac", "co", "com", "edu", "gen", "go", "gob", "gouv", "gov", "id", "info", "ltd", "me", "mil", "ne", "net"}
+    | {"nhs", "nom", "or", "org", "plc", "police", "res", "sch"}
 )
 """Labels below which registries of countries sell names, as in example.co.uk."""
 
@@ -34,7 +35,8 @@ def unsafe_settings(*, debug: bool, allowed_hosts: Iterable[str], redis_url: str
         )
     if not _redis_is_closed(redis_url):
         found.append(
-            "REDIS_URL is reachable over the network without a password: use redis://:PASSWORD@HOST, or a unix socket."
+            "REDIS_URL is reachable over the network without a password: "
+            "use redis://:PASSWORD@HOST, or a unix socket."
         )
     return found
 

@@ -24,8 +24,8 @@ SECRET_KEY = env.str("FAIRWAY_SECRET_KEY", "") or (
 SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", default=[])
 if any(production.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS] if key):
     raise ImproperlyConfigured(
-        "FAIRWAY_SECRET_KEY or one of FAIRWAY_SECRET_KEY_FALLBACKS is too easy to guess: it needs 50 random characters. "
-        "Without it `manage.py up` makes one."
+        "FAIRWAY_SECRET_KEY or one of FAIRWAY_SECRET_KEY_FALLBACKS is too easy to guess: "
+        "it needs 50 random characters. Without it `manage.py up` makes one."
     )
 
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
@@ -122,10 +122,7 @@ if SECURE:
 AUTH_USER_MODEL = "portal.User"
 LOGIN_URL = "/sign-in/"
 LOGIN_REDIRECT_URL = "/"
-PASSWORD_HASHERS = [
-    "django.contrib.auth.hashers.Argon2PasswordHasher",
-    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
-]
+PASSWORD_HASHERS = ["portal.services.password_hasher.BoundedArgon2"]
 AUTH_PASSWORD_VALIDATORS = [
     {
         "NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator",

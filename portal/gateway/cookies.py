@@ -1,4 +1,4 @@
-"""Cookies at the gateway: the portal's own never reach a tool, a tool's own stay on its host and within bounds. Pure."""
+"""Cookies at the gateway: the portal's own reach no tool, a tool's stay on its host and within bounds. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses in a tool's answers: those on a loopback address mean the user's own machine once a browser follows them."""
+"""Addresses in a tool's answers: a loopback address means the user's own machine once a browser follows it."""
 
 from __future__ import annotations
 
