@@ -7,7 +7,24 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import parse_qs, urlsplit
 
 SECOND_LEVEL_WORDS = frozenset(
-    {"ac", "co", "com", "edu", "gen", "go", "gob", "gouv", "gov", "id", "info", "ltd", "me", "mil", "ne", "net"}
+    {
+        "ac",
+        "co",
+        "com",
+        "edu",
+        "gen",
+        "go",
+        "gob",
+        "gouv",
+        "gov",
+        "id",
+        "info",
+        "ltd",
+        "me",
+        "mil",
+        "ne",
+        "net",
+    }
     | {"nhs", "nom", "or", "org", "plc", "police", "res", "sch"}
 )
 """Labels below which registries of countries sell names, as in example.co.uk."""

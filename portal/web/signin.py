@@ -76,7 +76,9 @@ def sign_in(request: HttpRequest) -> HttpResponse:
     elif form.is_bound:
         wrong = "Type your username and your password."
     context = {"form": form, "wrong": wrong, "next": target}
-    answer = render(request, "door/sign_in.html", context, status=429 if retry_after_s else 403 if wrong else 200)
+    answer = render(
+        request, "door/sign_in.html", context, status=429 if retry_after_s else 403 if wrong else 200
+    )
     if retry_after_s:
         answer["Retry-After"] = str(retry_after_s)
     return answer
