@@ -105,6 +105,13 @@ DATABASE_POOL = env.int("FAIRWAY_DATABASE_POOL", 20)
 """Connections that all requests of the web process share; with 0 each opens its own."""
 if DATABASE_POOL < 0:
     raise ImproperlyConfigured("FAIRWAY_DATABASE_POOL is a number of connections, or 0.")
+DATABASE_OWNER: dict[str, Any] = {}
+"""The role that owns the tables: for migrations, backups, restores. Empty where DATABASE_URL names the only one."""
+_owner_url = env.str("DATABASE_OWNER_URL", "")
+if not _owner_url and not env.str("DATABASE_URL", ""):
+    _owner_url = places.database_url(DATA_DIR, places.OWNER_ROLE)
+if _owner_url:
+    DATABASE_OWNER = env.db_url_config(_owner_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 TRIAL_SERVERS = env.bool("FAIRWAY_TRIAL_SERVERS", False)

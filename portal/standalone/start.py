@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 import redis
 from django.conf import settings
 from django.core.management import call_command
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, OperationalError, ProgrammingError, connections
 
 from portal.bootstrap.frontend import build_frontend
 from portal.config import places, production
+from portal.database.owner import one_role_warning
 from portal.models import Job
 from portal.services.demo import demo_tasks, stop_demo
 from portal.services.firstrun import ensure_first_run
@@ -133,6 +134,8 @@ def _start(
         environment["FAIRWAY_TRIAL_SERVERS"] = "true"
     build_frontend(checkout)
     bring_tables_in_step()
+    if warning := one_role_warning():
+        lines.say(warning)
     if wishes.local_node and not any(folder.root.glob("environments/*")):
         lines.say("preparing this machine's first environment, JupyterLab (once: a minute or two) ...")
     code = ensure_first_run(
@@ -195,11 +198,13 @@ def _check_redis(url: str) -> None:
 
 
 def bring_tables_in_step() -> None:
-    """Migrates, with a sentence when the database does not answer."""
+    """Migrates, with a sentence when the database does not answer or does not permit it."""
     try:
         call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as trouble:
         raise StartError(f"The database does not answer: {trouble}") from trouble
+    except ProgrammingError as trouble:
+        raise StartError(f"The tables cannot be brought up to date: {trouble}") from trouble
 
 
 def _await_answer(supervisor: Supervisor, listening: Listening, url: str) -> None:

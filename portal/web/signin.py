@@ -88,8 +88,8 @@ def _try(request: HttpRequest, username: str, password: str) -> tuple[User | Non
     """The person; or nobody, and the seconds to wait where there were too many wrong tries.
 
     Tries are counted before the password is looked at, so that many at once gain nothing, and a good one
-    is given back. Raises TooBusy. A browser that was let in under this name before has a count of its own: nobody else's
-    guessing, from elsewhere or from behind the same address, locks a person out of their own.
+    is given back. A browser that was let in under this name before has a count of its own: nobody else's
+    guessing, from elsewhere or from behind the same address, locks a person out of their own. Raises TooBusy.
     """
     name, address = username[:63].lower(), request.META.get("REMOTE_ADDR", "")
     if _is_known(request, name):

@@ -26,6 +26,7 @@ SETTINGS = {
     "FAIRWAY_HOST": "portal.example.org",
     "FAIRWAY_APPS_DOMAIN": "apps.example.net",
     "POSTGRES_PASSWORD": "only-here",
+    "DATABASE_PASSWORD": "onlyhere",
     "VALKEY_PASSWORD": "onlyhere",
 }
 PROCESSES = {
@@ -96,6 +97,14 @@ def test_servers_are_not_reachable_from_outside(services: dict[str, Any]) -> Non
     networks = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"]
     assert networks["inside"]["internal"] is True
     assert services["postgres"]["networks"] == services["valkey"]["networks"] == ["inside"]
+
+
+def test_only_init_knows_the_owner_of_the_tables(services: dict[str, Any]) -> None:
+    services_url = "postgres://fairway_app:${DATABASE_PASSWORD:?set it in .env}@postgres:5432/fairway"
+    for name in PROCESSES | {"init"}:
+        assert services[name]["environment"]["DATABASE_URL"] == services_url, name
+    knowing = {name for name, service in services.items() if "POSTGRES_PASSWORD" in str(service)}
+    assert knowing == {"init", "postgres"}
 
 
 def test_valkey_has_a_password_that_no_argument_shows(services: dict[str, Any]) -> None:
