@@ -1,6 +1,11 @@
 """The one Django app of the portal."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from django.apps import AppConfig
+from django.conf import settings
+from django.core import checks
 
 
 class PortalConfig(AppConfig):
@@ -9,3 +14,12 @@ class PortalConfig(AppConfig):
     name = "portal"
     label = "portal"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        checks.register(own_site, checks.Tags.security)
+
+
+def own_site(app_configs: Sequence[AppConfig] | None, **options: Any) -> list[checks.CheckMessage]:
+    """Warn where pages of workspaces can set cookies for the portal."""
+    found = settings.SAME_SITE_WARNING
+    return [checks.Warning(found, id="portal.W001")] if found else []

@@ -12,6 +12,7 @@ from django.urls import get_resolver
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
 _django = get_asgi_application()
 
+from portal.api.health import HEALTHZ_PATH, answer_healthz  # noqa: E402
 from portal.database.turns import share_connections  # noqa: E402
 from portal.deadline import Deadline  # noqa: E402
 from portal.live.routes import sockets  # noqa: E402
@@ -29,5 +30,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     """Hands each connection to its part."""
     if scope["type"] == "websocket":
         await sockets(scope, receive, send)
+    elif scope["type"] == "http" and scope["path"] == HEALTHZ_PATH and scope["method"] in ("GET", "HEAD"):
+        await answer_healthz(scope, send)
     elif scope["type"] == "http":
         await _pages(scope, receive, send)

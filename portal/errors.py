@@ -14,6 +14,8 @@ class FairwayError(Exception):
 
     status = 500
     code = "error"
+    retry_after_s: int | None = None
+    """Sent as Retry-After."""
 
     def __init__(
         self, sentence: str, *, code: str | None = None, facts: Mapping[str, Any] | None = None
@@ -89,6 +91,14 @@ class PreconditionNeeded(FairwayError):
 
     status = 428
     code = "precondition_needed"
+
+
+class TooBusy(FairwayError):
+    """As much of this is under way as may be at once: 429, to be tried again after ``retry_after_s``."""
+
+    status = 429
+    code = "too_busy"
+    retry_after_s = 1
 
 
 class Unavailable(FairwayError):

@@ -28,7 +28,9 @@ def _by_delete(
     self: DatabaseOperations, style: Any, tables: Sequence[str], *, reset_sequences: bool = False, **rest: Any
 ) -> list[str]:
     if reset_sequences or not tables or not _may_skip_triggers(self.connection.alias):
-        return _by_truncate(self, style, tables, reset_sequences=reset_sequences, **rest)
+        truncations = _by_truncate(self, style, tables, reset_sequences=reset_sequences, **rest)
+        audit = "ALTER TABLE portal_auditentry {} TRIGGER USER"
+        return [audit.format("DISABLE"), *truncations, audit.format("ENABLE")]
     deletions = [f"DELETE FROM {self.quote_name(table)}" for table in tables]
     return ["; ".join(["SET LOCAL session_replication_role = replica", *deletions])]
 

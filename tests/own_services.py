@@ -43,7 +43,7 @@ def _begin() -> None:
             text=True,
             cwd=Path(__file__).parent.parent,
         )
-    os.environ.setdefault("DATABASE_URL", places.database_url(_root))
+    os.environ.setdefault("DATABASE_URL", places.database_url(_root, places.OWNER_ROLE))
     os.environ.setdefault("REDIS_URL", places.redis_url(_root))
 
 

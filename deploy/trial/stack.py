@@ -150,7 +150,8 @@ class Trial:
                 shutil.copy2(CHECKOUT / name, self.site / name)
         (self.site / ".env").write_text(
             f"FAIRWAY_HOST={HOST}\nFAIRWAY_APPS_DOMAIN={APPS}\nPOSTGRES_PASSWORD={os.urandom(16).hex()}\n"
-            f"FAIRWAY_HTTP_PORT={HTTP_PORT}\nFAIRWAY_HTTPS_PORT={HTTPS_PORT}\n"
+            f"DATABASE_PASSWORD={os.urandom(16).hex()}\n"
+            f"VALKEY_PASSWORD={os.urandom(16).hex()}\nFAIRWAY_HTTP_PORT={HTTP_PORT}\nFAIRWAY_HTTPS_PORT={HTTPS_PORT}\n"
         )
         certificates = self.site / "deploy/front/certificates"
         certificates.mkdir()

@@ -113,7 +113,7 @@ def bare(status: int) -> HttpResponse:
 
 def _refused(refusal: FairwayError) -> HttpResponse:
     headers: dict[str, str] = {}
-    if isinstance(refusal, Unavailable):
+    if refusal.retry_after_s is not None:
         headers["Retry-After"] = str(refusal.retry_after_s)
     if isinstance(refusal, SignInNeeded):
         headers["WWW-Authenticate"] = 'Bearer realm="fairway"'

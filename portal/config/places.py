@@ -14,6 +14,10 @@ LONGEST_SOCKET_PATH = 100
 POSTGRES_SOCKET = ".s.PGSQL.5432"
 VALKEY_SOCKET = "valkey.sock"
 
+OWNER_ROLE = "fairway"
+SERVICES_ROLE = "fairway_app"
+"""In the PostgreSQL that `up` starts: the owner of the tables, and the role of the processes."""
+
 
 def default_data_dir() -> Path:
     """`/var/lib/fairway` for root, `~/.local/share/fairway` for everybody else."""
@@ -49,9 +53,9 @@ def sockets_dir(data: Path) -> Path:
     return runtime / f"fairway-{os.geteuid()}-{mark}"
 
 
-def database_url(data: Path) -> str:
+def database_url(data: Path, role: str = SERVICES_ROLE) -> str:
     """The address of the PostgreSQL that `up` starts for this data folder."""
-    return f"postgres://fairway@/{quote(str(sockets_dir(data)))}/fairway"
+    return f"postgres://{role}@/{quote(str(sockets_dir(data)))}/fairway"
 
 
 def redis_url(data: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
-from portal.config import places
+from portal.config import places, production
 
 env = environ.Env()
 
@@ -21,11 +21,12 @@ _secret_file = DATA_DIR / "secret_key"
 SECRET_KEY = env.str("FAIRWAY_SECRET_KEY", "") or (
     _secret_file.read_text().strip() if _secret_file.is_file() else ""
 )
-if SECRET_KEY and (len(SECRET_KEY) < 50 or len(set(SECRET_KEY)) < 16):
-    raise ImproperlyConfigured(
-        "FAIRWAY_SECRET_KEY is too easy to guess: it needs 50 random characters. Without it `manage.py up` makes one."
-    )
 SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", default=[])
+if any(production.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS] if key):
+    raise ImproperlyConfigured(
+        "FAIRWAY_SECRET_KEY or one of FAIRWAY_SECRET_KEY_FALLBACKS is too easy to guess: "
+        "it needs 50 random characters. Without it `manage.py up` makes one."
+    )
 
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
 APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
@@ -104,19 +105,31 @@ DATABASE_POOL = env.int("FAIRWAY_DATABASE_POOL", 20)
 """Connections that all requests of the web process share; with 0 each opens its own."""
 if DATABASE_POOL < 0:
     raise ImproperlyConfigured("FAIRWAY_DATABASE_POOL is a number of connections, or 0.")
+DATABASE_OWNER: dict[str, Any] = {}
+"""The role that owns the tables: for migrations, backups, restores. Empty where DATABASE_URL names the only one."""
+_owner_url = env.str("DATABASE_OWNER_URL", "")
+if not _owner_url and not env.str("DATABASE_URL", ""):
+    _owner_url = places.database_url(DATA_DIR, places.OWNER_ROLE)
+if _owner_url:
+    DATABASE_OWNER = env.db_url_config(_owner_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 TRIAL_SERVERS = env.bool("FAIRWAY_TRIAL_SERVERS", False)
 """`up` runs on the servers of its wheels: good for trying and small teams, and the admin page says so."""
 REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
 
+SAME_SITE_WARNING = ""
+"""Set where pages of workspaces can set cookies for the portal."""
+if SECURE:
+    _unsafe = production.unsafe_settings(debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL)
+    if _unsafe:
+        raise ImproperlyConfigured(f"Fairway does not start at {PORTAL_URL}. {' '.join(_unsafe)}")
+    SAME_SITE_WARNING = production.same_site(PORTAL_URL, APPS_DOMAIN)
+
 AUTH_USER_MODEL = "portal.User"
 LOGIN_URL = "/sign-in/"
 LOGIN_REDIRECT_URL = "/"
-PASSWORD_HASHERS = [
-    "django.contrib.auth.hashers.Argon2PasswordHasher",
-    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
-]
+PASSWORD_HASHERS = ["portal.services.password_hasher.BoundedArgon2"]
 AUTH_PASSWORD_VALIDATORS = [
     {
         "NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator",

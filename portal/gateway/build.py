@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -16,11 +17,15 @@ from portal.gateway.terminals import TerminalDoor, decide_terminal
 from portal.gateway.upstream import Upstreams
 from portal.gateway.web import WebDoor
 
+log = logging.getLogger(__name__)
+
 
 def build_gateway(web_socket: str | None = None, look_every_s: float = EVERY_S) -> Gateway:
     """The gateway of this process, by its settings and environment: FAIRWAY_WEB_SOCKET, FAIRWAY_TUNNEL_KEY,
     FAIRWAY_TRUSTED_PROXIES, FAIRWAY_WORKSPACE_UPLOAD_MIB. So often it looks whether workspaces are used.
     """
+    if settings.SAME_SITE_WARNING:
+        log.warning(settings.SAME_SITE_WARNING)
     socket = web_socket or os.environ.get("FAIRWAY_WEB_SOCKET") or str(settings.DATA_DIR / "run" / "web.sock")
     trusted = os.environ.get("FAIRWAY_TRUSTED_PROXIES", "")
     key = settings.KEY_FILES["tunnel"]

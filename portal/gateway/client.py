@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._problem: Exception | None = None
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
-        self._head_bytes = 0
+        self._framing_bytes = 0
         self._paused = False
         self.closed = False
         self.used = 0
@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         self.used += 1
         self._asked, self._head_request, self._interim = True, head_request, False
         self.status, self.headers, self.complete, self._keep = 0, [], False, False
-        self._head_bytes = 0
+        self._framing_bytes = 0
         self.write(head)
 
     def write(self, data: bytes) -> None:
@@ -135,15 +135,14 @@ class Connection(asyncio.Protocol):
         if not self._asked or self.complete:
             self._fail(ConnectionError("upstream spoke without being asked"))
             return
+        self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as problem:
             self._fail(ConnectionError(f"upstream's answer cannot be read: {problem}"))
             return
-        if not self.status:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._fail(ConnectionError("upstream's headers are too long"))
+        if self._framing_bytes > MAX_HEAD_BYTES and not self.complete:
+            self._fail(ConnectionError("upstream's headers, chunk extensions or trailers are too long"))
 
     def connection_lost(self, problem: Exception | None) -> None:
         self.closed = True
@@ -168,7 +167,8 @@ class Connection(asyncio.Protocol):
             self._fail(ConnectionError("upstream answered twice"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if not self.status:  # what follows a chunked body is a trailer, which no rule has looked at
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -183,6 +183,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0  # of what is neither head nor body; a body may be of any length
         if self.complete:
             return
         self._chunks.append(body)

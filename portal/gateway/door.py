@@ -8,6 +8,7 @@ from functools import partial
 from urllib.parse import parse_qs
 
 from portal.access import Policy, policy
+from portal.gateway import cookies
 from portal.gateway import headers as rules
 from portal.gateway.activity import Lookout
 from portal.gateway.client import NoAnswer
@@ -89,7 +90,7 @@ class WorkspaceDoor:
         if not websocket and scope["raw_path"].startswith(OWN_PATHS):
             await self._own(job, scope, receive, send)
             return
-        cookie = rules.read_cookie(headers, self._places.cookie)
+        cookie = cookies.read_cookie(headers, self._places.cookie)
         try:
             decision = await self._rights.decide(job, cookie)
         except Unknown as problem:
@@ -150,13 +151,18 @@ class WorkspaceDoor:
         places = self._places
         kept = rules.to_upstream(scope["headers"], drop=(b"authorization",))
         host = first(scope["headers"], b"host") or b""
-        passed = rules.without_portal_cookies(kept)
+        passed = cookies.to_tool(kept)
         passed += rules.forwarded(None, "https" if places.secure else "http", host)
         passed.append((b"authorization", target.authorization.encode("ascii")))
         return Journey(
             way=self._upstreams.port(target.node, target.port),
             headers=passed,
-            answer_headers=lambda pairs: rules.from_tool(pairs, secure=places.secure),
+            answer_headers=lambda pairs: rules.from_tool(
+                pairs,
+                secure=places.secure,
+                sent=scope["headers"],
+                ports={target.port, target.tool_port},
+            ),
             body_bytes=places.upload_bytes,
             hold=Hold(job, cookie, target),
             guard=self._guard,

@@ -18,7 +18,15 @@ from portal.gateway.wire import Headers
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_WITHIN_S = 15.0
 """From the connection, or from a request's first byte, to the end of its head."""
-TOO_LONG = (431, f"Address and headers may hold {MAX_HEAD_BYTES // 1024} KiB together.")
+TOO_LONG = (
+    431,
+    f"Address, cookies and other headers may hold {MAX_HEAD_BYTES // 1024} KiB together. "
+    "Clear the cookies of this site, then try again.",
+)
+TOO_MUCH_FRAMING = (
+    400,
+    f"Between two pieces of a body there may be {MAX_HEAD_BYTES // 1024} KiB of framing.",
+)
 VERSIONS = frozenset({"1.0", "1.1"})
 
 
@@ -32,7 +40,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._in_head = False
-        self._waiting_bytes = 0  # of a head that comes in pieces
+        self._waiting_bytes = 0  # of a head, of chunk extensions or of trailers, while they come in pieces
         self._refusal = (400, "The request is malformed.")
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -47,15 +55,14 @@ class EdgeProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._waiting_bytes += len(data)
+        self._waiting_bytes += len(data)
         super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
+        if self.transport.is_closing():
             return
         if self._waiting_bytes > MAX_HEAD_BYTES:
-            self._refusal = TOO_LONG
+            self._refusal = TOO_LONG if self._in_head else TOO_MUCH_FRAMING
             self.send_400_response("")
-        elif self._deadline is None:
+        elif self._in_head and self._deadline is None:
             self._expect_head()
 
     def send_400_response(self, msg: str) -> None:
@@ -72,6 +79,18 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._waiting_bytes = True, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # what follows a chunked body is a trailer, which no rule here has looked at
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._waiting_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._waiting_bytes = 0
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self._in_head = False

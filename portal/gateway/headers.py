@@ -1,9 +1,11 @@
-"""What crosses the gateway: which headers pass, which are ours alone, and what becomes of cookies. Pure."""
+"""What crosses the gateway: which headers pass, and which are ours alone. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from portal.gateway.cookies import ToolCookies
+from portal.gateway.locations import reachable_address
 from portal.gateway.wire import Headers
 
 HOP_BY_HOP = frozenset(
@@ -34,9 +36,16 @@ HANDSHAKE = frozenset(
         b"sec-websocket-accept",
     }
 )
-PORTAL_COOKIES = (b"fairway_", b"__host-fairway_", b"__secure-fairway_")
 _NOT_FROM_TOOLS = frozenset(
-    {b"strict-transport-security", b"server", b"x-powered-by", b"alt-svc", b"public-key-pins", b"date"}
+    {
+        b"strict-transport-security",
+        b"server",
+        b"x-powered-by",
+        b"alt-svc",
+        b"public-key-pins",
+        b"date",
+        b"clear-site-data",  # its cookies are those of the whole registrable domain, not of this host
+    }
 )
 
 
@@ -69,48 +78,6 @@ def forwarded(client: str | None, scheme: str, host: bytes) -> Headers:
     return ours
 
 
-def is_portal_cookie(name: bytes) -> bool:
-    """True for names that belong to the portal and its gateway; tools neither see nor set them."""
-    return name.strip().lower().startswith(PORTAL_COOKIES)
-
-
-def read_cookie(headers: Headers, wanted: bytes) -> str:
-    """The value of a cookie, or ""."""
-    for name, value in headers:
-        if name == b"cookie":
-            for part in value.split(b";"):
-                key, _, content = part.strip().partition(b"=")
-                if key == wanted:
-                    return content.decode("latin-1")
-    return ""
-
-
-def without_portal_cookies(headers: Headers) -> Headers:
-    """The headers with every cookie of ours taken out of Cookie."""
-    kept: Headers = []
-    for name, value in headers:
-        if name == b"cookie":
-            pairs = [
-                part.strip()
-                for part in value.split(b";")
-                if part.strip() and not is_portal_cookie(part.strip().partition(b"=")[0])
-            ]
-            if pairs:
-                kept.append((name, b"; ".join(pairs)))
-        else:
-            kept.append((name, value))
-    return kept
-
-
-def tool_cookie(value: bytes) -> bytes | None:
-    """A Set-Cookie of a tool, bound to its own host (no Domain); None where it would set one of ours."""
-    pair, *attributes = value.split(b";")
-    if is_portal_cookie(pair.partition(b"=")[0]):
-        return None
-    kept = [part for part in attributes if part.partition(b"=")[0].strip().lower() != b"domain"]
-    return b";".join([pair, *kept])
-
-
 def from_upstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """A response's headers without this hop's. A length beside a transfer encoding does not count."""
     lowered = [(name.lower(), value) for name, value in headers]
@@ -120,17 +87,28 @@ def from_upstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return [(name, value) for name, value in lowered if name not in gone]
 
 
-def from_tool(headers: Iterable[tuple[bytes, bytes]], *, secure: bool) -> Headers:
-    """A tool's response headers, its cookies bound to its host, with what every workspace page carries."""
+def from_tool(
+    headers: Iterable[tuple[bytes, bytes]], *, secure: bool, sent: Headers, ports: Collection[int]
+) -> Headers:
+    """A tool's response headers, its cookies bound to its host, with what every workspace page carries.
+
+    ``sent`` are the request's headers; ``ports`` are those by which the tool may name itself on a loopback address.
+    """
     kept: Headers = []
     policy = False
+    cookies = ToolCookies(sent)
     for name, value in from_upstream(headers):
         if name in _NOT_FROM_TOOLS or name in _SAFE_NAMES:
             continue
         if name == b"set-cookie":
-            cookie = tool_cookie(value)
+            cookie = cookies.accept(value)
             if cookie is not None:
                 kept.append((name, cookie))
+            continue
+        if name in _ADDRESSES:
+            address = reachable_address(value, ports)
+            if address is not None:
+                kept.append((name, address))
             continue
         if name == b"content-security-policy" and b"frame-ancestors" in value.lower():
             policy = True
@@ -143,6 +121,7 @@ def from_tool(headers: Iterable[tuple[bytes, bytes]], *, secure: bool) -> Header
     return kept
 
 
+_ADDRESSES = frozenset({b"location", b"content-location", b"refresh"})
 HSTS = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 _SAFE: Headers = [
     (b"x-content-type-options", b"nosniff"),

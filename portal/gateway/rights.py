@@ -69,7 +69,8 @@ class NodeAddress:
 class Target:
     """Where a workspace's server listens, what it is, and the word it knows the gateway by.
 
-    ``row`` is the row number of the attempt.
+    ``row`` is the row number of the attempt. ``tool_port`` is the port that the server itself listens on; ``port`` is
+    the one by which the node publishes it.
     """
 
     job: str
@@ -79,6 +80,7 @@ class Target:
     authorization: str = field(repr=False)
     tool: str = ""
     row: int = 0
+    tool_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
         authorization=TOKEN_FORM.get(job.environment.tool, "Bearer {secret}").format(secret=secret),
         tool=job.environment.tool,
         row=attempt.pk,
+        tool_port=job.environment.tool_port or 0,
     )
 
 

@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db import Error as DatabaseError
 
 from portal.access import Policy, Verb, can, policy
+from portal.gateway import cookies
 from portal.gateway import headers as rules
 from portal.gateway.activity import Lookout
 from portal.gateway.client import NoAnswer
@@ -114,7 +115,7 @@ class TerminalDoor:
             await self._say(send, scope, 403, "foreign_origin", "Refused", sentence)
             return
         name = path.group(1).decode("ascii")
-        session_key = session_id(rules.read_cookie(headers, settings.SESSION_COOKIE_NAME.encode()))
+        session_key = session_id(cookies.read_cookie(headers, settings.SESSION_COOKIE_NAME.encode()))
         try:
             decision = await self._rights.decide(name, session_key, fresh_s=0.0)
             target = decision.target

@@ -6,6 +6,7 @@ import logging
 from functools import partial
 
 from portal.access import Policy, policy
+from portal.gateway import cookies
 from portal.gateway import headers as rules
 from portal.gateway.client import NoAnswer
 from portal.gateway.forward import Journey, forward
@@ -67,7 +68,7 @@ class WebDoor:
             )
 
     def _headers(self, scope: Scope) -> Headers:
-        passed = rules.to_upstream(scope["headers"])
+        passed = cookies.to_portal(rules.to_upstream(scope["headers"]))
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
         return passed + rules.forwarded(self._client(scope), "https" if self._secure else "http", host)
 

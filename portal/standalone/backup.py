@@ -24,6 +24,7 @@ from django.db import DatabaseError, connection, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from agents.keys import PURPOSES, key_path
+from portal.database.owner import as_owner
 from portal.models import ClusterSettings
 from portal.services.restored import begin_looking
 from portal.standalone.binaries import POSTGRES_VERSIONS, find_postgres
@@ -59,13 +60,14 @@ def write_backup(target: Path, folder: DataFolder) -> Manifest:
         raise StartError(f"There is no folder {target.parent}.")
     with tempfile.TemporaryDirectory(prefix=".backup-", dir=target.parent) as space:
         dump = Path(space) / DUMP
-        try:
-            major, cluster, migrations = _describe_database()
-        except DatabaseError as trouble:
-            raise StartError(f"The database cannot be read: {trouble}") from trouble
-        _postgres_tool(
-            "pg_dump", major, "--format=custom", "--no-owner", "--no-privileges", "--file", str(dump)
-        )
+        with as_owner():
+            try:
+                major, cluster, migrations = _describe_database()
+            except DatabaseError as trouble:
+                raise StartError(f"The database cannot be read: {trouble}") from trouble
+            _postgres_tool(
+                "pg_dump", major, "--format=custom", "--no-owner", "--no-privileges", "--file", str(dump)
+            )
         small = _small_files(folder)
         files = {DUMP: _sha256(dump)} | {n: hashlib.sha256(c).hexdigest() for n, c in small.items()}
         manifest = Manifest(
@@ -119,8 +121,9 @@ def restore_backup(source: Path, manifest: Manifest, folder: DataFolder) -> None
 
     The database comes back in one transaction, the keys after it: a refusal leaves both empty.
     """
-    if "django_migrations" in connection.introspection.table_names():
-        raise StartError("The database is not empty: restore into an empty one.")
+    with as_owner():
+        if "django_migrations" in connection.introspection.table_names():
+            raise StartError("The database is not empty: restore into an empty one.")
     with _opened(source) as tar, tempfile.TemporaryDirectory(prefix=".restore-", dir=folder.root) as space:
         contents = {name: _read_small(tar, name) for name in manifest.files if name != DUMP}
         dump = Path(space) / DUMP
@@ -133,8 +136,9 @@ def restore_backup(source: Path, manifest: Manifest, folder: DataFolder) -> None
             "--exit-on-error",
             "--single-transaction",
         )
-        major = max(_server_major(), manifest.postgres_major)
-        _postgres_tool("pg_restore", major, *options, "--dbname", _database()["NAME"], str(dump))
+        with as_owner():
+            major = max(_server_major(), manifest.postgres_major)
+            _postgres_tool("pg_restore", major, *options, "--dbname", _database()["NAME"], str(dump))
     if SECRET_KEY_FILE in contents:
         settings.SECRET_KEY = contents[SECRET_KEY_FILE].decode().strip()
     connections.close_all()
@@ -159,7 +163,7 @@ def _server_major() -> int:
 
 
 def _database() -> dict[str, Any]:
-    return dict(settings.DATABASES["default"])
+    return dict(connection.settings_dict)
 
 
 def _postgres_tool(name: str, at_least: int, *arguments: str) -> None:

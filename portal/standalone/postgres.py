@@ -16,14 +16,13 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from portal.config.places import POSTGRES_SOCKET
+from portal.config.places import OWNER_ROLE, POSTGRES_SOCKET, SERVICES_ROLE
 from portal.standalone.account import give
 from portal.standalone.binaries import PostgresBinaries, find_postgres
 from portal.standalone.errors import StartError
 from portal.standalone.folder import DataFolder
 from portal.standalone.launching import launched
 
-ROLE = "fairway"
 DATABASE = "fairway"
 INITDB_LIMIT_S = 120
 OLD_SERVER_LIMIT_S = 30
@@ -57,7 +56,11 @@ class PostgresServer:
 
     def connect(self, database: str = DATABASE) -> psycopg.Connection:
         return psycopg.connect(
-            host=str(self.folder.sockets), user=ROLE, dbname=database, connect_timeout=5, autocommit=True
+            host=str(self.folder.sockets),
+            user=OWNER_ROLE,
+            dbname=database,
+            connect_timeout=5,
+            autocommit=True,
         )
 
     def wait_ready(self, still_runs: Callable[[], bool], limit_s: float = 60) -> None:
@@ -133,7 +136,15 @@ def _make_data(folder: DataFolder, binaries: PostgresBinaries) -> None:
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(mode=0o700)
     give(making, folder.account, 0o700)
-    command = [binaries.program("initdb"), "-D", str(making), "-U", ROLE, "--encoding=UTF8", "--no-locale"]
+    command = [
+        binaries.program("initdb"),
+        "-D",
+        str(making),
+        "-U",
+        OWNER_ROLE,
+        "--encoding=UTF8",
+        "--no-locale",
+    ]
     command += ["--auth=peer", "--no-instructions", "--no-sync"]
     try:
         done = subprocess.run(
@@ -154,11 +165,13 @@ def _make_data(folder: DataFolder, binaries: PostgresBinaries) -> None:
 
 
 def _write_access_rules(folder: DataFolder) -> None:
-    """Only we, the servers' account and root may be the role `fairway`, and only over the socket."""
+    """Only we, the servers' account and root may be one of the two roles, and only over the socket."""
     people = {pwd.getpwuid(os.geteuid()).pw_name, folder.account or "", "root"} - {""}
     rules = {
         "pg_hba.conf": "local all all peer map=fairway\n",
-        "pg_ident.conf": "".join(f"fairway {person} {ROLE}\n" for person in sorted(people)),
+        "pg_ident.conf": "".join(
+            f"fairway {person} {role}\n" for person in sorted(people) for role in (OWNER_ROLE, SERVICES_ROLE)
+        ),
     }
     for name, text in rules.items():
         path = folder.postgres / name

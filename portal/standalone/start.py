@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 import redis
 from django.conf import settings
 from django.core.management import call_command
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, OperationalError, ProgrammingError, connections
 
 from portal.bootstrap.frontend import build_frontend
-from portal.config import places
+from portal.config import places, production
+from portal.database.owner import one_role_warning
 from portal.models import Job
 from portal.services.demo import demo_tasks, stop_demo
 from portal.services.firstrun import ensure_first_run
@@ -128,10 +129,13 @@ def _start(
     environment = common_environment(folder, {**os.environ, **_address_settings(url)})
     settings.SECRET_KEY = environment.get("FAIRWAY_SECRET_KEY") or folder.secret_key.read_text().strip()
     settings.PORTAL_URL = url
+    refuse_unsafe_settings(url, environment)
     if _start_servers(folder, supervisor):
         environment["FAIRWAY_TRIAL_SERVERS"] = "true"
     build_frontend(checkout)
     bring_tables_in_step()
+    if warning := one_role_warning():
+        lines.say(warning)
     if wishes.local_node and not any(folder.root.glob("environments/*")):
         lines.say("preparing this machine's first environment, JupyterLab (once: a minute or two) ...")
     code = ensure_first_run(
@@ -154,6 +158,17 @@ def _address_settings(url: str) -> dict[str, str]:
     hosts = ",".join(dict.fromkeys([host, "localhost", "127.0.0.1", "[::1]"]))
     defaults = {"FAIRWAY_APPS_DOMAIN": apps_domain(url), "FAIRWAY_ALLOWED_HOSTS": hosts}
     return {"FAIRWAY_PORTAL_URL": url, **{n: os.environ.get(n) or v for n, v in defaults.items()}}
+
+
+def refuse_unsafe_settings(url: str, environment: Mapping[str, str]) -> None:
+    """What each process would refuse by itself, said once and before anything is started."""
+    if url.startswith("https://"):
+        hosts = environment["FAIRWAY_ALLOWED_HOSTS"].split(",")
+        unsafe = production.unsafe_settings(
+            debug=settings.DEBUG, allowed_hosts=hosts, redis_url=environment["REDIS_URL"]
+        )
+        if unsafe:
+            raise StartError(f"Fairway does not start at {url}. {' '.join(unsafe)}")
 
 
 def _start_servers(folder: DataFolder, supervisor: Supervisor) -> bool:
@@ -183,11 +198,13 @@ def _check_redis(url: str) -> None:
 
 
 def bring_tables_in_step() -> None:
-    """Migrates, with a sentence when the database does not answer."""
+    """Migrates, with a sentence when the database does not answer or does not permit it."""
     try:
         call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as trouble:
         raise StartError(f"The database does not answer: {trouble}") from trouble
+    except ProgrammingError as trouble:
+        raise StartError(f"The tables cannot be brought up to date: {trouble}") from trouble
 
 
 def _await_answer(supervisor: Supervisor, listening: Listening, url: str) -> None:

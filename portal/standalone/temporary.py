@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from portal.config import places
 from portal.standalone.account import service_account
 from portal.standalone.errors import StartError
 from portal.standalone.folder import DataFolder
@@ -43,7 +44,8 @@ def main(root: Path) -> int:
             running.append((process, stop_with))
         postgres.wait_ready(lambda: running[0][0].poll() is None)
         valkey.wait_ready(lambda: running[1][0].poll() is None)
-        print(json.dumps({"database_url": folder.database_url, "redis_url": folder.redis_url}), flush=True)
+        owner_url = places.database_url(root, places.OWNER_ROLE)  # tests make databases of their own
+        print(json.dumps({"database_url": owner_url, "redis_url": folder.redis_url}), flush=True)
         select.select([sys.stdin], [], [])
         return 0
     except StartError as trouble:

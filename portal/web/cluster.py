@@ -50,6 +50,7 @@ def cluster(request: HttpRequest) -> HttpResponse:
         context |= {
             "cluster": cluster_row,
             "trial_servers": settings.TRIAL_SERVERS,
+            "same_site": settings.SAME_SITE_WARNING,
             "behind": sum(box.newer_agent and box.node.reachable for box in drawn.boxes),
             "rollout": Rollout.objects.order_by("-id").first(),
         }

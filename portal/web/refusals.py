@@ -83,7 +83,7 @@ def show_refusal(request: HttpRequest, refusal: FairwayError) -> HttpResponseBas
     if isinstance(refusal, SignInNeeded):
         return _to_sign_in(request)
     response = error_page(request, refusal.status, refusal.sentence, code=refusal.code, facts=refusal.facts)
-    if isinstance(refusal, Unavailable):
+    if refusal.retry_after_s is not None:
         response.headers["Retry-After"] = str(refusal.retry_after_s)
     return response
 

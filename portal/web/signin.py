@@ -18,10 +18,11 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from portal.access import Policy, policy
-from portal.errors import FairwayError, Invalid, NotThere
+from portal.errors import FairwayError, Invalid, NotThere, TooBusy
 from portal.models import User
 from portal.models.public_id import slug_validator
 from portal.services import people
+from portal.services.password_hasher import hashing
 from portal.services.sessions import begin_session
 from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, give_back, sender, take
 from portal.web.words import duration
@@ -56,24 +57,30 @@ def sign_in(request: HttpRequest) -> HttpResponse:
     if request.user.is_authenticated:
         return redirect(target)
     form = SignInForm(request.POST if request.method == "POST" else None)
-    wrong, wait_s = "", 0.0
+    wrong, wait_s, retry_after_s = "", 0.0, None
     if form.is_bound and form.is_valid():
         name, password = form.cleaned_data["username"], form.cleaned_data["password"]
-        user, wait_s = _try(request, name, password)
+        wrong = "That name and password do not match."
+        try:
+            user, wait_s = _try(request, name, password)
+        except TooBusy as busy:
+            user, wrong, retry_after_s = None, busy.sentence, busy.retry_after_s
         if user is not None:
             let_in(request, user)
             answer: HttpResponse = redirect(target)
             _remember(answer, name)
             return answer
-        wrong = "That name and password do not match."
         if wait_s:
             wrong = f"Too many tries. Wait {duration(wait_s + 1)}, then try again."
+            retry_after_s = math.ceil(wait_s)
     elif form.is_bound:
         wrong = "Type your username and your password."
     context = {"form": form, "wrong": wrong, "next": target}
-    answer = render(request, "door/sign_in.html", context, status=429 if wait_s else 403 if wrong else 200)
-    if wait_s:
-        answer["Retry-After"] = str(math.ceil(wait_s))
+    answer = render(
+        request, "door/sign_in.html", context, status=429 if retry_after_s else 403 if wrong else 200
+    )
+    if retry_after_s:
+        answer["Retry-After"] = str(retry_after_s)
     return answer
 
 
@@ -82,7 +89,7 @@ def _try(request: HttpRequest, username: str, password: str) -> tuple[User | Non
 
     Tries are counted before the password is looked at, so that many at once gain nothing, and a good one
     is given back. A browser that was let in under this name before has a count of its own: nobody else's
-    guessing, from elsewhere or from behind the same address, locks a person out of their own.
+    guessing, from elsewhere or from behind the same address, locks a person out of their own. Raises TooBusy.
     """
     name, address = username[:63].lower(), request.META.get("REMOTE_ADDR", "")
     if _is_known(request, name):
@@ -94,7 +101,13 @@ def _try(request: HttpRequest, username: str, password: str) -> tuple[User | Non
     if wait_s:
         log.warning("sign-in paused for %s from %s", _loggable(name), address)
         return None, wait_s
-    user = authenticate(request, username=username, password=password)
+    try:
+        with hashing():
+            user = authenticate(request, username=username, password=password)
+    except TooBusy:
+        for rate, who in counts:  # the password was not looked at
+            give_back(rate, who)
+        raise
     if not isinstance(user, User):
         log.warning("sign-in refused for %s from %s", _loggable(name), address)
         return None, 0.0
@@ -221,6 +234,8 @@ def invitation(request: HttpRequest) -> HttpResponse:
             )
         except Invalid as wrong:
             take_errors(form, wrong)
+        except TooBusy:
+            raise  # a page of its own with Retry-After; the invitation stays open
         except FairwayError as refusal:
             form.add_error(None, refusal.sentence)
         else:

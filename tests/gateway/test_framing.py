@@ -158,3 +158,34 @@ def test_hosts():
     assert addressed("ws-abc.apps.example.org", "apps.example.org").workspace == "abc"
     assert addressed("ws-abc.localhost.evil.example", "localhost") is None
     assert addressed("[::1]:8000", "localhost") is None
+
+
+def test_trailers_of_a_request_are_no_headers(stand, workspace, cookie):
+    head = (
+        f"POST /x HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+        "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    )
+    trailers = b"X-Injected: 1\r\nHost: other\r\nOrigin: http://evil.example\r\n\r\n"
+    answer = _send(stand, head.encode() + b"2\r\nok\r\n0\r\n" + trailers)
+    assert b"HTTP/1.1 200" in answer, answer[:200]
+    assert not {"x-injected", "origin"} & set(stand.tool.headers())
+
+
+@pytest.mark.parametrize("where", ["one trailer", "many trailers", "chunk extension"])
+def test_endless_framing_of_a_request_is_cut(stand, workspace, cookie, where):
+    head = (
+        f"POST /upload HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n"
+    )
+    endless = {
+        "one trailer": b"0\r\nX-A: " + b"a" * 600_000,
+        "many trailers": b"0\r\n" + b"X-A: a\r\n" * 100_000,
+        "chunk extension": b"2;x=" + b"a" * 600_000,
+    }
+    with socket.create_connection(("127.0.0.1", stand.port), timeout=5) as wire:
+        try:
+            wire.sendall(head.encode() + endless[where])
+            assert b"HTTP/1.1 2" not in wire.recv(65_536)
+            assert wire.recv(65_536) == b"", "the connection is closed"
+        except (ConnectionResetError, BrokenPipeError):
+            pass

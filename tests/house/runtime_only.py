@@ -63,9 +63,7 @@ def main() -> None:
     ):
         importlib.import_module(name)
     for name in ("collect", "prepare", "backup", "restore", "node_setup", "migrate"):
-        importlib.import_module("django.core.management").load_command_class(
-            "django.core" if name == "migrate" else "portal", name
-        )
+        importlib.import_module("django.core.management").load_command_class("portal", name)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import redis
 import yaml
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+from portal.standalone.binaries import find_valkey
 
 ROOT = Path(__file__).parent.parent.parent
 SETTINGS = {
     "FAIRWAY_HOST": "portal.example.org",
     "FAIRWAY_APPS_DOMAIN": "apps.example.net",
     "POSTGRES_PASSWORD": "only-here",
+    "DATABASE_PASSWORD": "onlyhere",
+    "VALKEY_PASSWORD": "onlyhere",
 }
 PROCESSES = {
     "web",
@@ -90,6 +97,54 @@ def test_servers_are_not_reachable_from_outside(services: dict[str, Any]) -> Non
     networks = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"]
     assert networks["inside"]["internal"] is True
     assert services["postgres"]["networks"] == services["valkey"]["networks"] == ["inside"]
+
+
+def test_only_init_knows_the_owner_of_the_tables(services: dict[str, Any]) -> None:
+    services_url = "postgres://fairway_app:${DATABASE_PASSWORD:?set it in .env}@postgres:5432/fairway"
+    for name in PROCESSES | {"init"}:
+        assert services[name]["environment"]["DATABASE_URL"] == services_url, name
+    knowing = {name for name, service in services.items() if "POSTGRES_PASSWORD" in str(service)}
+    assert knowing == {"init", "postgres"}
+
+
+def test_valkey_has_a_password_that_no_argument_shows(services: dict[str, Any]) -> None:
+    password = "${VALKEY_PASSWORD:?set it in .env}"
+    assert services["valkey"]["environment"]["VALKEY_PASSWORD"] == password
+    assert "VALKEY_PASSWORD:" not in str(services["valkey"]["command"]), (
+        "only the shell in the container fills it in"
+    )
+    for name in PROCESSES | {"init"}:
+        assert services[name]["environment"]["REDIS_URL"] == f"redis://:{password}@valkey:6379/0", name
+
+
+def test_valkey_as_composed_answers_nobody_without_the_password(
+    services: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "valkey-server").symlink_to(find_valkey().program)
+    port = free_port()
+    *shell, script = services["valkey"]["command"]
+    script = (
+        script.replace("$$", "$").replace("/data/", f"{tmp_path}/").replace("--save", f"--port {port} --save")
+    )
+    process = subprocess.Popen(
+        [*shell, f"cd {tmp_path} && {script}"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "VALKEY_PASSWORD": "onlyhere"},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        retry = Retry(ConstantBackoff(0.1), 100, supported_errors=(redis.ConnectionError,))
+        with redis.Redis(port=port, password="onlyhere", retry=retry) as known:
+            assert known.ping()
+        for wrong in (None, "guess"):
+            once = Retry(ConstantBackoff(0), 0)
+            stranger = redis.Redis(port=port, password=wrong, retry=once)
+            with stranger, pytest.raises(redis.AuthenticationError):
+                stranger.ping()
+        assert b"onlyhere" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        assert (tmp_path / "password.conf").stat().st_mode & 0o077 == 0
+    finally:
+        process.terminate()
+        process.wait(10)
 
 
 def test_the_image_installs_by_hash_and_drops_root() -> None:

@@ -16,8 +16,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from portal.config.places import OWNER_ROLE, SERVICES_ROLE, sockets_dir
 from tests.house.waiting import alive, eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -94,6 +96,11 @@ class Up:
             connection.close()
 
 
+def as_owner(data: Path) -> psycopg.Connection:
+    """A connection to the PostgreSQL of the data folder as the owner of its tables."""
+    return psycopg.connect(host=str(sockets_dir(data)), user=OWNER_ROLE, dbname="fairway", autocommit=True)
+
+
 def left_in(data: Path) -> list[str]:
     """Processes whose environment or command line names the data folder."""
     found = []
@@ -159,6 +166,13 @@ def test_up_answers_keeps_its_keys_apart_outlives_kills_and_leaves_nothing_behin
     ]
     assert [line.split()[3] for line in listeners] in ([], [f"127.0.0.1:{up.port}"])
 
+    with as_owner(data) as owner:
+        users = owner.execute(
+            "SELECT DISTINCT usename FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        ).fetchall()
+        assert users == [(SERVICES_ROLE,)], "no process is the owner of the tables"
+
     second = start()
     assert second.wait_end() == 1
     assert re.search(
@@ -182,6 +196,10 @@ def test_up_answers_keeps_its_keys_apart_outlives_kills_and_leaves_nothing_behin
 
     secret = (data / "secret_key").read_bytes()
     cluster = (data / "keys" / "control_ed25519.pub").read_bytes()
+    with as_owner(data) as owner:
+        # like a data folder that was made before there were two roles
+        owner.execute(f"DROP OWNED BY {SERVICES_ROLE}")
+        owner.execute(f"DROP ROLE {SERVICES_ROLE}")
     up.process.kill()  # the supervisor; what it started lives on
     up.process.wait()
     again = start("--demo")

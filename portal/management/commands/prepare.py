@@ -9,6 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from portal.config import places
+from portal.database.owner import one_role_warning
 from portal.errors import FairwayError
 from portal.services.firstrun import ensure_first_run
 from portal.standalone.address import sign_in_link
@@ -32,6 +33,8 @@ class Command(BaseCommand):
             code = ensure_first_run(local_node=False, simulated_gpus=False, demo=False)
         except (StartError, FairwayError) as trouble:
             raise CommandError(str(trouble)) from trouble
+        for warning in filter(None, (settings.SAME_SITE_WARNING, one_role_warning())):
+            self.stderr.write(self.style.WARNING(warning))
         if code:
             self.stdout.write(
                 f"Sign in once, with this link:\n\n    {sign_in_link(settings.PORTAL_URL, code)}\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.keys import PURPOSES, make_keys, public_line
+from portal.config import places
 from portal.standalone.account import service_account
 from portal.standalone.folder import DataFolder
 from portal.standalone.launching import launched
@@ -94,7 +95,7 @@ def servers(root: Path) -> Iterator[tuple[Server, Server]]:
     folder.prepare()
     postgres, valkey = Server(folder, "postgres"), Server(folder, "valkey")
     os.environ |= {
-        "DATABASE_URL": folder.database_url,
+        "DATABASE_URL": places.database_url(root, places.OWNER_ROLE),
         "REDIS_URL": folder.redis_url,
         "FAIRWAY_DATA_DIR": str(root / "data"),
     }

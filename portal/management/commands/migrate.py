@@ -1,0 +1,19 @@
+"""`manage.py migrate`: Django's, as the owner of the tables; the services' role then gets the use of new ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.commands import migrate
+
+from portal.database.owner import as_owner, grant_to_services
+
+
+class Command(migrate.Command):
+    """Brings the tables up to date."""
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        with as_owner():
+            super().handle(*args, **options)
+            if not options["plan"] and not options["check_unapplied"]:
+                grant_to_services()

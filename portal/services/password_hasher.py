@@ -1,0 +1,54 @@
+"""Hashes passwords with argon2id, a few at a time in each process, so that sign-ins cannot use up memory or cores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from django.contrib.auth.hashers import Argon2PasswordHasher
+
+from portal.errors import TooBusy
+
+HASHES_AT_ONCE = 2
+SLOT_WITHIN_S = 0.25
+"""About ten hashes; whoever gets no slot by then is refused instead of queued."""
+
+# Threads of their own: malloc keeps what a thread frees, and each request has a new thread.
+_threads = ThreadPoolExecutor(HASHES_AT_ONCE, thread_name_prefix="hashing")
+_slots = threading.BoundedSemaphore(HASHES_AT_ONCE)
+_mine = threading.local()
+
+
+@contextmanager
+def hashing() -> Iterator[None]:
+    """One of the process's slots for hashing. A thread that holds one already keeps it.
+
+    Raises TooBusy when all slots stay in use.
+    """
+    if getattr(_mine, "held", False):
+        yield
+        return
+    if not _slots.acquire(timeout=SLOT_WITHIN_S):
+        raise TooBusy("Many people are signing in at this moment. Try again in a second.")
+    _mine.held = True
+    try:
+        yield
+    finally:
+        _mine.held = False
+        _slots.release()
+
+
+class BoundedArgon2(Argon2PasswordHasher):
+    """argon2id with OWASP's parameters for 19 MiB; hashes of other parameters are replaced at the next sign-in."""
+
+    time_cost, memory_cost, parallelism = 2, 19_456, 1
+
+    def encode(self, password: str, salt: str) -> str:
+        with hashing():
+            return str(_threads.submit(super().encode, password, salt).result())
+
+    def verify(self, password: str, encoded: str) -> bool:
+        with hashing():
+            return bool(_threads.submit(super().verify, password, encoded).result())

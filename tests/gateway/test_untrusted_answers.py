@@ -1,0 +1,204 @@
+"""A tool cannot clear, stuff or name cookies beyond its host, hide headers in trailers, or redirect to loopback."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from portal.gateway.cookies import (
+    COOKIE_BYTES,
+    COOKIE_BYTES_PER_HOST,
+    COOKIES_PER_HOST,
+    ToolCookies,
+    read_cookie,
+    to_portal,
+    to_tool,
+)
+from portal.gateway.locations import reachable_address
+from portal.services.workspaces import do_open_workspace
+from tests.gateway.stand import running_workspace
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
+
+
+@pytest.fixture
+def answering(stand, owner, session) -> Iterator[Callable[..., httpx.Response]]:
+    """Opens a workspace whose server sends these very bytes, and gives what the browser gets."""
+    servers: list[socket.socket] = []
+
+    def serve(listener: socket.socket, raw: bytes, seen: list[bytes]) -> None:
+        while True:
+            try:
+                wire, _ = listener.accept()
+            except OSError:
+                return
+            with wire:
+                seen.append(wire.recv(65_536))
+                wire.sendall(raw)
+
+    def answer(raw: bytes, cookies: str = "") -> httpx.Response:
+        listener = socket.create_server(("127.77.0.1", 0))
+        servers.append(listener)
+        seen: list[bytes] = []
+        port = listener.getsockname()[1]
+        raw = raw.replace(b"{port}", str(port).encode())
+        threading.Thread(target=serve, args=(listener, raw, seen), daemon=True).start()
+        workspace = running_workspace(owner, port=port)
+        _, ticket = do_open_workspace(owner, workspace, session)
+        own = stand.enter(workspace, ticket).headers["set-cookie"].partition(";")[0]
+        with stand.browser(workspace) as browser:
+            got = browser.get("/", headers={"Cookie": own + cookies})
+        got.extensions["request_at_tool"] = seen[0] if seen else b""
+        return got
+
+    yield answer
+    for listener in servers:
+        listener.close()
+
+
+def test_tool_sends_clear_site_data_browser_does_not_get_it(answering):
+    got = answering(OK + b'Clear-Site-Data: "cookies", "storage"\r\nClear-site-data: *\r\n\r\nok')
+    assert got.status_code == 200
+    assert "clear-site-data" not in got.headers
+
+
+def test_tool_sets_nameless_cookies_browser_gets_the_named_one(answering):
+    got = answering(
+        OK
+        + b"Set-Cookie: =__Host-fairway_session=stolen; Path=/\r\n"
+        + b"Set-Cookie:  = fairway_csrf=x\r\n"
+        + b"Set-Cookie: justavalue; Path=/\r\n"
+        + b"Set-Cookie: ;\r\n"
+        + b"Set-Cookie: theme=dark; Path=/; domain=localhost\r\n\r\nok"
+    )
+    assert got.headers.get_list("set-cookie") == ["theme=dark; Path=/"]
+
+
+def test_tool_sets_more_cookies_than_a_host_may_have_rest_is_dropped(answering):
+    many = b"".join(b"Set-Cookie: c%d=1\r\n" % number for number in range(COOKIES_PER_HOST + 30))
+    assert len(answering(OK + many + b"\r\nok").headers.get_list("set-cookie")) == COOKIES_PER_HOST
+    large = b"".join(b"Set-Cookie: c%d=%b\r\n" % (number, b"x" * 3000) for number in range(9))
+    assert len(answering(OK + large + b"\r\nok").headers.get_list("set-cookie")) == 2
+
+
+def test_cookies_already_in_the_browser_count_against_the_bound(answering):
+    sent = "".join(f"; c{number}=1" for number in range(COOKIES_PER_HOST - 1))
+    raw = OK + b"Set-Cookie: c0=2\r\nSet-Cookie: first=1\r\nSet-Cookie: second=1\r\n\r\nok"
+    assert answering(raw, cookies=sent).headers.get_list("set-cookie") == ["c0=2", "first=1"]
+
+
+def test_browser_sends_too_many_cookies_tool_gets_those_within_the_bound(answering):
+    sent = "; nameless; =empty" + "".join(f"; c{number}={'x' * 300}" for number in range(150))
+    got = answering(OK + b"\r\nok", cookies=sent)
+    assert got.status_code == 200, "the workspace stays reachable"
+    line = next(
+        each for each in got.extensions["request_at_tool"].split(b"\r\n") if each.startswith(b"cookie: ")
+    )
+    assert len(line) < COOKIE_BYTES_PER_HOST + 200
+    assert line.startswith(b"cookie: c0=x")
+
+
+def test_portal_gets_its_own_cookies_only(stand):
+    junk = "".join(f"junk{number}={'x' * 500}; " for number in range(100))
+    with stand.browser() as browser:
+        sent = {"Cookie": f"nameless; {junk}fairway_session=abc; =x; __Host-fairway_csrf=d"}
+        seen = dict(browser.get("/jobs/", headers=sent).json()["headers"])
+    assert seen["cookie"] == "fairway_session=abc; __Host-fairway_csrf=d"
+
+
+def test_trailers_of_an_answer_are_no_headers(answering):
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n"
+    got = answering(chunked + b"X-Injected: 1\r\nSet-Cookie: fairway_session=x\r\nLocation: /away\r\n\r\n")
+    assert got.text == "ok"
+    assert not {"x-injected", "set-cookie", "location"} & set(got.headers)
+
+
+@pytest.mark.parametrize("where", ["one trailer", "many trailers", "chunk extension"])
+def test_endless_framing_of_an_answer_is_cut(answering, where):
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n"
+    endless = {
+        "one trailer": b"0\r\nX-A: " + b"a" * 600_000 + b"\r\n\r\n",
+        "many trailers": b"0\r\n" + b"X-A: a\r\n" * 100_000 + b"\r\n",
+        "chunk extension": b"2;x=" + b"a" * 600_000 + b"\r\nok\r\n0\r\n\r\n",
+    }
+    with pytest.raises(httpx.RemoteProtocolError):
+        answering(chunked + endless[where])
+
+
+REDIRECT = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: "
+
+
+def test_redirect_to_the_tools_own_loopback_port_stays_in_the_workspace(answering):
+    for origin in (b"http://127.77.0.1:{port}", b"http://127.0.0.1:8888", b"http://localhost:8888"):
+        got = answering(REDIRECT + origin + b"/lab?reset=1#top\r\n\r\n")
+        assert (got.status_code, got.headers["location"]) == (302, "/lab?reset=1#top")
+
+
+def test_redirect_to_another_loopback_port_has_no_address(answering):
+    got = answering(REDIRECT + b"http://127.0.0.1:631/admin\r\nRefresh: 0; url=http://[::1]:22/\r\n\r\n")
+    assert got.status_code == 302
+    assert "location" not in got.headers
+    assert "refresh" not in got.headers
+
+
+PORTS = {8888, 31000}
+
+
+@pytest.mark.parametrize(
+    ("address", "reaches"),
+    [
+        ("/lab", "/lab"),
+        ("lab?x=http://127.0.0.1:1/", "lab?x=http://127.0.0.1:1/"),
+        ("https://example.org/x", "https://example.org/x"),
+        ("http://ws-abc.localhost:8000/lab", "http://ws-abc.localhost:8000/lab"),
+        ("http://10.0.0.5:8888/", "http://10.0.0.5:8888/"),
+        ("http://127.0.0.1:8888", "/"),
+        ("http://127.0.0.1:8888?a=1", "/?a=1"),
+        ("http://user:word@LOCALHOST.:31000/a/b", "/a/b"),
+        ("ws://127.77.0.1:31000/socket", "/socket"),
+        ("http://127.0.0.1:8888//evil.example/", "/evil.example/"),
+        ("http://0.0.0.0:8888/x", "/x"),
+        ("http://[::1]:8888/x", "/x"),
+        ("http://[::ffff:127.0.0.1]:8888/x", "/x"),
+        ("//127.0.0.1/x", None),
+        ("http://127.0.0.1/", None),
+        ("http://127.0.0.1:22/", None),
+        ("http://localhost", None),
+        ("HTTP:\\\\127.0.0.1:631\\admin", None),
+        ("http:127.0.0.1:631/", None),
+        ("ht\ttp://127.0.0\n.1:631/", None),
+        ("http://127.1:631/", None),
+        ("http://2130706433:631/", None),
+        ("http://0x7f000001:631/", None),
+        ("http://127%2E0.0.1:631/", None),
+        ("http://[::1]/", None),
+        ("http://127.0.0.1:99999999/", None),
+        ("http://127.0.0.1:x/", None),
+        ("5; url=/lab", "5; url=/lab"),
+        ("5", "5"),
+        ("0;URL='http://localhost:8888/lab'", "0;URL=/lab"),
+        ("0; http://localhost:22/", None),
+    ],
+)
+def test_addresses_that_reach_the_browser(address, reaches):
+    found = reachable_address(address.encode("latin-1"), PORTS)
+    assert (found.decode("latin-1") if found is not None else None) == reaches
+
+
+def test_cookie_rules():
+    sent = [(b"cookie", b"a=1; =x; y; fairway_session=s"), (b"cookie", b" b = 2 "), (b"accept", b"*/*")]
+    assert to_tool(sent) == [(b"accept", b"*/*"), (b"cookie", b"a=1; b = 2")]
+    assert to_portal(sent) == [(b"accept", b"*/*"), (b"cookie", b"fairway_session=s")]
+    assert to_tool([(b"cookie", b"y; fairway_x=1")]) == to_portal([(b"cookie", b"y; z=1")]) == []
+    assert read_cookie(sent, b"fairway_session") == "s"
+    assert read_cookie(sent, b"") == ""
+    full = [(b"cookie", b"big=" + b"x" * COOKIE_BYTES_PER_HOST)]
+    cookies = ToolCookies(full)
+    assert cookies.accept(b"new=1") is None
+    assert cookies.accept(b"big=; Max-Age=0; Domain=example.org") == b"big=; Max-Age=0", "it can be removed"
+    assert cookies.accept(b"new=1") == b"new=1"
+    assert cookies.accept(b"long=" + b"x" * COOKIE_BYTES) is None
