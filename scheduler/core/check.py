@@ -15,6 +15,7 @@ from scheduler.core.cluster import (
     Ask,
     GpuRow,
     GpuUuid,
+    JobId,
     Near,
     NodeId,
     NodeRow,
@@ -57,6 +58,7 @@ class RowKind(StrEnum):
     QUOTA = "quota"
     USAGE = "usage"
     RESERVATION = "reservation"
+    ENVIRONMENT = "environment"
     RUNNING = "running"
     PENDING = "pending"
 
@@ -68,6 +70,8 @@ class Fault(NamedTuple):
     row: str
     field: str
     message: str
+    jobs: tuple[JobId, ...] = ()
+    """Waiting jobs that depend on the row, where the snapshot does not say so."""
 
 
 def check_snapshot(snapshot: Snapshot, checked: Mapping[int, object] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The sentences about rows of a snapshot that are isolated: for administrators, and for the jobs that wait for them."""
+"""Messages about invalid rows of a snapshot: for administrators, and for the jobs that wait because of them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def names_of(snapshot: Snapshot) -> Names:
 
 def message_for_admins(fault: Fault, names: Names) -> str:
     """Return a sentence that names the row and the value that is wrong in it."""
+    if fault.kind is RowKind.ENVIRONMENT:
+        return f"The environment {fault.message}."
     return f"{_named(fault, names)} has an invalid value: {_what(fault)}."
 
 

@@ -15,7 +15,6 @@ from scheduler.core.cluster import (
     JobId,
     NodeId,
     NodeRow,
-    PendingRow,
     PoolId,
     ProjectId,
     QuotaRow,
@@ -85,6 +84,7 @@ class _Isolation:
             RowKind.PROJECT: self._projects,
             RowKind.QUOTA: self._quotas,
             RowKind.USAGE: self._usage,
+            RowKind.ENVIRONMENT: self._environments,
             RowKind.RESERVATION: self._reservations,
             RowKind.RUNNING: self._running,
             RowKind.PENDING: self._pending,
@@ -181,6 +181,9 @@ class _Isolation:
 
     def _usage(self, wrong: Mapping[str, Fault]) -> None:
         self._change(usage=tuple(row for row in self.snapshot.usage if usage_id(row) not in wrong))
+
+    def _environments(self, wrong: Mapping[str, Fault]) -> None:
+        self.jobs |= {job: fault for fault in wrong.values() for job in fault.jobs}
 
     def _reservations(self, wrong: Mapping[str, Fault]) -> None:
         for row in self.snapshot.reservations:
@@ -317,7 +320,7 @@ def _closed(node: NodeRow) -> NodeRow:
 
 
 def _within(running: Iterable[RunningRow], full: Collection[GpuUuid]) -> tuple[RunningRow, ...]:
-    """The running jobs with no more of each GPU in ``full`` than there is of it, those that come first before others."""
+    """The running jobs with no more of each GPU in ``full`` than there is; those that come first keep theirs."""
     left = dict.fromkeys(full, WHOLE_MILLI)
     found = []
     for row in running:

@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 
 from portal.words.reasons import VerdictCode
 from scheduler.core.check import RowKind, SnapshotError, check_plan, check_snapshot, find_faults
-from scheduler.core.cluster import GpuShare, GpuUuid, Near, NodeId, PoolId, PoolRow, ReservationRow, Snapshot
-from scheduler.core.cluster import TopologyRow, UsageRow, UserId
+from scheduler.core.cluster import (
+    GpuShare,
+    GpuUuid,
+    Near,
+    NodeId,
+    PoolId,
+    PoolRow,
+    ReservationRow,
+    Snapshot,
+    TopologyRow,
+    UsageRow,
+    UserId,
+)
 from scheduler.core.decide import decide
 from scheduler.core.isolate import isolate
 from scheduler.core.policy import Policy
@@ -32,7 +43,11 @@ def world(**changes: Any) -> Snapshot:
         [project("vision"), project("sub", "vision"), project("nlp")],
         [quota("vision", 2), quota("nlp", 2, pool=OTHER)],
         running=HELD,
-        pending=[waits("related", "vision"), waits("below", "sub"), waits("unrelated", "nlp", pools=(OTHER,))],
+        pending=[
+            waits("related", "vision"),
+            waits("below", "sub"),
+            waits("unrelated", "nlp", pools=(OTHER,)),
+        ],
         usage=[UsageRow(project("vision").id, PoolId("main"), UserId("ada"), 60.0)],
         pools=[PoolRow(PoolId("main"), "main"), PoolRow(OTHER, "other")],
     )
@@ -111,7 +126,9 @@ CORRUPTED: list[tuple[str, RowKind, str, Snapshot]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "row", "snapshot"), [each[1:] for each in CORRUPTED], ids=[e[0] for e in CORRUPTED])
+@pytest.mark.parametrize(
+    ("kind", "row", "snapshot"), [each[1:] for each in CORRUPTED], ids=[e[0] for e in CORRUPTED]
+)
 def test_unrelated_job_starts_and_invalid_row_is_named(kind: RowKind, row: str, snapshot: Snapshot) -> None:
     with pytest.raises(SnapshotError):
         check_snapshot(snapshot)
@@ -121,7 +138,9 @@ def test_unrelated_job_starts_and_invalid_row_is_named(kind: RowKind, row: str, 
     check_plan(found.snapshot, plan)
     assert "unrelated" in started(plan)
     assert not plan.evictions
-    told = [verdict.job for verdict in (*plan.verdicts, *found.verdicts)] + [start.job for start in plan.starts]
+    told = [verdict.job for verdict in (*plan.verdicts, *found.verdicts)] + [
+        start.job for start in plan.starts
+    ]
     assert sorted(told) == sorted({job.job for job in snapshot.pending})  # one verdict each
     if kind in (RowKind.NODE, RowKind.RUNNING, RowKind.POOL, RowKind.RESERVATION):
         assert {task.node for start in plan.starts for task in start.tasks} == {"good"}
@@ -227,12 +246,16 @@ def _corrupt(draw: st.DrawFn, table: str, row: Any, snapshot: Snapshot) -> Any:
                 changes = draw(st.sampled_from([{"used_milli": 1700}, {"used_milli": 0, "whole": True},
                                                 {"memory_mib": number}, {"uuid": GpuUuid("n0-gpu0")}]))  # fmt: skip
                 return replace(row, gpus=(replace(gpu, **changes), *row.gpus[1:]))
-            return replace(row, **{draw(st.sampled_from(["cpu_milli", "memory_mib", "cpu_used_milli"])): number})
+            return replace(
+                row, **{draw(st.sampled_from(["cpu_milli", "memory_mib", "cpu_used_milli"])): number}
+            )
         case "projects":
             return replace(row, **draw(st.sampled_from([
                 {"parent": snapshot.projects[-1].id}, {"parent": "gone"}, {"created_s": number}])))  # fmt: skip
         case "quotas":
-            return replace(row, **{draw(st.sampled_from(["weight", "guaranteed_milli", "limit_milli"])): number})
+            return replace(
+                row, **{draw(st.sampled_from(["weight", "guaranteed_milli", "limit_milli"])): number}
+            )
         case "usage":
             return replace(row, gpu_seconds=number)
         case "running":
@@ -259,7 +282,9 @@ def test_any_corrupted_snapshot_is_decided_without_using_what_is_invalid(snapsho
     check_snapshot(found.snapshot)
     plan = decide(found.snapshot, POLICY)
     check_plan(found.snapshot, plan)
-    told = [verdict.job for verdict in (*plan.verdicts, *found.verdicts)] + [start.job for start in plan.starts]
+    told = [verdict.job for verdict in (*plan.verdicts, *found.verdicts)] + [
+        start.job for start in plan.starts
+    ]
     assert sorted(told) == sorted({job.job for job in snapshot.pending})
     closed = {fault.row for fault in faults if fault.kind is RowKind.NODE}
     wrong = {fault.row for fault in faults if fault.kind is RowKind.RUNNING}
