@@ -18,6 +18,7 @@ from portal.models import (
 )
 from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobKind, JobState
 from scheduler.album import Built, Known, marks_of
+from scheduler.core.check import MOST_TASKS
 from scheduler.core.cluster import (
     WHOLE_MILLI,
     GpuShare,
@@ -184,7 +185,7 @@ def _growth(row: dict[str, Any], tasks: Sequence[_Rank]) -> tuple[int | None, tu
     if ends or any(task.state == AttemptState.COMPLETED.value for task in tasks):
         return None, ()
     missing = row["job__tasks"] - sum(not task.gone for task in tasks)
-    if row["failed_tasks"] >= row["job__max_attempts"]:
+    if row["failed_tasks"] >= row["job__max_attempts"] or missing > MOST_TASKS:
         missing = 0
     first = 1 + max((task.rank for task in tasks), default=-1)
     return row["job__min_tasks"], tuple(range(first, first + missing))

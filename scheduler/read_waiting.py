@@ -124,6 +124,9 @@ def read_rows(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]
         "environment_id",
         "launcher",
         "volumes",
+        "secrets",
+        "owner_id",
+        "project_id",
     ):
         yield row["id"], dict(row)
 

@@ -38,6 +38,7 @@ from scheduler.read_cluster import (
     read_usage,
 )
 from scheduler.read_growing import Source, read_growing
+from scheduler.read_rights import permitted, read_denied, verdict_of
 from scheduler.read_running import Holding, read_holdings, read_homes, read_kept, read_running
 from scheduler.read_waiting import read_waiting
 from scheduler.unfit import Unfit, read_unfit
@@ -119,6 +120,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             pending = apart(pending, sides_of(rows), list(rows), guests, album.pending_apart)
         growing = read_growing(held, unfit, album.growing)
         kept = read_kept()
+        denied = read_denied(rows, [job.job for job in growing])
     faults += _unreadable(RowKind.NODE, "nodes", album.nodes, nodes, "id")
     faults += _unreadable(RowKind.RUNNING, "running", album.running, running, "job")
     faults += _unreadable(RowKind.PENDING, "pending", album.pending, pending, "job")
@@ -135,7 +137,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             quotas=quotas,
             usage=usage,
             running=running,
-            pending=(*pending, *growing),
+            pending=permitted(pending, growing, denied),
             topologies=topologies,
             reservations=reservations,
         ),
@@ -147,6 +149,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         homes=homes,
         kept=kept,
         faults=tuple(faults),
+        left_out=tuple(map(verdict_of, denied.items())),
     )
 
 

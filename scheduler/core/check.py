@@ -39,6 +39,11 @@ from scheduler.core.tree import INNER, Tree
 Row = TypeVar("Row")
 
 
+MOST_TASKS = 10_000
+MOST_GPUS_PER_TASK = 1_000
+"""A decision makes an object for each task: a request beyond these would take all of its time and memory."""
+
+
 class SnapshotError(ValueError):
     """A photograph nobody can decide on; ``field`` names the place, as in ``nodes[n1].cpu_milli``."""
 
@@ -343,9 +348,13 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
     for pool in _unique(f"{at}.pools", row.pools):
         _known(f"{at}.pools", pool, pools)
     _at_least(f"{at}.tasks", row.tasks, 1)
+    if row.tasks > MOST_TASKS:
+        raise SnapshotError(f"{at}.tasks", f"{row.tasks} is above {MOST_TASKS}")
     if row.min_tasks is not None and not row.ranks and not 1 <= row.min_tasks <= row.tasks:
         raise SnapshotError(f"{at}.min_tasks", f"{row.min_tasks} is outside 1 to {row.tasks}")
     _at_least(f"{at}.gpus_per_task", row.gpus_per_task, 0)
+    if row.gpus_per_task > MOST_GPUS_PER_TASK:
+        raise SnapshotError(f"{at}.gpus_per_task", f"{row.gpus_per_task} is above {MOST_GPUS_PER_TASK}")
     _at_least(f"{at}.cpu_milli", row.cpu_milli, 0)
     _at_least(f"{at}.memory_mib", row.memory_mib, 0)
     if not 1 <= row.milli_per_gpu <= WHOLE_MILLI:

@@ -99,6 +99,8 @@ CORRUPTED: list[tuple[str, RowKind, str, Snapshot]] = [
     ("running and pending", RowKind.PENDING, "held", world(pending=(*SOUND.pending, waits("held", "vision")))),
     ("pending twice", RowKind.PENDING, "related", world(pending=(SOUND.pending[0], *SOUND.pending))),
     ("pending tasks", RowKind.PENDING, "related", with_pending(tasks=0)),
+    ("pending task count", RowKind.PENDING, "related", with_pending(tasks=2**31 - 1)),
+    ("pending gpu count", RowKind.PENDING, "related", with_pending(gpus_per_task=2**31 - 1)),
     ("pending minimum", RowKind.PENDING, "related", with_pending(tasks=2, min_tasks=3)),
     ("pending milli", RowKind.PENDING, "related", with_pending(milli_per_gpu=0)),
     ("pending submit time", RowKind.PENDING, "related", with_pending(submitted_s=math.inf)),

@@ -183,6 +183,8 @@ CASES = [
     ("ledger", "usage", {"milli": "-5000"}),
     ("reservation", "reservation", {"during": "[2020-01-01, infinity)"}),
     ("pending", "pending", {"tasks": "0"}),
+    ("pending", "pending", {"tasks": "2147483647"}),
+    ("pending", "pending", {"gpus_per_task": "2147483647"}),
     ("pending", "pending", {"milli_per_gpu": "4000"}),
     ("pending", "pending", {"tasks": "3", "min_tasks": "0"}),
     ("pending", "pending", {"near": '"rack"'}),
@@ -280,6 +282,7 @@ def every_corruption(world: World) -> list[tuple[str, dict[str, str]]]:
     return found
 
 
+@pytest.mark.timeout(900)
 def test_no_value_of_any_column_stops_the_others(no_checks: None, request: pytest.FixtureRequest) -> None:
     world = World()
     cases = every_corruption(world)
