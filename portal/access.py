@@ -23,6 +23,7 @@ from portal.models import (
     Extension,
     Gpu,
     GpuAlarm,
+    InvalidRow,
     Job,
     Membership,
     Node,
@@ -164,7 +165,7 @@ def can(person: Person, verb: Verb, thing: Any) -> bool:
             return person.is_admin if verb is Verb.CHANGE else can(person, Verb.SEE, thing.project)
         case Extension():
             return _can_extension(person, verb, thing)
-        case UnknownContainer() | GpuAlarm():
+        case UnknownContainer() | GpuAlarm() | InvalidRow():
             return person.is_admin
         case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment() | Template():
             return person.is_admin or verb is Verb.SEE

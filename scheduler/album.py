@@ -7,7 +7,7 @@ nothing is missed and nothing has to be told; what is kept may be lost or droppe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, LiteralString, TypeVar
 
 from django.db import connection
@@ -18,6 +18,9 @@ BLOCK = 256
 """Row numbers to a block of marks."""
 
 Fetch = Callable[[Sequence[int] | None], Iterable[tuple[int, Value]]]
+
+INVALID_DATA = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What code raises that meets a value which cannot be, such as a list where a JSON column should hold an object."""
 
 
 class Known(Generic[Value]):
@@ -77,11 +80,21 @@ class Built(Generic[Source, Value]):
     def __init__(self) -> None:
         self._made: dict[int, tuple[Source, Value]] = {}
         self._context: object = None
+        self.invalid: dict[int, str] = {}
+        """What is wrong with the rows that ``make`` could not read, by number."""
 
     def of(
-        self, rows: Mapping[int, Source], context: object, make: Callable[[int, Source], Value]
+        self,
+        rows: Mapping[int, Source],
+        context: object,
+        make: Callable[[int, Source], Value],
+        without: Callable[[int, Source], Value] | None = None,
     ) -> tuple[Value, ...]:
-        """``make`` of each row, which follows from the row and ``context`` alone; equal ones are those of before."""
+        """``make`` of each row, which follows from the row and ``context`` alone; equal ones are those of before.
+
+        ``without`` makes the value of a row that ``make`` cannot read, from the columns that are typed.
+        """
+        make = make if without is None else self._guarded(make, without)
         before, same = self._made, context == self._context
         made: dict[int, tuple[Source, Value]] = {}
         for id_, source in rows.items():
@@ -93,7 +106,29 @@ class Built(Generic[Source, Value]):
                 known = (source, known[1] if known[1] == value else value)
             made[id_] = known
         self._made, self._context = made, context
+        if self.invalid:
+            self.invalid = {id_: fault for id_, fault in self.invalid.items() if id_ in made}
         return tuple(value for _, value in made.values())
+
+    @property
+    def numbers(self) -> Collection[int]:
+        """The numbers of the rows that were made last, in the order of their values."""
+        return self._made.keys()
+
+    def _guarded(
+        self, make: Callable[[int, Source], Value], without: Callable[[int, Source], Value]
+    ) -> Callable[[int, Source], Value]:
+        def guarded(id_: int, source: Source) -> Value:
+            self.invalid.pop(id_, None)
+            try:
+                return make(id_, source)
+            except INVALID_DATA as wrong:
+                self.invalid[id_] = (
+                    f"{wrong}" if type(wrong) is ValueError else f"{type(wrong).__name__}: {wrong}"
+                )
+                return without(id_, source)
+
+        return guarded
 
 
 def _marks_in(blocks: Iterable[str]) -> dict[int, object]:

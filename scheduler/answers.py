@@ -33,6 +33,7 @@ from scheduler.core.decide import would_start
 from scheduler.core.delaying import delays
 from scheduler.core.plan import Answer, Eviction, Verdict
 from scheduler.expectations import Expectations
+from scheduler.isolation import use_valid_rows
 from scheduler.read_running import min_tasks_of, near_of
 from scheduler.read_waiting import launcher_of
 from scheduler.snapshot import ASKED, Photo, take_photo
@@ -76,15 +77,25 @@ def say_alive(stopping: threading.Event) -> None:
 def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     if kind not in ("would_start", "delays"):
         return {"error": f"unknown question {kind}"}
+    global _photo
     try:
         photo = _recent_photo()
-        if kind == "delays":
-            return _delays(body, photo)
-        request = _expectations.expect(request_row(body, photo), body.get("template"), photo.policy)
-        return as_json(would_start(photo.snapshot, photo.policy, request), photo)
+        found, used = use_valid_rows(
+            photo, lambda snapshot: _ask(kind, body, replace(photo, snapshot=snapshot))
+        )
+        if used is not photo and _photo is not None:
+            _photo = (_photo[0], replace(used, faults=()))  # the next question finds it so
+        return found
     except (ValueError, KeyError) as wrong:
         log.warning("no answer to %s: %s", kind, wrong)
         return {"error": str(wrong)}
+
+
+def _ask(kind: str, body: dict[str, Any], photo: Photo) -> dict[str, Any]:
+    if kind == "delays":
+        return _delays(body, photo)
+    request = _expectations.expect(request_row(body, photo), body.get("template"), photo.policy)
+    return as_json(would_start(photo.snapshot, photo.policy, request), photo)
 
 
 def _recent_photo() -> Photo:

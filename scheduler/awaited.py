@@ -10,6 +10,7 @@ from django.db.models import Q, QuerySet
 from portal.models import Dependency, Job
 from portal.words.states import JOB_ENDS, JobState
 from scheduler.core.cluster import Awaited, JobId, PendingRow, ProjectId
+from scheduler.read_running import Seconds
 
 _ENDED = frozenset(state.value for state in JOB_ENDS)
 
@@ -35,18 +36,18 @@ def waits_of(jobs: QuerySet[Job]) -> dict[int, Waits]:
     """
     rows = Dependency.objects.filter(job__in=jobs).order_by("after_id")
     found: dict[int, Waits] = {}
-    for job, any_end, after, name, project, state, ended_at in rows.values_list(
+    for job, any_end, after, name, project, state, ended_s in rows.values_list(
         "job_id",
         "job__after_any",
         "after__public_id",
         "after__name",
         "after__project__public_id",
         "after__state",
-        "after__ended_at",
+        Seconds("after__ended_at"),
     ):
         waits = found.setdefault(job, Waits(any_end))
         if state == JobState.COMPLETED.value or (any_end and state in _ENDED):
-            waits.free_s = max(waits.free_s, ended_at.timestamp() if ended_at else 0.0)
+            waits.free_s = max(waits.free_s, ended_s or 0.0)
         else:
             waits.after.append(Awaited(JobId(after), name, ProjectId(project)))
     return found

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from django.db import IntegrityError, OperationalError, transaction
+from django.db import DataError, IntegrityError, OperationalError, transaction
 
 from portal.errors import Conflict
 from portal.killpoints import killpoint
@@ -81,7 +81,7 @@ def _together(
         with transaction.atomic():
             leases.check(leader)
             refused = write(leader, orders)
-    except (Conflict, IntegrityError, OperationalError) as trouble:
+    except (Conflict, DataError, IntegrityError, OperationalError) as trouble:
         if len(orders) == 1 or _is_away(trouble):
             return [_refusal(order, trouble) for order in orders]
         halves = orders[: len(orders) // 2], orders[len(orders) // 2 :]

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
+from django.db import DataError, InterfaceError, OperationalError, transaction
 from django.db import Error as DatabaseError
-from django.db import transaction
 from django.utils import timezone
 
 from portal.events import announce
@@ -16,13 +16,16 @@ from portal.killpoints import killpoint
 from portal.models import ClusterSettings, Cycle
 from portal.words.reasons import VerdictCode
 from scheduler import leases
+from scheduler.album import INVALID_DATA
 from scheduler.collection import no_collection
 from scheduler.commit import Refusal, commit_evictions, commit_starts
 from scheduler.core.cluster import Snapshot
 from scheduler.core.plan import Plan, Start, Verdict
 from scheduler.core.policy import Policy
+from scheduler.expectations import Expectations
 from scheduler.failed import keep_failed
 from scheduler.forecasts import write_intervals
+from scheduler.isolation import report_faults, use_valid_rows
 from scheduler.keeps import write_keeps
 from scheduler.leases import Held
 from scheduler.recall import TELLS_EVERY_S
@@ -78,12 +81,17 @@ def _run(
     try:
         remembered.open()
         photo = take_photo(settings, remembered.album)
-        photo = replace(photo, snapshot=remembered.expectations.fill(photo.snapshot, photo.policy))
+        photo = replace(photo, snapshot=_expected(photo, remembered))
         photo_s = time.monotonic()
         killpoint("cycle.photographed")
-        plan = (decide or remembered.recall.decide)(photo.snapshot, photo.policy)
+        policy, before = photo.policy, photo.snapshot
+        plan, photo = use_valid_rows(
+            photo,
+            lambda snapshot: (decide or remembered.recall.decide)(snapshot, policy),
+            had_faults=bool(remembered.faults),
+        )
         decided_s = time.monotonic()
-    except DatabaseError:
+    except (OperationalError, InterfaceError):
         raise  # the record is away: that says nothing of what stands in it
     except Exception as wrong:  # what the core refuses, or a fault of ours: no guess is better than none
         remembered.forget()
@@ -91,6 +99,9 @@ def _run(
         _alarm(leader, settings, sentence)
         return Outcome(0, (), again=False)
     _alarm(leader, settings, "")
+    if photo.faults != remembered.faults:
+        report_faults(leader, before, photo.faults)
+        remembered.faults = photo.faults
     killpoint("cycle.decided")
     leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
     refused = _commit(leader, photo, plan, remembered)
@@ -128,6 +139,16 @@ def _run(
     return Outcome(row.started_jobs, tuple(refused), again=again, told=told)
 
 
+def _expected(photo: Photo, remembered: Remembered) -> Snapshot:
+    """The snapshot with what is expected of its jobs; without, where jobs that ended cannot be read."""
+    try:
+        return remembered.expectations.fill(photo.snapshot, photo.policy)
+    except (DataError, *INVALID_DATA):
+        log.exception("this cycle predicts nothing: a job that ended cannot be read")
+        remembered.expectations = Expectations()
+        return photo.snapshot
+
+
 def _tell(leader: Held, photo: Photo, remembered: Remembered, hurries: Callable[[], bool]) -> bool:
     """Says why jobs wait, piece by piece; False when it stopped before all were told."""
     if hurries() and time.monotonic() - remembered.told_s < TELLS_EVERY_S:
@@ -158,7 +179,9 @@ def _commit(leader: Held, photo: Photo, plan: Plan, remembered: Remembered) -> l
     if not photo.adopt_only:
         write_keeps(leader, photo.kept, plan)
     if plan.told or photo.adopt_only:
-        remembered.standings.write(leader, photo.pending_rows, verdicts)
+        remembered.standings.write(leader, photo.pending_rows, (*verdicts, *photo.left_out))
+    elif photo.left_out:
+        remembered.standings.write(leader, photo.pending_rows, photo.left_out)
     write_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
     return refused
 

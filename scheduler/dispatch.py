@@ -18,6 +18,7 @@ from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task
 from portal.services import elastic, lifecycle, nodes, trust
 from portal.services.logs import note_log_progress, write_log_bytes
+from portal.services.rights import denial_of
 from portal.services.secrets import NotGiven, secrets_of
 from portal.services.workspaces import attempt_secret
 from portal.words.reasons import EndReason, end_sentence
@@ -84,6 +85,8 @@ def start_task(door: Door, task: Task, *, tries_left: int) -> After:
         return After.NOTHING
     step = "prepare" if prepares else "start"
     try:
+        if denial := denial_of(job):  # before anything is opened or fetched for it; again when it is marked
+            raise lifecycle.NotPermitted(str(denial))
         spec = _spec(door, task)
         killpoint(f"{step}.before_mark")
         if not lifecycle.task_sent(task):
@@ -92,6 +95,11 @@ def start_task(door: Door, task: Task, *, tries_left: int) -> After:
         epoch = door.epoch()
         killpoint(f"{step}.before_send")
         started = (door.engine.prepare if prepares else door.engine.start)(epoch, spec)
+    except lifecycle.NotPermitted as denied:
+        log.info("task %s is not started: %s", task.pk, denied)
+        reason = EndReason.OWNER_NOT_PERMITTED
+        elastic.end_tasks([task.pk], reason, sentence=end_sentence(reason, detail=denied))
+        return After.NOTHING
     except Refused as refusal:
         killpoint(f"{step}.refused")
         if refusal.code == "stale_epoch":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 from django.db.models import F
 
@@ -20,6 +21,7 @@ from scheduler.core.forecast import Outlook, waits_in
 from scheduler.core.plan import StartInterval
 from scheduler.expectations import Expectations
 from scheduler.forecasts import NoStart, Start, write_intervals
+from scheduler.isolation import use_valid_rows
 from scheduler.snapshot import Photo, take_photo
 
 WITHIN_S = 20.0
@@ -50,11 +52,14 @@ def foresee(within_s: float = WITHIN_S, kept: Foresight | None = None) -> int:
 
 def _intervals(photo: Photo, kept: Foresight, deadline_s: float) -> dict[JobId, Start]:
     policy, expectations = photo.policy, kept.expectations
-    snapshot = expectations.fill(photo.snapshot, policy)
-    plan = decide(snapshot, policy)
+    plan, photo = use_valid_rows(
+        replace(photo, snapshot=expectations.fill(photo.snapshot, policy)),
+        lambda snapshot: decide(snapshot, policy),
+    )
+    snapshot = photo.snapshot
     verdicts = {verdict.job: verdict for verdict in plan.verdicts}
     calibration = learned_calibration()
-    found: dict[JobId, Start] = {}
+    found: dict[JobId, Start] = {verdict.job: NoStart.UNASKED for verdict in photo.left_out}
     waiting: dict[PoolId, list[PendingRow]] = {}
     for row in snapshot.pending:
         if (verdict := verdicts.get(row.job)) is None or row.job not in photo.pending_rows:

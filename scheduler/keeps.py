@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from django.db import connection, transaction
@@ -11,6 +12,8 @@ from scheduler import leases
 from scheduler.core.cluster import GpuShare, GpuUuid, NodeId, RunningTask
 from scheduler.core.plan import Plan, Start
 from scheduler.leases import Held
+
+log = logging.getLogger(__name__)
 
 Kept = list[list[Any]]
 """``[rank, node, [[GPU uuid, milli], ...]]`` for each task."""
@@ -36,17 +39,24 @@ def write_keeps(leader: Held, before: dict[str, Kept], plan: Plan) -> int:
 
 
 def kept_tasks(kept: Kept | None, cpu_milli: int, memory_mib: int) -> tuple[RunningTask, ...]:
-    """Kept places of the record as a decision reads them."""
-    return tuple(
-        RunningTask(
-            NodeId(node),
-            tuple(GpuShare(GpuUuid(uuid), milli) for uuid, milli in gpus),
-            cpu_milli,
-            memory_mib,
-            rank=rank,
+    """Kept places of the record as a decision reads them; none of a value that cannot be read.
+
+    The next plan writes over such a value: it belongs to the scheduler alone.
+    """
+    try:
+        return tuple(
+            RunningTask(
+                NodeId(str(node)),
+                tuple(GpuShare(GpuUuid(str(uuid)), int(milli)) for uuid, milli in gpus),
+                cpu_milli,
+                memory_mib,
+                rank=int(rank),
+            )
+            for rank, node, gpus in kept or ()
         )
-        for rank, node, gpus in kept or ()
-    )
+    except (TypeError, ValueError):
+        log.warning("kept places that cannot be read are dropped: %.200r", kept)
+        return ()
 
 
 def _as_json(start: Start) -> Kept:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -27,7 +27,8 @@ from portal.selectors.past_use import past_use
 from portal.words.knobs import decides
 from portal.words.states import GpuHealth, NodeState
 from portal.words.trust import takes_another
-from scheduler.album import Built, Known, blocks_of, marks_of
+from scheduler.album import INVALID_DATA, Built, Known, blocks_of, marks_of
+from scheduler.core.check import Fault, RowKind
 from scheduler.core.cluster import (
     GpuRow,
     GpuUuid,
@@ -43,22 +44,26 @@ from scheduler.core.cluster import (
     UsageRow,
     UserId,
 )
-from scheduler.core.policy import Policy, PolicyError
-from scheduler.read_running import Holding
+from scheduler.core.policy import Policy
+from scheduler.read_running import Holding, Seconds
 from scheduler.unfit import Machine
 
 
-def read_pools(knobs: dict[str, Any]) -> tuple[PoolRow, ...]:
-    """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``."""
+def read_pools(knobs: dict[str, Any], faults: list[Fault]) -> tuple[PoolRow, ...]:
+    """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``.
+
+    Notes in ``faults`` the pools whose knobs cannot be read; they come without any.
+    """
     found = []
     rows = NodePool.objects.order_by("name").values_list("public_id", "name", "policy", "allow_node_network")
     for id_, name, own, lends in rows:
         try:
             Policy.of({**knobs, **own})
-        except PolicyError as wrong:
-            raise PolicyError(wrong.field, f"in pool {name}: {wrong.message}") from wrong
-        placement = own.get("placement")
-        turned = sorted((knob, value) for knob, value in own.items() if decides(knob))
+            placement = own.get("placement")
+            turned = sorted((knob, value) for knob, value in own.items() if decides(knob))
+        except INVALID_DATA as wrong:  # PolicyError is a ValueError
+            faults.append(Fault(RowKind.POOL, id_, f"pools[{id_}].policy", f"{wrong}"))
+            placement, turned = None, []
         found.append(PoolRow(PoolId(id_), name, placement, tuple(turned), lends))
     return tuple(found)
 
@@ -129,14 +134,14 @@ def read_nodes(
     machines = {
         node.public_id: Machine(
             node.runtime,
-            node.hello__driver,
+            node.hello__driver if isinstance(node.hello__driver, str) else None,
             bool(node.hello__shares__enforced),
-            node.hello__cuda_driver,
+            node.hello__cuda_driver if isinstance(node.hello__cuda_driver, str) else None,
             bool(node.lacks),
         )
         for node, *_ in rows.values()
     }
-    return built.of(rows, None, lambda _, row: node_row(*row)), machines
+    return built.of(rows, None, lambda _, row: node_row(*row), lambda _, row: _typed_columns(*row)), machines
 
 
 def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
@@ -149,8 +154,19 @@ def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
         yield node.id, node
 
 
+def _typed_columns(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
+    """The row of a node whose JSON cannot be read; it takes nothing."""
+    plain = node._replace(labels={}, hello__driver=None, hello__cuda_driver=None)
+    return replace(node_row(plain, gpus, cpu_used_milli, memory_used_mib), schedulable=False)
+
+
 def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
-    """One node as the decision sees it."""
+    """One node as the decision sees it. Raise ValueError for JSON that it cannot be made of."""
+    if not isinstance(node.labels, dict):
+        raise ValueError("labels are no object")
+    for name in ("driver", "cuda_driver"):
+        if not isinstance(getattr(node, f"hello__{name}"), str | None):
+            raise ValueError(f"hello.{name} is no text")
     return NodeRow(
         id=NodeId(node.public_id),
         name=node.name,
@@ -168,9 +184,14 @@ def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_us
     )
 
 
-def read_topologies() -> tuple[TopologyRow, ...]:
-    rows = Topology.objects.order_by("name").values_list("name", "levels")
-    return tuple(TopologyRow(name, tuple(levels)) for name, levels in rows)
+def read_topologies(faults: list[Fault]) -> tuple[TopologyRow, ...]:
+    found = []
+    for name, levels in Topology.objects.order_by("name").values_list("name", "levels"):
+        if not isinstance(levels, list):
+            faults.append(Fault(RowKind.TOPOLOGY, name, f"topologies[{name}].levels", "is no list"))
+            levels = []
+        found.append(TopologyRow(name, tuple(levels)))
+    return tuple(found)
 
 
 def read_now_s() -> float:
@@ -184,9 +205,8 @@ def read_now_s() -> float:
 def read_reservations(now_s: float, nodes: Collection[NodeId]) -> tuple[ReservationRow, ...]:
     """What is reserved of ``nodes`` now or later."""
     rows = (
-        Reservation.objects.filter(
-            cancelled_at__isnull=True, during__endswith__gt=dt.datetime.fromtimestamp(now_s, dt.UTC)
-        )
+        Reservation.objects.annotate(from_s=Seconds("during__startswith"), to_s=Seconds("during__endswith"))
+        .filter(cancelled_at__isnull=True, to_s__gt=now_s)
         .annotate(
             node_ids=ArrayAgg("reserved__node__public_id", distinct=True),
             project_ids=ArrayAgg(
@@ -194,22 +214,23 @@ def read_reservations(now_s: float, nodes: Collection[NodeId]) -> tuple[Reservat
             ),
         )
         .order_by("id")
-        .values_list("public_id", "name", "during", "node_ids", "project_ids")
+        .values_list("public_id", "name", "from_s", "to_s", "node_ids", "project_ids")
     )
     found = []
-    for id_, name, during, node_ids, project_ids in rows:
+    for id_, name, from_s, to_s, node_ids, project_ids in rows:
         if inside := tuple(NodeId(node) for node in node_ids if node in nodes):
             projects = tuple(map(ProjectId, project_ids))
-            begin_s, end_s = during.lower.timestamp(), during.upper.timestamp()
-            found.append(ReservationRow(id_, name, inside, projects, begin_s, end_s))
+            found.append(ReservationRow(id_, name, inside, projects, from_s, to_s))
     return tuple(found)
 
 
 def read_projects() -> tuple[ProjectRow, ...]:
-    rows = Project.objects.order_by("id").values_list("public_id", "name", "parent__public_id", "created_at")
+    rows = Project.objects.order_by("id").values_list(
+        "public_id", "name", "parent__public_id", Seconds("created_at")
+    )
     return tuple(
-        ProjectRow(ProjectId(id_), name, ProjectId(parent) if parent else None, created.timestamp())
-        for id_, name, parent, created in rows
+        ProjectRow(ProjectId(id_), name, ProjectId(parent) if parent else None, created_s)
+        for id_, name, parent, created_s in rows
     )
 
 

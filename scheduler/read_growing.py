@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from portal.models import Job
-from scheduler.album import Built
+from scheduler.album import INVALID_DATA, Built
 from scheduler.core.cluster import WHOLE_MILLI, NodeId, PendingRow, PoolId
 from scheduler.read_running import Holding
-from scheduler.read_waiting import pending_row, read_rows
+from scheduler.read_waiting import pending_row, read_rows, typed_columns
 from scheduler.unfit import Unfit
 
 Source = tuple[dict[str, Any], Holding, tuple[NodeId, ...], list[str]]
@@ -40,22 +40,26 @@ def read_growing(
         shares = row["milli_per_gpu"] < WHOLE_MILLI
         return unfit.nodes(row["environment_id"], row["gpus_per_task"], shares=shares, volumes=row["volumes"])
 
-    sources = {
-        id_: (row, grow[id_], cannot(row), sorted(avoided[id_]))
-        for id_, row in read_rows(list(grow))
-        if not row["held"]
-    }
-    return built.of(sources, None, _row)
+    sources = {}
+    for id_, row in read_rows(list(grow)):
+        if row["held"]:
+            continue
+        try:
+            sources[id_] = (row, grow[id_], cannot(row), sorted(avoided[id_]))
+        except INVALID_DATA:
+            continue  # ``read_running`` says of the same job that it cannot be read
+    return built.of(
+        sources, None, _row, lambda id_, source: _row(id_, (typed_columns(source[0]), *source[1:]))
+    )
 
 
 def _row(_: int, source: Source) -> PendingRow:
     row, attempt, avoid, avoided = source
-    after = attempt.row["grow_after"]
     return replace(
         pending_row(row, (), avoid, avoided, None),
         pools=(PoolId(attempt.row["pool__public_id"]),),
         tasks=len(attempt.waits),
         ranks=attempt.waits,
         kept=(),  # with the row of what runs
-        not_before_s=after.timestamp() if after else None,
+        not_before_s=attempt.row["grow_after_s"],
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from django.db.models import Case, F, Q, When
+from django.db.models import Case, F, FloatField, Func, Q, When
 
 from portal.models import (
     Allocation,
@@ -19,6 +18,7 @@ from portal.models import (
 )
 from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobKind, JobState
 from scheduler.album import Built, Known, marks_of
+from scheduler.core.check import MOST_TASKS
 from scheduler.core.cluster import (
     WHOLE_MILLI,
     GpuShare,
@@ -42,6 +42,13 @@ _PROMISE_STANDS = Q(
 )
 _LIVE = tuple(state.value for state in ATTEMPT_LIVE)
 _MAY_KEEP = (JobState.PENDING.value, JobState.RUNNING.value)
+
+
+class Seconds(Func):
+    """A moment as seconds since the epoch, which is faster to read than a date and may be infinite."""
+
+    template = "EXTRACT(EPOCH FROM %(expressions)s)::float8"
+    output_field = FloatField()
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,22 +100,28 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
     told = Q(gone=False) | Q(attempt__job__min_tasks__isnull=False)
     for fields in (
         Task.objects.filter(told, attempt__in=chosen)
+        .annotate(leaves=Q(leave_wanted_at__isnull=False))
         .order_by("attempt_id", "rank")
-        .values_list(
-            "attempt_id", "id", "rank", "node_id", "node__public_id", "gone", "state", "leave_wanted_at"
-        )
+        .values_list("attempt_id", "id", "rank", "node_id", "node__public_id", "gone", "state", "leaves")
     ):
         tasks[fields[0]].append(_Rank(*fields[1:]))
     promised_to = Case(When(_PROMISE_STANDS, then=F("stop_for__public_id")), default=None)
-    for row in chosen.annotate(promised_to=promised_to).values(
+    for row in chosen.annotate(
+        promised_to=promised_to,
+        created_s=Seconds("created_at"),
+        checkpoint_s=Seconds("checkpoint_at"),
+        grow_after_s=Seconds("grow_after"),
+        submitted_s=Seconds("job__submitted_at"),
+        stops=Q(stop_wanted_at__isnull=False),
+    ).values(
         "id",
         "job_id",
-        "created_at",
-        "checkpoint_at",
-        "stop_wanted_at",
+        "created_s",
+        "checkpoint_s",
+        "stops",
         "promised_to",
         "failed_tasks",
-        "grow_after",
+        "grow_after_s",
         "pool__public_id",
         "job__public_id",
         "job__name",
@@ -124,7 +137,7 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
         "job__near",
         "job__mig_profile",
         "job__min_compute_capability",
-        "job__submitted_at",
+        "submitted_s",
         "job__kind",
         "job__environment_id",
         "job__volumes",
@@ -146,7 +159,7 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
                 tuple(shares.get(task.id, ())),
                 *each,
                 rank=task.rank if elastic else None,
-                stopping=task.leave_wanted_at is not None,
+                stopping=task.leaves,
             )
             for task in mine
         )
@@ -163,16 +176,16 @@ class _Rank(NamedTuple):
     node_id: str
     gone: bool
     state: str
-    leave_wanted_at: dt.datetime | None
+    leaves: bool
 
 
 def _growth(row: dict[str, Any], tasks: Sequence[_Rank]) -> tuple[int | None, tuple[int, ...]]:
     """With how few tasks an elastic attempt works on, and the numbers of those that it waits for."""
-    ends = row["stop_wanted_at"] is not None or row["job__desired"] != Desired.RUN.value
+    ends = row["stops"] or row["job__desired"] != Desired.RUN.value
     if ends or any(task.state == AttemptState.COMPLETED.value for task in tasks):
         return None, ()
     missing = row["job__tasks"] - sum(not task.gone for task in tasks)
-    if row["failed_tasks"] >= row["job__max_attempts"]:
+    if row["failed_tasks"] >= row["job__max_attempts"] or missing > MOST_TASKS:
         missing = 0
     first = 1 + max((task.rank for task in tasks), default=-1)
     return row["job__min_tasks"], tuple(range(first, first + missing))
@@ -197,7 +210,13 @@ def read_running(
         )
         return running_row(attempt, avoid, home)
 
-    return built.of(held, (unfit, homes), make)
+    return built.of(held, (unfit, homes), make, lambda _, attempt: _typed_columns(attempt))
+
+
+def _typed_columns(attempt: Holding) -> RunningRow:
+    """The row of a job whose JSON cannot be read: what it holds, and that nobody may move it."""
+    row = attempt.row | {"job__near": None, "job__kept": None}
+    return replace(running_row(replace(attempt, row=row), (), None), preemptible=False)
 
 
 def running_row(attempt: Holding, avoid: tuple[NodeId, ...], home: NodeId | None) -> RunningRow:
@@ -210,19 +229,19 @@ def running_row(attempt: Holding, avoid: tuple[NodeId, ...], home: NodeId | None
         pool=PoolId(row["pool__public_id"]),
         priority=row["job__priority"],
         preemptible=row["job__preemptible"],
-        started_s=row["created_at"].timestamp(),
+        started_s=row["created_s"],
         time_limit_s=row["job__time_limit_s"],
         tasks=attempt.tasks,
-        stopping=row["stop_wanted_at"] is not None,
+        stopping=row["stops"],
         stopping_for=JobId(row["promised_to"]) if row["promised_to"] else None,
-        checkpoint_s=row["checkpoint_at"].timestamp() if row["checkpoint_at"] else None,
+        checkpoint_s=row["checkpoint_s"],
         name=row["job__name"],
         gpu_model=row["job__gpu_model"] or None,
         min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
         near=near_of(row["job__near"]),
         mig_profile=row["job__mig_profile"] or None,
         min_compute_capability=row["job__min_compute_capability"],
-        submitted_s=row["job__submitted_at"].timestamp(),
+        submitted_s=row["submitted_s"],
         avoid_nodes=avoid,
         node_affinity=home,
         min_tasks=attempt.min_tasks,
@@ -268,5 +287,12 @@ def min_tasks_of(tasks: int, min_tasks: int | None) -> int | None:
 
 
 def near_of(asked: dict[str, Any] | None) -> Near | None:
-    """How near to each other tasks stand, as the decision reads it."""
-    return Near(asked["topology"], asked.get("required"), asked.get("preferred")) if asked else None
+    """How near to each other tasks stand, as the decision reads it. Raise ValueError for what is no such request."""
+    if not asked:
+        return None
+    near = Near(asked["topology"], asked.get("required"), asked.get("preferred"))
+    if not all(
+        each is None or isinstance(each, str) for each in (near.required, near.preferred, near.topology)
+    ):
+        raise ValueError(f"near {asked!r} is no topology with levels")
+    return near

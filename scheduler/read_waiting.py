@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.db.models import FloatField, Func
-
 from agents.launchers import NEED_THE_OTHERS
 from portal.models import Job
 from portal.words.ends import OWN_FAILURES, pause_s
@@ -26,7 +24,7 @@ from scheduler.core.cluster import (
     UserId,
 )
 from scheduler.keeps import kept_tasks
-from scheduler.read_running import home_of, min_tasks_of, near_of
+from scheduler.read_running import Seconds, home_of, min_tasks_of, near_of
 from scheduler.unfit import Unfit
 
 _WAITING = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
@@ -36,13 +34,6 @@ _PAUSED_AFTER = OWN_FAILURES | {
     EndReason.DISK_FULL,
     EndReason.NODES_APART,
 }
-
-
-class Seconds(Func):
-    """A moment as seconds since the epoch: ten thousand of them are read faster than as dates."""
-
-    template = "EXTRACT(EPOCH FROM %(expressions)s)::float8"
-    output_field = FloatField()
 
 
 def read_waiting(
@@ -83,11 +74,19 @@ def read_waiting(
         cuda = unfit.cuda_of(row["environment_id"], row["gpus_per_task"])
         return pending_row(row, every_pool, cannot, avoided.get(id_, []), home, cuda)
 
-    pending = built.of(waiting, (every_pool, unfit, homes, dict(avoided)), make)
+    def without(_: int, row: dict[str, Any]) -> PendingRow:
+        return pending_row(typed_columns(row), every_pool, (), [], None)
+
+    pending = built.of(waiting, (every_pool, unfit, homes, dict(avoided)), make, without)
     if waits := waits_of(_WAITING):
         told = zip(waiting, pending, strict=True)
         pending = tuple(waits[id_].told(row) if id_ in waits else row for id_, row in told)
     return pending, waiting
+
+
+def typed_columns(row: dict[str, Any]) -> dict[str, Any]:
+    """A job's columns without its JSON, of which some cannot be read."""
+    return row | {"near": None, "volumes": [], "kept": None}
 
 
 def read_rows(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -125,6 +124,9 @@ def read_rows(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]
         "environment_id",
         "launcher",
         "volumes",
+        "secrets",
+        "owner_id",
+        "project_id",
     ):
         yield row["id"], dict(row)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from scheduler.album import name_of_record
+from scheduler.core.check import Fault
 from scheduler.expectations import Expectations
 from scheduler.recall import Recall
 from scheduler.snapshot import Album
@@ -26,6 +27,8 @@ class Remembered:
         self.standings = Standings()
         self.expectations = Expectations()
         self.recall = Recall()
+        self.faults: tuple[Fault, ...] | None = None
+        """What was wrong with the last photograph, as it was reported; None: nothing was reported yet."""
         self.told_s = -math.inf
         """When some of many waiting jobs were told last why they wait, by this process's clock."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from portal.models import ClusterSettings
 from scheduler.album import Built, Known
 from scheduler.company import apart, guests_of, sides_of
+from scheduler.core.check import Fault, RowKind
 from scheduler.core.cluster import (
     GpuRow,
     JobId,
@@ -22,6 +23,7 @@ from scheduler.core.cluster import (
     Snapshot,
 )
 from scheduler.core.company import Guests
+from scheduler.core.plan import Verdict
 from scheduler.core.policy import Policy
 from scheduler.keeps import Kept
 from scheduler.read_cluster import (
@@ -36,6 +38,7 @@ from scheduler.read_cluster import (
     read_usage,
 )
 from scheduler.read_growing import Source, read_growing
+from scheduler.read_rights import permitted, read_denied, verdict_of
 from scheduler.read_running import Holding, read_holdings, read_homes, read_kept, read_running
 from scheduler.read_waiting import read_waiting
 from scheduler.unfit import Unfit, read_unfit
@@ -61,6 +64,10 @@ class Photo:
     """By person, the node where their home is."""
     kept: dict[str, Kept]
     """The places that are kept for waiting and leaving jobs, by job id."""
+    faults: tuple[Fault, ...] = ()
+    """Rows of the database that cannot be what they say; ``scheduler.isolation`` takes them out."""
+    left_out: tuple[Verdict, ...] = ()
+    """The verdicts of waiting jobs that are not in the snapshot."""
 
 
 class Album:
@@ -82,15 +89,16 @@ class Album:
 def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
     """The record as it is now; with ``album`` rows that say the same are the objects of before.
 
-    Raises PolicyError when a knob of the cluster or a pool is out of range.
+    Raises PolicyError when a knob of the cluster is out of range.
     """
     policy = Policy.of(settings.policy)
     album = album or Album()
+    faults: list[Fault] = []
     with _one_moment() as now_s:
-        pools = read_pools(settings.policy)
+        pools = read_pools(settings.policy, faults)
         held = read_holdings(album.held)
         nodes, machines = read_nodes(read_gpus(album.gpus), held.values(), album.machines, album.nodes)
-        topologies = read_topologies()
+        topologies = read_topologies(faults)
         reservations = read_reservations(now_s, {node.id for node in nodes})
         projects = read_projects()
         quotas = read_quotas()
@@ -112,6 +120,14 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             pending = apart(pending, sides_of(rows), list(rows), guests, album.pending_apart)
         growing = read_growing(held, unfit, album.growing)
         kept = read_kept()
+        denied = read_denied(rows, [job.job for job in growing])
+    faults += _unreadable(RowKind.NODE, "nodes", album.nodes, nodes, "id")
+    faults += _unreadable(RowKind.RUNNING, "running", album.running, running, "job")
+    faults += _unreadable(RowKind.PENDING, "pending", album.pending, pending, "job")
+    faults += _unreadable(RowKind.PENDING, "pending", album.growing, growing, "job")
+    for environment, fault in unfit.invalid.items():
+        jobs = [JobId(row["public_id"]) for row in rows.values() if row["environment_id"] == environment]
+        faults.append(fault._replace(jobs=tuple(jobs)))
     return Photo(
         snapshot=Snapshot(
             now_s=now_s,
@@ -121,7 +137,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             quotas=quotas,
             usage=usage,
             running=running,
-            pending=(*pending, *growing),
+            pending=permitted(pending, growing, denied),
             topologies=topologies,
             reservations=reservations,
         ),
@@ -132,7 +148,20 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
         guests=guests,
         homes=homes,
         kept=kept,
+        faults=tuple(faults),
+        left_out=tuple(map(verdict_of, denied.items())),
     )
+
+
+def _unreadable(
+    kind: RowKind, field: str, built: Built[Any, Any], rows: Sequence[Any], name: str
+) -> Iterator[Fault]:
+    """The faults of rows that could not be read; ``rows`` stand in the order in which they were built."""
+    if built.invalid:
+        for id_, row in zip(built.numbers, rows, strict=True):
+            if id_ in built.invalid:
+                key = getattr(row, name)
+                yield Fault(kind, key, f"{field}[{key}]", built.invalid[id_])
 
 
 @contextmanager

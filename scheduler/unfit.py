@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from portal.models import Environment, Node
 from portal.services.volumes import limited_volumes, nodes_with
-from portal.words.driver import cuda_needed, cuda_will_do, driver_will_do
+from portal.words.driver import CUDA, DRIVER, cuda_needed, cuda_will_do, driver_will_do
 from portal.words.states import runtimes_for
+from scheduler.core.check import Fault, RowKind
 from scheduler.core.cluster import NodeId
 
 Nodes = tuple[NodeId, ...]
@@ -51,6 +52,8 @@ class Unfit:
     """Where nothing holds tasks to their shares of a GPU, in pools that ask for it."""
     unwired: Nodes = ()
     """Nodes that lack what their pool names for gangs on several nodes."""
+    invalid: Mapping[int, Fault] = field(default_factory=dict)
+    """By row number, the environments whose needs cannot be read."""
     cuda: Mapping[int, str] = field(default_factory=dict)
     """By row number of each environment, the CUDA that it asks of drivers; blank: any."""
 
@@ -90,6 +93,7 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collecti
     ``held_to`` are the nodes of pools in which shares of a GPU are to be enforced.
     """
     known: dict[Needs, Nodes] = {}
+    invalid: dict[int, Fault] = {}
     without: dict[int, Nodes] = {}
     with_: dict[int, Nodes] = {}
     cuda: dict[int, str] = {}
@@ -99,13 +103,19 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collecti
             known[needs] = unfit_nodes(needs, machines.items())
         return known[needs]
 
-    rows = Environment.objects.values_list("id", "runtime", "min_driver", "image_cuda", "min_cuda")
-    for id_, runtime, driver, said, chosen in rows:
+    rows = Environment.objects.values_list(
+        "id", "public_id", "name", "runtime", "min_driver", "image_cuda", "min_cuda"
+    )
+    for id_, public_id, name, runtime, driver, said, chosen in rows:
         cuda[id_] = cuda_needed(said, chosen)
+        if not (DRIVER.fullmatch(driver or "0") and CUDA.fullmatch(cuda[id_] or "0.0")):
+            what = f"{name} asks for driver {driver!r} and CUDA {cuda[id_]!r}, of which one is no version"
+            invalid[id_] = Fault(RowKind.ENVIRONMENT, public_id, f"environments[{public_id}]", what)
+            driver = cuda[id_] = ""
         without[id_], with_[id_] = unfit(Needs(runtime)), unfit(Needs(runtime, driver, cuda[id_]))
     unenforced = tuple(sorted(node for node in held_to if not machines[node].enforces))
     unwired = tuple(sorted(NodeId(node) for node, machine in machines.items() if machine.lacks))
-    return Unfit(without, with_, unlent, _lacking(machines), unenforced, unwired, cuda)
+    return Unfit(without, with_, unlent, _lacking(machines), unenforced, unwired, invalid, cuda)
 
 
 def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:

@@ -1,4 +1,4 @@
-"""REST: alarms about GPUs, for administrators."""
+"""REST: alarms about GPUs and about invalid rows, for administrators."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from portal.api.bodies import Closed, Flag, Text
 from portal.api.cursors import NEWEST
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes.words import Named, PersonName, named, person_name, when
-from portal.models import GpuAlarm
+from portal.models import GpuAlarm, InvalidRow
 from portal.models.alarms import AlarmKind
-from portal.selectors.alarms import Alarm, alarms
-from portal.services.alarms import do_acknowledge_alarm
+from portal.selectors.alarms import Alarm, alarms, invalid_rows
+from portal.services.alarms import do_acknowledge_alarm, do_acknowledge_invalid_row
 from portal.services.tokens import Scope
 
 
@@ -116,3 +116,79 @@ class AlarmAcknowledgeRoute(Route):
     def post(self, request: Request, alarm: str) -> HttpResponse:
         """The alarm, acknowledged."""
         return self.answer(shown(do_acknowledge_alarm(self.person, alarm, self.body["note"])))
+
+
+class InvalidRowsQuery(PageQuery):
+    """Which invalid rows."""
+
+    over = serializers.BooleanField(
+        required=False, default=False, help_text="Those that are valid again instead."
+    )
+
+
+class InvalidRowOut(serializers.Serializer[Any]):
+    """A row that the scheduler leaves out of its decisions until it is valid."""
+
+    id = serializers.CharField()
+    kind = serializers.CharField(help_text="node, running, pending, project, quota, pool, reservation ...")
+    row = serializers.CharField(help_text="Its id; of a quota those of project and pool.")
+    field = serializers.CharField(help_text="The value that is wrong, such as nodes[n1].cpu_milli.")
+    message = serializers.CharField()
+    first_at = serializers.DateTimeField()
+    over_at = serializers.DateTimeField(allow_null=True, help_text="When it was valid again, or gone.")
+    acknowledged_at = serializers.DateTimeField(allow_null=True)
+    acknowledged_by = PersonName(allow_null=True)
+    note = serializers.CharField(allow_blank=True)
+
+
+def invalid_row(row: InvalidRow) -> dict[str, Any]:
+    """An invalid row as JSON."""
+    return {
+        "id": row.public_id,
+        "kind": row.kind,
+        "row": row.row,
+        "field": row.field,
+        "message": row.message,
+        "first_at": when(row.first_at),
+        "over_at": when(row.over_at),
+        "acknowledged_at": when(row.acknowledged_at),
+        "acknowledged_by": person_name(row.acknowledged_by) if row.acknowledged_by else None,
+        "note": row.note,
+    }
+
+
+@policy(Policy.ADMIN)
+class InvalidRowsRoute(Route):
+    """Rows that the scheduler leaves out."""
+
+    @operation(
+        "invalid_rows_list",
+        "List invalid rows",
+        tag="scheduler",
+        scope=Scope.ADMIN,
+        query=InvalidRowsQuery,
+        answer=page_of(InvalidRowOut),
+        detail="Everything that does not depend on them is scheduled. A job that does has the verdict `invalid_data`.",
+    )
+    def get(self, request: Request) -> HttpResponse:
+        """Newest first."""
+        return self.page(invalid_rows(over=self.query["over"]), invalid_row, NEWEST)
+
+
+@policy(Policy.ADMIN)
+class InvalidRowAcknowledgeRoute(Route):
+    """Acknowledging one."""
+
+    @operation(
+        "invalid_rows_acknowledge",
+        "Acknowledge an invalid row",
+        tag="scheduler",
+        scope=Scope.ADMIN,
+        body=NoteBody,
+        answer=InvalidRowOut,
+        refusals=[404, 409],
+        detail="The alarm itself ends once the row is valid.",
+    )
+    def post(self, request: Request, row: str) -> HttpResponse:
+        """The alarm, acknowledged."""
+        return self.answer(invalid_row(do_acknowledge_invalid_row(self.person, row, self.body["note"])))

@@ -14,6 +14,7 @@ from portal.access import Policy, Verb, policy, require, roles_of, visible_proje
 from portal.api import cursors
 from portal.api.bodies import Closed, Flag, Name, Text, YesNo
 from portal.api.cursors import Order
+from portal.api.job_choice import JobChoiceFields, choice_of
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import projects as shapes
 from portal.api.shapes.people import ROLES
@@ -53,7 +54,7 @@ class ProjectBody(Closed):
     )
 
 
-class ProjectPatch(Closed):
+class ProjectPatch(JobChoiceFields):
     """Changes of a project."""
 
     name = Name(required=False)
@@ -64,8 +65,8 @@ class ProjectPatch(Closed):
     archived = YesNo(required=False)
 
 
-class MemberBody(Closed):
-    """A role."""
+class MemberBody(JobChoiceFields):
+    """A role; a viewer runs no jobs."""
 
     role = serializers.ChoiceField(ROLES)
 
@@ -165,12 +166,12 @@ class ProjectRoute(Route):
     def patch(self, request: Request, project: str) -> HttpResponse:
         """The project as it stands then."""
         row = project_for(self.person, project)
-        changes = dict(self.body)
+        changes = {key: value for key, value in self.body.items() if key not in JobChoiceFields().fields}
         if "parent" in changes:
             changes["parent"] = parent_of(self.person, changes["parent"])
         if "archived" in changes:
             changes["archived_at"] = timezone.now() if changes.pop("archived") else None
-        do_change_project(self.person, row, **changes)
+        do_change_project(self.person, row, choice=choice_of(self.body), **changes)
         return self.answer(shown(self.person, row.public_id))
 
 
@@ -210,7 +211,9 @@ class MemberRoute(Route):
         """Adds the person, or changes their role."""
         row = project_for(self.person, project)
         require(self.person, Verb.MANAGE, row)
-        member = do_set_member(self.person, row, person_for(person), Role(self.body["role"]))
+        member = do_set_member(
+            self.person, row, person_for(person), Role(self.body["role"]), choice=choice_of(self.body)
+        )
         return self.answer(shapes.member(member))
 
     @operation(
@@ -218,16 +221,18 @@ class MemberRoute(Route):
         "Take a person out",
         tag="projects",
         scope=Scope.PROJECTS,
+        query=JobChoiceFields,
         answer=None,
         status=204,
         refusals=[404],
+        detail="By default queued jobs of this person are held and running ones finish.",
     )
     def delete(self, request: Request, project: str, person: str) -> HttpResponse:
-        """Their jobs run on; their open workspaces close within seconds."""
+        """Their jobs follow the choice; their open workspaces close within seconds."""
         row = project_for(self.person, project)
         require(self.person, Verb.MANAGE, row)
         found = members_of(row).filter(Q(user__public_id=person) | Q(user__username=person)).first()
         if found is None:
             raise NotThere("This person is not a member of the project.")
-        do_remove_member(self.person, row, found.user)
+        do_remove_member(self.person, row, found.user, choice=choice_of(self.query))
         return self.done()

@@ -127,6 +127,8 @@ V1: list[URLPattern | URLResolver] = [
     path("scheduler/failed/<slug:cycle>/", scheduler.FailedCycleRoute.as_view()),
     path("alarms/", alarms.AlarmsRoute.as_view()),
     path("alarms/<slug:alarm>/acknowledge/", alarms.AlarmAcknowledgeRoute.as_view()),
+    path("scheduler/invalid-rows/", alarms.InvalidRowsRoute.as_view()),
+    path("scheduler/invalid-rows/<slug:row>/acknowledge/", alarms.InvalidRowAcknowledgeRoute.as_view()),
     path("gpus/", cluster.GpusRoute.as_view()),
     path("gpus/<slug:uuid>/", cluster.GpuRoute.as_view()),
     path("gpus/<slug:uuid>/give-back/", node_acts.GpuGiveBackRoute.as_view()),

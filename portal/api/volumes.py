@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from portal.access import Policy, policy, require_admin, visible_nodes, visible_projects
 from portal.api.bodies import Closed, Name, Text, Whole, YesNo
 from portal.api.cursors import Order
+from portal.api.job_choice import JobChoiceFields, choice_of
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import volumes as shapes
 from portal.errors import Invalid
@@ -22,7 +23,7 @@ from portal.services.volumes import MOST_QUOTA_MIB, VolumeWords, do_remove_volum
 from portal.words.volumes import Reach, VolumeKind
 
 
-class ChangeBody(Closed):
+class VolumeFields(Closed):
     """What can be changed of a volume; what is left out is nothing."""
 
     reach = serializers.ChoiceField([reach.value for reach in Reach], required=False, default="node")
@@ -36,7 +37,11 @@ class ChangeBody(Closed):
     reason = Text(required=False, default="", allow_blank=True, max_length=500)
 
 
-class VolumeBody(ChangeBody):
+class ChangeBody(VolumeFields, JobChoiceFields):
+    """A change of a volume."""
+
+
+class VolumeBody(VolumeFields):
     """A new volume."""
 
     name = Name()
@@ -131,13 +136,17 @@ class VolumeRoute(_VolumeRoute):
         body=ChangeBody,
         answer=shapes.Volume,
         refusals=[404],
-        detail="Name and kind stay. What runs keeps what it was started with.",
+        detail="Name and kind stay. What runs keeps what it was started with. Jobs of projects that it is closed to "
+        "are held, or cancelled or stopped, as `queued_jobs` and `running_jobs` say.",
     )
     def put(self, request: Request, volume: str) -> HttpResponse:
         """The volume as it stands then."""
         row = volume_for(self.person, volume)
         words = self.words(row.name, row.kind)
-        return self.answer(shapes.volume(do_save_volume(self.person, words, row, reason=self.body["reason"])))
+        saved = do_save_volume(
+            self.person, words, row, reason=self.body["reason"], choice=choice_of(self.body)
+        )
+        return self.answer(shapes.volume(saved))
 
     @operation(
         "volumes_remove",

@@ -1,7 +1,7 @@
 """The record: every noun of Fairway as a table, a file a noun."""
 
 from portal.models.access_tokens import ApiToken, Invitation, SignInLink
-from portal.models.alarms import GpuAlarm
+from portal.models.alarms import GpuAlarm, InvalidRow
 from portal.models.audit import AuditEntry
 from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation, ReservedNode, Topology
 from portal.models.engine import (
@@ -55,6 +55,7 @@ __all__ = [
     "Gpu",
     "GpuAlarm",
     "IdempotencyKey",
+    "InvalidRow",
     "Invitation",
     "Job",
     "JobEvent",

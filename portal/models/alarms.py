@@ -1,4 +1,4 @@
-"""What befell GPUs that an administrator should look at: XIDs of the driver, and programs that are no job's."""
+"""What an administrator should look at: XIDs and foreign programs on GPUs, and rows with invalid values."""
 
 from __future__ import annotations
 
@@ -52,4 +52,33 @@ class GpuAlarm(models.Model):
             models.Index(
                 fields=["kind", "code"], name="gpu_alarm_open", condition=Q(acknowledged_at__isnull=True)
             )
+        ]
+
+
+class InvalidRow(models.Model):
+    """A row of the database that the scheduler had to leave out of its decisions, until it is valid again."""
+
+    public_id = PublicIdField()
+    kind = models.CharField(max_length=12, help_text="node, running, pending, project, quota ...")
+    row = models.CharField(max_length=200, help_text="Its id; of a quota those of project and pool.")
+    field = models.CharField(max_length=300, help_text="The column, such as nodes[n1].cpu_milli.")
+    message = models.CharField(max_length=1000)
+    first_at = models.DateTimeField()
+    over_at = models.DateTimeField(null=True, blank=True, help_text="When it was valid again, or gone.")
+    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
+    )
+    note = models.CharField(max_length=500, blank=True, help_text="What who acknowledged it found.")
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(acknowledged_at__isnull=True) | Q(acknowledged_by__isnull=False),
+                name="invalid_row_acknowledged_by_somebody",
+            ),
+            models.UniqueConstraint(
+                fields=["kind", "row"], condition=Q(over_at__isnull=True), name="invalid_row_open_once"
+            ),
         ]

@@ -1,4 +1,4 @@
-"""Reads alarms about GPUs: those that nobody has acknowledged, and what was acknowledged of late."""
+"""Reads alarms about GPUs and invalid rows: those that nobody has acknowledged, and what was acknowledged of late."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db.models import Q, QuerySet
 
 from agents.node.gpus.health import OF_PROGRAMS
 from agents.xids import Grade, grade, meaning
-from portal.models import GpuAlarm
+from portal.models import GpuAlarm, InvalidRow
 from portal.models.alarms import AlarmKind
 
 _OF_PROGRAMS = Q(kind=AlarmKind.XID, code__in=OF_PROGRAMS)
@@ -49,4 +49,12 @@ def alarms(*, acknowledged: bool | None = False) -> QuerySet[GpuAlarm]:
 
 def open_alarms() -> int:
     """How many wait for somebody to look; what programs cause does not count."""
-    return GpuAlarm.objects.filter(acknowledged_at__isnull=True).exclude(_OF_PROGRAMS).count()
+    of_gpus = GpuAlarm.objects.filter(acknowledged_at__isnull=True).exclude(_OF_PROGRAMS).order_by()
+    of_rows = invalid_rows().filter(acknowledged_at__isnull=True).order_by()
+    return of_gpus.values("pk").union(of_rows.values("pk"), all=True).count()
+
+
+def invalid_rows(*, over: bool = False) -> QuerySet[InvalidRow]:
+    """Rows that the scheduler leaves out, newest first; with ``over`` those that are valid again."""
+    rows = InvalidRow.objects.select_related("acknowledged_by").order_by("-id")
+    return rows.filter(over_at__isnull=not over)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from django.db import connection
 
+from portal.words.knobs import KNOBS
+
 FORGOTTEN_AFTER_HALF_LIVES = 20
 """Use older than this counts less than a millionth of itself, and is not read."""
 
@@ -26,7 +28,7 @@ def past_use(now_s: float, half_life_s: float, projects: Sequence[int] | None = 
     """One query, rows in no order; ``projects`` None reads all, else those with these row numbers.
 
     The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h); the
-    half-life h may be a pool's own.
+    half-life h may be a pool's own. The exponent is capped, as PostgreSQL raises an error where a power underflows.
     """
     with connection.cursor() as cursor:
         cursor.execute(
@@ -34,12 +36,14 @@ def past_use(now_s: float, half_life_s: float, projects: Sequence[int] | None = 
             SELECT project.public_id, pool.public_id, person.public_id, span.seconds, project.id, person.id
               FROM (SELECT project_id, pool_id, user_id,
                            sum(milli / 1000.0::float8 * half.life / ln(2::float8) * (
-                               power(0.5::float8, greatest(0, %(now)s - coalesce(
-                                   extract(epoch FROM ended_at)::float8, %(now)s)) / half.life)
-                             - power(0.5::float8, greatest(0, %(now)s
-                                   - extract(epoch FROM started_at)::float8) / half.life))) AS seconds
+                               power(0.5::float8, least(1000, greatest(0, %(now)s - coalesce(
+                                   extract(epoch FROM ended_at)::float8, %(now)s)) / half.life))
+                             - power(0.5::float8, least(1000, greatest(0, %(now)s
+                                   - extract(epoch FROM started_at)::float8) / half.life)))) AS seconds
                       FROM portal_usageledger
-                      JOIN (SELECT id, coalesce((policy ->> 'half_life_s')::float8, %(h)s) AS life
+                      JOIN (SELECT id, CASE WHEN jsonb_typeof(policy -> 'half_life_s') = 'number'
+                                             AND (policy ->> 'half_life_s')::numeric BETWEEN %(low)s AND %(high)s
+                                            THEN (policy ->> 'half_life_s')::float8 ELSE %(h)s END AS life
                               FROM portal_nodepool) AS half ON half.id = pool_id
                      WHERE (ended_at IS NULL OR ended_at > to_timestamp(%(now)s - %(remembered)s * half.life))
                        AND (%(projects)s::bigint[] IS NULL OR project_id = ANY(%(projects)s::bigint[]))
@@ -51,6 +55,8 @@ def past_use(now_s: float, half_life_s: float, projects: Sequence[int] | None = 
             {
                 "now": now_s,
                 "h": half_life_s,
+                "low": KNOBS["half_life_s"].low,
+                "high": KNOBS["half_life_s"].high,
                 "remembered": FORGOTTEN_AFTER_HALF_LIVES,
                 "projects": None if projects is None else list(projects),
             },

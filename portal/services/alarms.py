@@ -1,6 +1,9 @@
-"""Alarms about GPUs: written down as nodes tell of XIDs and foreign programs, acknowledged by administrators."""
+"""Alarms: about GPUs as nodes report them, and about invalid rows that the scheduler left out."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from django.db import transaction
 from django.utils import timezone
@@ -9,7 +12,7 @@ from agents.xids import Grade, grade
 from portal.access import require_admin
 from portal.errors import Conflict, NotThere
 from portal.events import announce
-from portal.models import Gpu, GpuAlarm, User
+from portal.models import Gpu, GpuAlarm, InvalidRow, User
 from portal.models.alarms import AlarmKind
 from portal.services.audit import record_act
 
@@ -62,6 +65,73 @@ def do_acknowledge_alarm(actor: User, public_id: str, note: str = "") -> GpuAlar
         what = {"gpu": row.gpu.uuid, "kind": row.kind, "code": row.code, "times": row.times}
         record_act(actor, "gpu.acknowledge", row.gpu.node, after=what, reason=row.note)
         _announce(row.gpu)
+    return row
+
+
+class InvalidRowReport(NamedTuple):
+    """One row with an invalid value: its kind, its id, the column and a message."""
+
+    kind: str
+    row: str
+    field: str
+    message: str
+
+
+MOST_INVALID_ROWS = 1000
+"""Alarms that are open at once; more come as these end."""
+
+
+def report_invalid_rows(reports: Sequence[InvalidRowReport]) -> None:
+    """Open an alarm for each row that has none yet, and end those of rows that are not reported any more."""
+    now = timezone.now()
+    wanted = {(each.kind, each.row[:200]): each for each in reports[:MOST_INVALID_ROWS]}
+    with transaction.atomic():
+        there = {
+            (row.kind, row.row): row
+            for row in InvalidRow.objects.select_for_update(of=("self",), no_key=True).filter(
+                over_at__isnull=True
+            )
+        }
+        over = [row.pk for key, row in there.items() if key not in wanted]
+        InvalidRow.objects.filter(pk__in=over).update(over_at=now)
+        for key, row in there.items():
+            report = wanted.get(key)
+            if report is not None and (row.field, row.message) != (report.field[:300], report.message[:1000]):
+                row.field, row.message = report.field[:300], report.message[:1000]
+                row.save(update_fields=["field", "message"])
+        InvalidRow.objects.bulk_create(
+            InvalidRow(
+                kind=kind, row=row, field=report.field[:300], message=report.message[:1000], first_at=now
+            )
+            for (kind, row), report in wanted.items()
+            if (kind, row) not in there
+        )
+        if over or wanted.keys() - there.keys():
+            announce("cluster", {"kind": "invalid_rows"})
+
+
+def do_acknowledge_invalid_row(actor: User, public_id: str, note: str = "") -> InvalidRow:
+    """Note that somebody looks after an invalid row; the alarm itself ends once the row is valid.
+
+    Raise Conflict where it is acknowledged already.
+    """
+    require_admin(actor, "acknowledge alarms")
+    with transaction.atomic():
+        row = (
+            InvalidRow.objects.select_for_update(of=("self",), no_key=True)
+            .filter(public_id=public_id)
+            .first()
+        )
+        if row is None:
+            raise NotThere("There is no such alarm.")
+        if row.acknowledged_at is not None:
+            raise Conflict("It is acknowledged already.", code="acknowledged")
+        row.acknowledged_at, row.acknowledged_by = timezone.now(), actor
+        row.note = " ".join(note.split())[:500]
+        row.save(update_fields=["acknowledged_at", "acknowledged_by", "note"])
+        what = {"kind": row.kind, "row": row.row, "field": row.field}
+        record_act(actor, "invalid_row.acknowledge", row, after=what, reason=row.note)
+        announce("cluster", {"kind": "invalid_rows"})
     return row
 
 

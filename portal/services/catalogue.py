@@ -11,10 +11,10 @@ from django.db import IntegrityError, transaction
 
 from portal.access import require_admin
 from portal.errors import Invalid
-from portal.lineage import lineage
-from portal.models import Environment, EnvironmentOnNode, Node, Project, User
+from portal.models import Environment, EnvironmentOnNode, Job, Node, Project, User
 from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
+from portal.services.rights_changes import DEFAULT_CHOICE, JobChoice, settling_jobs
 from portal.wake import hint_node, wake
 from portal.words.driver import CUDA, DRIVER, NO_CUDA
 from portal.words.states import NodeState, RuntimeKind, runtimes_for
@@ -52,9 +52,16 @@ COLUMNS = [key for key in EnvironmentWords.__dataclass_fields__ if key != "proje
 
 
 def do_save_environment(
-    actor: User | None, words: EnvironmentWords, environment: Environment | None = None
+    actor: User | None,
+    words: EnvironmentWords,
+    environment: Environment | None = None,
+    *,
+    choice: JobChoice | None = DEFAULT_CHOICE,
 ) -> Environment:
-    """Adds an environment, or changes one; jobs that run keep what they started with."""
+    """Adds an environment, or changes one; jobs that run keep what they started with.
+
+    ``choice``: what becomes of jobs that it is not offered to any more.
+    """
     if actor is not None:
         require_admin(actor, "change environments")
     _check(words)
@@ -67,9 +74,10 @@ def do_save_environment(
         with transaction.atomic():
             if environment is None or (before and before["image"] != words.image):
                 row.image_digest = row.image_cuda = ""
-            row.save()
-            if words.projects is not None:
-                row.projects.set(words.projects)
+            with settling_jobs(actor, row, Job.objects.filter(environment=row.pk or 0), choice):
+                row.save()
+                if words.projects is not None:
+                    row.projects.set(words.projects)
             record_act(actor, "environment.save", row, before=before, after=_shown(row))
             if before is None or before["image"] != words.image or before["archive"] != words.archive:
                 EnvironmentOnNode.objects.filter(environment=row).delete()
@@ -94,14 +102,6 @@ def nodes_for(environment: Environment) -> list[Node]:
     """The nodes on which an environment can run."""
     rows = Node.objects.filter(runtime__in=runtimes_for(environment.runtime))
     return list(rows.exclude(state=NodeState.RETIRED.value).order_by("name"))
-
-
-def fault_of_environment(environment: Environment, project: Project) -> str | None:
-    """Why a project may not run an environment, as a sentence; None when it may."""
-    limits = set(environment.projects.values_list("pk", flat=True))
-    if not limits or any(each.pk in limits for each in lineage(project, lambda below: below.parent)):
-        return None
-    return f"{environment.title} is not offered to the project {project.name}."
 
 
 def _check(words: EnvironmentWords) -> None:

@@ -16,9 +16,9 @@ from portal.errors import Conflict, Impossible, Invalid, NotAllowed
 from portal.models import Dependency, Environment, Job, Node, NodePool, Project, Template, User
 from portal.services import bounds, lifecycle, secrets, suspending, volumes
 from portal.services.audit import record_act
-from portal.services.catalogue import fault_of_environment
 from portal.services.dependencies import lock_dependencies, wrong_dependencies
 from portal.services.gangs import fault_of_launcher, no_network
+from portal.services.rights import Right, denial_of, read_rights, run_of
 from portal.services.topologies import Near, fault_of_near
 from portal.words.amounts import memory
 from portal.words.reasons import EndReason
@@ -116,25 +116,23 @@ class JobRequest:
 def check_job(user: User, request: JobRequest) -> None:
     """Raises what is wrong: NotThere or NotAllowed, Invalid by field, Impossible with the nearest request."""
     require(user, Verb.SUBMIT, request.project)
-    if not request.environment.enabled and not can(user, Verb.CHANGE, request.environment):
-        raise Invalid(fields={"environment": "This environment is not offered any more."})
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_is_open(user)
     wrong = dict(_wrong_words(request)) | dict(_wrong_numbers(request))
-    if fault := fault_of_environment(request.environment, request.project):
-        wrong["environment"] = fault
     if fault := fault_of_launcher(
         request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.elastic
     ):
         wrong["launcher"] = fault
     if request.near and (fault := fault_of_near(request.near)):
         wrong["near"] = fault
-    if fault := volumes.fault_of_volumes(
-        user, request.project, request.pool, request.environment.runtime, request.volumes
-    ):
-        wrong["volumes"] = fault
-    if fault := secrets.fault_of_secrets(user, request.project, request.environ, request.secrets):
+    if fault := secrets.fault_of_secrets(request.environ, request.secrets):
         wrong["secrets"] = fault
+    if fault := volumes.fault_of_volumes(user, request.environment.runtime, request.volumes):
+        wrong["volumes"] = fault
+    if not {"volumes", "secrets"} & wrong.keys():
+        wrong |= _missing_rights(user, request)
+    if "volumes" not in wrong and (fault := volumes.fault_of_places(request.volumes, request.pool)):
+        wrong["volumes"] = fault
     wrong |= wrong_dependencies(user, request.after, any_end=request.after_any)
     if request.priority > 0 and not can(user, Verb.MANAGE, request.project):
         raise NotAllowed(
@@ -162,6 +160,21 @@ def check_job(user: User, request: JobRequest) -> None:
     if found is not None:
         sentence, facts = found
         raise Impossible(sentence, code="never", facts=facts)
+
+
+def _missing_rights(user: User, request: JobRequest) -> dict[str, str]:
+    """What the person may not use, by field; an account or a project that is closed is refused before."""
+    columns = {
+        "owner_id": user.pk,
+        "project_id": request.project.pk,
+        "environment_id": request.environment.pk,
+        "volumes": volumes.wanted_volumes(request.volumes),
+        "secrets": secrets.wanted_secrets(request.secrets),
+    }
+    run = run_of(columns)
+    fields = {Right.ENVIRONMENT: "environment", Right.VOLUME: "volumes", Right.SECRET: "secrets"}
+    missing = [each for each in read_rights([run]).denials(run) if each.right in fields]
+    return {fields[each.right]: each.message for each in reversed(missing)}
 
 
 def would_start(user: User, request: JobRequest) -> dict[str, Any] | None:
@@ -238,10 +251,10 @@ def do_suspend_job(user: User, job: Job) -> Job:
 def do_resume_job(user: User, job: Job) -> Job:
     """Puts a suspended job back into the queue; what its owner may not submit any more stays where it is."""
     require(user, Verb.CONTROL, job)
-    if not can(job.owner, Verb.SUBMIT, job.project):
-        raise Conflict("Its owner may not run jobs in this project any more.", code="owner_may_not_run")
-    if fault := fault_of_environment(job.environment, job.project):
-        raise Conflict(fault, code="environment_not_offered")
+    if denial := denial_of(job):
+        of_environment = denial.right is Right.ENVIRONMENT
+        code = "environment_not_offered" if of_environment else "owner_may_not_run"
+        raise Conflict(str(denial), code=code)
     with transaction.atomic():
         job = suspending.resume(job.pk, actor=user.username)
         if job.owner_id != user.pk:

@@ -10,7 +10,7 @@ but ``adoption``, its twin for attempts that a restored record forgot, ``elastic
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -26,6 +26,7 @@ from portal.services.endings import finish_attempt, goes_on_without, note_change
 from portal.services.holdings import give_gpus, release_gpus, take_gpus
 from portal.services.moves import attempt_event, job_event, news_of_attempt, news_of_job
 from portal.services.rendezvous import Gathering
+from portal.services.rights import denial_of
 from portal.services.steps import move_attempt, move_job, move_task, next_state, note_event, tell_job
 from portal.wake import hint_nodes, wake
 from portal.words.amounts import memory
@@ -198,16 +199,24 @@ def _set_running(beginnings: Sequence[Beginning], attempts: Sequence[Attempt], n
     announce_all(news)
 
 
+class NotPermitted(Exception):
+    """The owner of a job may not run it any more; nothing of this task was sent."""
+
+
 def task_sent(task: Task) -> bool:
     """Marks that a start command is about to go out; False when the task is no longer to be started.
 
-    After a True the node may hold a container, whatever becomes of the answer (law 7).
+    After a True the node may hold a container, whatever becomes of the answer (law 7). Raises NotPermitted when the
+    owner of the job has lost a right that it needs. Whoever takes rights away locks the attempt after that
+    (``portal.services.rights_changes``), so either this sees the loss, or the attempt counts as running there.
     """
     with transaction.atomic():
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=task.attempt_id)
         task.refresh_from_db(fields=["state", "leave_wanted_at", "sent_at", "prepared_at"])
         if not is_to_start(task, attempt):
             return False
+        if denial := denial_of(Job.objects.get(pk=attempt.job_id)):
+            raise NotPermitted(str(denial))
         if attempt.sent_at is None:
             attempt.sent_at = timezone.now()
             attempt.save(update_fields=["sent_at"])
@@ -448,6 +457,21 @@ def set_held(job_id: int, held: bool, *, actor: str) -> Job:
             tell_job(job)
             wake("hold")
         return job
+
+
+def hold_jobs(sentences: Mapping[int, str], *, actor: str) -> None:
+    """Holds many jobs back from starting, each with the sentence of its event; those that are held stay so."""
+    with transaction.atomic():
+        rows = Job.objects.select_for_update(no_key=True).filter(pk__in=sentences, held=False)
+        jobs = list(rows.exclude(state__in=[state.value for state in JOB_ENDS]).order_by("pk"))
+        for job in jobs:
+            job.held, job.version = True, job.version + 1
+        Job.objects.bulk_update(jobs, ["held", "version"], batch_size=1000)
+        JobEvent.objects.bulk_create(
+            JobEvent(job=job, kind="held", actor=actor, sentence=sentences[job.pk][:1000]) for job in jobs
+        )
+        announce_all([news for job in jobs for news in news_of_job(job)])
+        wake("hold")
 
 
 def note_submitted(job: Job, *, actor: str) -> None:

@@ -17,9 +17,10 @@ from django.utils import timezone
 from portal.access import Verb, can, require, require_admin
 from portal.errors import Conflict, Invalid, NotAllowed, NotThere
 from portal.events import announce
-from portal.models import Invitation, Membership, Project, SignInLink, User
+from portal.models import Invitation, Job, Membership, Project, SignInLink, User
 from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
+from portal.services.rights_changes import DEFAULT_CHOICE, JobChoice, settling_jobs
 from portal.words.states import Role
 
 INVITATION_DAYS = 7
@@ -217,12 +218,20 @@ def do_set_password(user: User, password: str, *, old: str | None) -> None:
 
 
 def do_change_person(
-    actor: User, user: User, *, is_active: bool | None = None, is_admin: bool | None = None
+    actor: User,
+    user: User,
+    *,
+    is_active: bool | None = None,
+    is_admin: bool | None = None,
+    choice: JobChoice | None = DEFAULT_CHOICE,
 ) -> User:
-    """Lets a person in or out, or changes whether they are an admin; the last admin stays one."""
+    """Lets a person in or out, or changes whether they are an admin; the last admin stays one.
+
+    ``choice``: what becomes of jobs that the person may not run any more.
+    """
     require(actor, Verb.CHANGE, user)
     require_admin(actor, "change other people's accounts")
-    with transaction.atomic():
+    with transaction.atomic(), settling_jobs(actor, user, Job.objects.filter(owner=user), choice):
         admins = list(
             User.objects.select_for_update(no_key=True).filter(is_admin=True, is_active=True).order_by("pk")
         )

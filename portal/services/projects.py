@@ -7,14 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 
 from portal.access import Verb, require, require_admin
 from portal.errors import Conflict, Invalid, Stale
 from portal.events import announce
 from portal.lineage import lineage
-from portal.models import Membership, NodePool, Project, Quota, QuotaChange, User
+from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
 from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
+from portal.services.rights_changes import DEFAULT_CHOICE, JobChoice, settling_jobs
 from portal.wake import wake
 from portal.words.states import JOB_LIVE, Role
 
@@ -48,8 +50,13 @@ def do_create_project(
     return project
 
 
-def do_change_project(actor: User, project: Project, **changes: Any) -> Project:
-    """Renames, retitles, moves or archives a project."""
+def do_change_project(
+    actor: User, project: Project, *, choice: JobChoice | None = DEFAULT_CHOICE, **changes: Any
+) -> Project:
+    """Renames, retitles, moves or archives a project.
+
+    ``choice``: what becomes of jobs whose owners may not run them once it has moved.
+    """
     require(actor, Verb.MANAGE, project)
     unknown = set(changes) - {"name", "title", "parent", "archived_at"}
     if unknown:
@@ -70,9 +77,10 @@ def do_change_project(actor: User, project: Project, **changes: Any) -> Project:
                 raise Conflict("It still has jobs that wait or run.", code="project_busy")
             if "parent" in changes:
                 _lose_rights_from_above(row, tree)
-            for key, value in changes.items():
-                setattr(row, key, value)
-            row.save()
+            with settling_jobs(actor, row, _jobs_below(row, tree), choice):
+                for key, value in changes.items():
+                    setattr(row, key, value)
+                row.save()
             record_act(actor, "project.change", row, before=before, after=_shown(row))
             wake("project")
     except IntegrityError as clash:
@@ -82,10 +90,17 @@ def do_change_project(actor: User, project: Project, **changes: Any) -> Project:
     return row
 
 
-def do_set_member(actor: User, project: Project, user: User, role: Role) -> Membership:
-    """Gives a person a role in a project, or changes it."""
+def do_set_member(
+    actor: User,
+    project: Project,
+    user: User,
+    role: Role,
+    *,
+    choice: JobChoice | None = DEFAULT_CHOICE,
+) -> Membership:
+    """Gives a person a role in a project, or changes it; ``choice`` is for jobs that a viewer may not run."""
     require(actor, Verb.MANAGE, project)
-    with transaction.atomic():
+    with transaction.atomic(), settling_jobs(actor, project, Job.objects.filter(owner=user), choice):
         old = Membership.objects.select_for_update(no_key=True).filter(user=user, project=project).first()
         before = {"user": user.username, "role": old.role} if old else None
         member, _ = Membership.objects.update_or_create(
@@ -98,10 +113,12 @@ def do_set_member(actor: User, project: Project, user: User, role: Role) -> Memb
     return member
 
 
-def do_remove_member(actor: User, project: Project, user: User) -> None:
-    """Takes a person out of a project; their jobs run on, their open workspaces close within seconds."""
+def do_remove_member(
+    actor: User, project: Project, user: User, *, choice: JobChoice | None = DEFAULT_CHOICE
+) -> None:
+    """Takes a person out of a project; their jobs follow ``choice``, their open workspaces close within seconds."""
     require(actor, Verb.MANAGE, project)
-    with transaction.atomic():
+    with transaction.atomic(), settling_jobs(actor, project, Job.objects.filter(owner=user), choice):
         member = Membership.objects.select_for_update(no_key=True).filter(user=user, project=project).first()
         if member is None:
             return
@@ -236,6 +253,11 @@ def _check_no_circle(project: Project, parent: Project, tree: dict[int, Project]
 
 def _depth(project: Project) -> int:
     return len(lineage(project.parent, lambda below: below.parent))
+
+
+def _jobs_below(project: Project, tree: dict[int, Project]) -> QuerySet[Job]:
+    below = [row for row in tree if project.pk in lineage(row, lambda each: tree[each].parent_id)]
+    return Job.objects.filter(project__in=below)
 
 
 def _lose_rights(user: User) -> None:

@@ -9,12 +9,13 @@ from django.db import transaction
 
 from agents.node.environment import is_ours
 from agents.node.spec import REFUSED_ENV
-from portal.access import Verb, can, require, usable_secrets
+from portal.access import Verb, require, usable_secrets
 from portal.errors import Invalid, NotThere
 from portal.models import Job, Project, Secret, User
 from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
 from portal.services.environments import SECRET_FILE
+from portal.services.rights import denial_of
 from portal.services.sealing import CannotOpen, Place, seal, unseal
 from portal.words.secrets import FILE_NAME, MAX_VALUE_BYTES, MINE, MOST_SECRETS, PROJECTS, VARIABLE_NAME
 
@@ -79,10 +80,8 @@ def wanted_secrets(given: Iterable[Wanted]) -> list[dict[str, str]]:
     ]
 
 
-def fault_of_secrets(
-    owner: User, project: Project, environ: Mapping[str, str], given: Sequence[Wanted]
-) -> str | None:
-    """What is wrong with the secrets that a job names, as a sentence; None if nothing is."""
+def fault_of_secrets(environ: Mapping[str, str], given: Sequence[Wanted]) -> str | None:
+    """What is wrong with how a job names secrets, as a sentence; None if nothing is."""
     if len(given) > MOST_SECRETS:
         return f"A job names at most {MOST_SECRETS} secrets."
     for each in given:
@@ -100,10 +99,6 @@ def fault_of_secrets(
         if (way, name) in seen:
             return f"Two secrets would be the {way} {name}."
         seen.add((way, name))
-    there = set(usable_secrets(owner, project).values_list("name", "project_id"))
-    for each in wanted:
-        if (each["secret"], project.pk if each["of"] == PROJECTS else None) not in there:
-            return _unknown(each, project)
     return None
 
 
@@ -112,13 +107,13 @@ def secrets_of(job: Job) -> Given:
     found = Given({}, {})
     if not job.secrets:
         return found
-    if not job.owner.is_active or not can(job.owner, Verb.SUBMIT, job.project):
-        raise NotGiven(f"{job.owner.username} may not use secrets in {job.project.name} any more")
+    if denial := denial_of(job):
+        raise NotGiven(denial.message.removesuffix("."))
     rows = {(row.name, row.project_id): row for row in usable_secrets(job.owner, job.project)}
     for each in job.secrets:
         row = rows.get((each["secret"], job.project_id if each["of"] == PROJECTS else None))
-        if row is None:
-            raise NotGiven(_unknown(each, job.project).removesuffix("."))
+        if row is None:  # it went between the two queries
+            raise NotGiven(f"The secret {each['secret']} is gone")
         try:
             value = unseal(row.sealed, _place(row))
         except CannotOpen as why:
@@ -144,12 +139,6 @@ def _whose(of: User | Project) -> dict[str, Any]:
 
 def _place(row: Secret) -> Place:
     return Place("secret", row.public_id, "sealed")
-
-
-def _unknown(each: Mapping[str, str], project: Project) -> str:
-    if each["of"] == PROJECTS:
-        return f"{project.name} has no secret called {each['secret']}."
-    return f"You have no secret called {each['secret']}."
 
 
 def _fault_of_variable(name: str, environ: Mapping[str, str]) -> str | None:

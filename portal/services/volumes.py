@@ -16,6 +16,7 @@ from portal.lineage import lineage
 from portal.models import Job, Node, NodePool, Project, User, Volume
 from portal.models.public_id import fault_of_name
 from portal.services.audit import record_act
+from portal.services.rights_changes import DEFAULT_CHOICE, JobChoice, settling_jobs
 from portal.wake import wake
 from portal.words.states import JOB_LIVE, NodeState, RuntimeKind
 from portal.words.volumes import MOST_VOLUMES, WITH_QUOTA, Reach, VolumeKind, place_of
@@ -41,8 +42,18 @@ class VolumeWords:
     projects: Sequence[Project] = ()
 
 
-def do_save_volume(actor: User, words: VolumeWords, row: Volume | None = None, *, reason: str = "") -> Volume:
-    """Declares a volume, or changes one; its name and kind stay. What runs keeps what it was started with."""
+def do_save_volume(
+    actor: User,
+    words: VolumeWords,
+    row: Volume | None = None,
+    *,
+    reason: str = "",
+    choice: JobChoice | None = DEFAULT_CHOICE,
+) -> Volume:
+    """Declares a volume, or changes one; its name and kind stay. What runs keeps what it was started with.
+
+    ``choice``: what becomes of jobs whose project may not use it any more.
+    """
     require_admin(actor, "change volumes")
     if wrong := _wrong(words, row):
         raise Invalid(fields=wrong)
@@ -54,9 +65,11 @@ def do_save_volume(actor: User, words: VolumeWords, row: Volume | None = None, *
                 setattr(saved, key, getattr(words, key))
             saved.kind, saved.reach = words.kind.value, words.reach.value
             saved.read_only = words.read_only or words.kind is VolumeKind.DATASET
-            saved.save()
-            saved.nodes.set(words.nodes)
-            saved.projects.set(words.projects)
+            jobs = Job.objects.filter(volumes__contains=[{"volume": words.name}])
+            with settling_jobs(actor, saved, jobs if row else Job.objects.none(), choice):
+                saved.save()
+                saved.nodes.set(words.nodes)
+                saved.projects.set(words.projects)
             record_act(actor, "volume.save", saved, before=before, after=_shown(saved), reason=reason)
             wake("volume")
     except IntegrityError as clash:
@@ -114,10 +127,8 @@ def wanted_volumes(given: Iterable[Wanted]) -> list[dict[str, Any]]:
     ]
 
 
-def fault_of_volumes(
-    owner: User, project: Project, pool: NodePool | None, runtime: str, given: Sequence[Wanted]
-) -> str | None:
-    """What is wrong with the volumes that a job names, as a sentence; None if nothing is."""
+def fault_of_volumes(owner: User, runtime: str, given: Sequence[Wanted]) -> str | None:
+    """What is wrong with how a job names volumes, as a sentence; None if nothing is."""
     if not given:
         return None
     if runtime == RuntimeKind.PROCESS.value:
@@ -133,11 +144,13 @@ def fault_of_volumes(
             return f"{target} is in the home; choose a place outside it."
         if targets.count(target) > 1:
             return f"Two volumes would stand at {target}."
-    known = {row.name: row for row in usable(project).filter(name__in=[each["volume"] for each in wanted])}
-    for each in wanted:
-        if each["volume"] not in known:
-            return f"There is no volume called {each['volume']}, or {project.name} may not use it."
-    return _nowhere(list(known.values()), pool)
+    return None
+
+
+def fault_of_places(given: Sequence[Wanted], pool: NodePool | None) -> str | None:
+    """Why no node has all volumes that a job names; None where some node has."""
+    names = [str(each["volume"]) for each in given]
+    return _nowhere(list(declared().filter(name__in=names)), pool) if names else None
 
 
 def nodes_with(rows: Iterable[Volume]) -> dict[int, set[int]]:

@@ -25,6 +25,8 @@ WAIT_WORDS = {
     VerdictCode.DEPENDENCY: "After others",
     VerdictCode.QUOTA_OF_USER: "At a person's limit",
     VerdictCode.NEVER: "Cannot start",
+    VerdictCode.OWNER_NOT_PERMITTED: "Not permitted",
+    VerdictCode.INVALID_DATA: "Invalid data",
 }
 END_LOOKS = {
     JobState.COMPLETED: ("done", "Completed"),

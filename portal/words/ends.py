@@ -49,6 +49,7 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.GPU_SHARE_EXCEEDED: AttemptState.FAILED,
     EndReason.GPU_SHARING_LOST: AttemptState.FAILED,
     EndReason.NODES_APART: AttemptState.NODE_FAIL,
+    EndReason.OWNER_NOT_PERMITTED: AttemptState.CANCELLED,
 }
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 300.0
@@ -70,11 +71,14 @@ def tries_used(ended: Sequence[tuple[str, str]]) -> int:
     """
     apart = sum(reason == EndReason.NODES_APART for _, reason in ended)
     left = (AttemptState.PREEMPTED, AttemptState.SUSPENDED)
-    others = sum(state not in left and reason != EndReason.NODES_APART for state, reason in ended)
+    uncounted = (EndReason.NODES_APART, EndReason.OWNER_NOT_PERMITTED)
+    others = sum(state not in left and reason not in uncounted for state, reason in ended)
     return others + max(0, apart - UNCHARGED)
 
 
-GIVEN_BACK = frozenset({EndReason.PREEMPTED, EndReason.RECLAIMED, EndReason.CONSOLIDATED})
+GIVEN_BACK = frozenset(
+    {EndReason.PREEMPTED, EndReason.RECLAIMED, EndReason.CONSOLIDATED, EndReason.OWNER_NOT_PERMITTED}
+)
 
 NO_FAULT = GIVEN_BACK | {
     EndReason.NODE_REBOOTED,

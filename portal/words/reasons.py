@@ -24,6 +24,8 @@ class VerdictCode(StrEnum):
     VOLUME_UNAVAILABLE = "volume_unavailable"
     QUOTA_OF_USER = "quota_of_user"
     NOT_REACHED = "not_reached"
+    OWNER_NOT_PERMITTED = "owner_not_permitted"
+    INVALID_DATA = "invalid_data"
     NEVER = "never"
 
 
@@ -32,6 +34,8 @@ NO_FORECAST: dict[str, str] = {
     VerdictCode.DEPENDENCY: "When it starts then is worked out once they have ended.",
     VerdictCode.VOLUME_UNAVAILABLE: "The node of its home volume takes no work, and when it will is not known.",
     VerdictCode.NEVER: "This cluster cannot run it as it asks.",
+    VerdictCode.OWNER_NOT_PERMITTED: "Its owner may not run it at the moment.",
+    VerdictCode.INVALID_DATA: "It cannot be scheduled until invalid data is corrected.",
 }
 """Verdicts after which nobody foresees a start, and why."""
 
@@ -62,6 +66,7 @@ class EndReason(StrEnum):
     GPU_SHARE_EXCEEDED = "gpu_share_exceeded"
     GPU_SHARING_LOST = "gpu_sharing_lost"
     NODES_APART = "nodes_apart"
+    OWNER_NOT_PERMITTED = "owner_not_permitted"
 
 
 END_SENTENCES: dict[EndReason, str] = {
@@ -88,6 +93,7 @@ END_SENTENCES: dict[EndReason, str] = {
     "share is {share}. Others share that GPU with it.",
     EndReason.GPU_SHARING_LOST: "The daemon by which it shared a GPU of {node} was gone.",
     EndReason.NODES_APART: "{node} cannot reach {first} ({place}): {why}. None of its tasks began.",
+    EndReason.OWNER_NOT_PERMITTED: "Its owner may not run it any more: {detail}",
     EndReason.STALE_GANG: "Another task of the job ended, so the whole attempt ended.",
 }
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
 
 from portal.words.knobs import CHOICES
 from portal.words.reasons import VerdictCode
@@ -14,19 +15,33 @@ from scheduler.core.cluster import (
     Ask,
     GpuRow,
     GpuUuid,
+    JobId,
     Near,
     NodeId,
     NodeRow,
     PendingRow,
     PoolId,
+    PoolRow,
     ProjectId,
+    ProjectRow,
     QuotaRow,
+    ReservationRow,
     RunningRow,
+    RunningTask,
     Snapshot,
+    TopologyRow,
+    UsageRow,
     UserId,
 )
 from scheduler.core.plan import EvictionReason, Plan, Start, TaskPlacement
 from scheduler.core.tree import INNER, Tree
+
+Row = TypeVar("Row")
+
+
+MOST_TASKS = 10_000
+MOST_GPUS_PER_TASK = 1_000
+"""A decision makes an object for each task: a request beyond these would take all of its time and memory."""
 
 
 class SnapshotError(ValueError):
@@ -35,6 +50,33 @@ class SnapshotError(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.message = message
+
+
+class RowKind(StrEnum):
+    """The kinds of rows that a snapshot is made of."""
+
+    POOL = "pool"
+    NODE = "node"
+    TOPOLOGY = "topology"
+    PROJECT = "project"
+    QUOTA = "quota"
+    USAGE = "usage"
+    RESERVATION = "reservation"
+    ENVIRONMENT = "environment"
+    RUNNING = "running"
+    PENDING = "pending"
+
+
+class Fault(NamedTuple):
+    """What is wrong with one row. ``row`` is its id; of a quota ``project,pool``, of usage ``usage_id``."""
+
+    kind: RowKind
+    row: str
+    field: str
+    message: str
+    jobs: tuple[JobId, ...] = ()
+    """Waiting jobs that depend on the row, where the snapshot does not say so."""
 
 
 def check_snapshot(snapshot: Snapshot, checked: Mapping[int, object] | None = None) -> None:
@@ -42,44 +84,118 @@ def check_snapshot(snapshot: Snapshot, checked: Mapping[int, object] | None = No
 
     ``checked`` holds rows that passed in an earlier photograph of the same projects, pools and machines, by ``id``.
     """
-    before = checked or {}
     _finite("now_s", snapshot.now_s)
-    pools = _unique("pools", (pool.id for pool in snapshot.pools))
-    for pool in snapshot.pools:
-        if pool.placement is not None and pool.placement not in CHOICES["placement"].options:
-            raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is no placement")
-    nodes = _unique("nodes", (node.id for node in snapshot.nodes))
+    for fault in _faults(snapshot, checked or {}):
+        raise SnapshotError(fault.field, fault.message)
+
+
+def find_faults(snapshot: Snapshot) -> list[Fault]:
+    """Return every row that cannot be true, each with its first fault. Raise ``SnapshotError`` for the clock."""
+    _finite("now_s", snapshot.now_s)
+    found: dict[tuple[RowKind, str], Fault] = {}
+    for fault in _faults(snapshot, {}):
+        found.setdefault((fault.kind, fault.row), fault)
+    return list(found.values())
+
+
+def _faults(snapshot: Snapshot, before: Mapping[int, object]) -> Iterator[Fault]:
+    pools = frozenset(pool.id for pool in snapshot.pools)
+    nodes = frozenset(node.id for node in snapshot.nodes)
+    projects = frozenset(project.id for project in snapshot.projects)
+    yield from _repeated(RowKind.POOL, "pools", [pool.id for pool in snapshot.pools])
+    yield from _each(RowKind.POOL, snapshot.pools, lambda pool: pool.id, _check_pool)
+    yield from _repeated(RowKind.NODE, "nodes", [node.id for node in snapshot.nodes])
     if not before:
-        _unique("gpus", (gpu.uuid for node in snapshot.nodes for gpu in node.gpus))
-    for node in snapshot.nodes:
-        if before.get(id(node)) is not node:
-            _known(f"nodes[{node.id}].pool", node.pool, pools)
-            _check_node(node)
-    for topology in snapshot.topologies:
-        _unique(f"topologies[{topology.name}].levels", topology.levels)
-    _unique("topologies", (topology.name for topology in snapshot.topologies))
-    projects = _unique("projects", (project.id for project in snapshot.projects))
-    _check_tree(snapshot, projects)
-    _check_quotas(snapshot, projects, pools)
+        yield from _repeated_gpus(snapshot)
+    came = [node for node in snapshot.nodes if before.get(id(node)) is not node]
+    yield from _each(RowKind.NODE, came, lambda node: node.id, lambda node: _check_node(node, pools))
+    yield from _each(RowKind.TOPOLOGY, snapshot.topologies, lambda row: row.name, _check_topology)
+    yield from _repeated(RowKind.TOPOLOGY, "topologies", [row.name for row in snapshot.topologies])
+    yield from _repeated(RowKind.PROJECT, "projects", [project.id for project in snapshot.projects])
+    yield from _tree_faults(snapshot, projects)
+    yield from _repeated(RowKind.QUOTA, "quotas", [f"{row.project},{row.pool}" for row in snapshot.quotas])
+    yield from _each(
+        RowKind.QUOTA,
+        snapshot.quotas,
+        lambda row: f"{row.project},{row.pool}",
+        lambda row: _check_quota(row, projects, pools),
+    )
     for i, usage in enumerate(snapshot.usage):
         if usage.project in projects and usage.pool in pools and 0 <= usage.gpu_seconds < math.inf:
-            continue  # thousands are right, and their names are made for who is wrong
-        _known(f"usage[{i}].project", usage.project, projects)
-        _known(f"usage[{i}].pool", usage.pool, pools)
-        _at_least(f"usage[{i}].gpu_seconds", usage.gpu_seconds, 0)
-    _check_reservations(snapshot, projects, nodes)
+            continue  # fast path: build the names of fields only for invalid rows
+        try:
+            _check_usage(f"usage[{i}]", usage, projects, pools)
+        except SnapshotError as wrong:
+            yield Fault(RowKind.USAGE, usage_id(usage), wrong.field, wrong.message)
+    yield from _repeated(RowKind.RESERVATION, "reservations", [row.id for row in snapshot.reservations])
+    yield from _each(
+        RowKind.RESERVATION,
+        snapshot.reservations,
+        lambda row: row.id,
+        lambda row: _check_reservation(row, projects, nodes),
+    )
     waiting = [row.job for row in snapshot.pending]
     grows = {row.job for row in snapshot.pending if row.ranks}
-    _unique("jobs", [row.job for row in snapshot.running if row.job not in grows] + waiting)
-    _check_running(snapshot, projects, pools, nodes, before)
-    for pending in [row for row in snapshot.pending if before.get(id(row)) is not row]:
-        _check_pending(pending, projects, pools)
+    runs = [row.job for row in snapshot.running if row.job not in grows]
+    yield from _repeated(RowKind.RUNNING, "jobs", runs)
+    yield from _repeated(RowKind.PENDING, "jobs", [*dict.fromkeys(runs), *waiting])
+    yield from _running_faults(snapshot, projects, pools, nodes, before)
+    yield from _each(
+        RowKind.PENDING,
+        [row for row in snapshot.pending if before.get(id(row)) is not row],
+        lambda row: row.job,
+        lambda row: _check_pending(row, projects, pools),
+    )
 
 
-def _check_node(node: NodeRow) -> None:
+def usage_id(row: UsageRow) -> str:
+    return f"{row.project},{row.pool},{row.user or ''}"
+
+
+def _each(
+    kind: RowKind, rows: Iterable[Row], name: Callable[[Row], str], check: Callable[[Row], None]
+) -> Iterator[Fault]:
+    for row in rows:
+        try:
+            check(row)
+        except SnapshotError as wrong:
+            yield Fault(kind, name(row), wrong.field, wrong.message)
+
+
+def _repeated(kind: RowKind, field: str, keys: Sequence[str]) -> Iterator[Fault]:
+    if len(set(keys)) < len(keys):
+        for key, count in Counter(keys).items():
+            if count > 1:
+                yield Fault(kind, key, f"{field}[{key}]", f"stands there {count} times")
+
+
+def _repeated_gpus(snapshot: Snapshot) -> Iterator[Fault]:
+    """The nodes that name a GPU which is named elsewhere, or twice."""
+    uuids = [gpu.uuid for node in snapshot.nodes for gpu in node.gpus]
+    if len(set(uuids)) == len(uuids):
+        return
+    count = Counter(uuids)
+    for node in snapshot.nodes:
+        for gpu in node.gpus:
+            if count[gpu.uuid] > 1:
+                yield Fault(
+                    RowKind.NODE, node.id, f"gpus[{gpu.uuid}]", f"stands there {count[gpu.uuid]} times"
+                )
+
+
+def _check_pool(pool: PoolRow) -> None:
+    if pool.placement is not None and pool.placement not in CHOICES["placement"].options:
+        raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is no placement")
+
+
+def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
     at = f"nodes[{node.id}]"
+    _known(f"{at}.pool", node.pool, pools)
     for name in ("cpu_milli", "cpu_used_milli", "memory_mib", "memory_used_mib"):
         _at_least(f"{at}.{name}", getattr(node, name), 0)
+    for key, value in node.labels:
+        if not isinstance(value, str):
+            raise SnapshotError(f"{at}.labels[{key}]", f"{value!r} is no text")
     for gpu in node.gpus:
         if not 0 <= gpu.used_milli <= WHOLE_MILLI:
             raise SnapshotError(f"{at}.gpus[{gpu.uuid}].used_milli", f"{gpu.used_milli} is outside 0 to 1000")
@@ -88,79 +204,107 @@ def _check_node(node: NodeRow) -> None:
                 f"{at}.gpus[{gpu.uuid}].whole", f"a whole allocation stands on {gpu.used_milli} milli"
             )
         _at_least(f"{at}.gpus[{gpu.uuid}].memory_mib", gpu.memory_mib, 0)
+        if gpu.compute_capability is not None:
+            _at_least(f"{at}.gpus[{gpu.uuid}].compute_capability", gpu.compute_capability, 0)
 
 
-def _check_tree(snapshot: Snapshot, projects: frozenset[str]) -> None:
+def _check_topology(row: TopologyRow) -> None:
+    for level in row.levels:
+        if not isinstance(level, str):
+            raise SnapshotError(f"topologies[{row.name}].levels", f"{level!r} is no text")
+    _unique(f"topologies[{row.name}].levels", row.levels)
+
+
+def _tree_faults(snapshot: Snapshot, projects: frozenset[str]) -> Iterator[Fault]:
+    wrong = list(
+        _each(
+            RowKind.PROJECT,
+            snapshot.projects,
+            lambda project: project.id,
+            lambda project: _check_project(project, projects),
+        )
+    )
+    yield from wrong
     parents = {project.id: project.parent for project in snapshot.projects}
     sound: set[ProjectId] = set()
     for project in snapshot.projects:
-        at = f"projects[{project.id}]"
-        _finite(f"{at}.created_s", project.created_s)
-        if INNER in project.id:
-            raise SnapshotError(f"{at}.id", "a slash is kept for the engine's own leaves")
-        if project.parent is not None:
-            _known(f"{at}.parent", project.parent, projects)
         walk: list[ProjectId] = []
         here: ProjectId | None = project.id
-        while here is not None and here not in sound:
+        while here is not None and here not in sound and here in parents:
             if here in walk:
-                raise SnapshotError(f"projects[{here}].parent", "the tree runs in a circle")
+                for each in walk[walk.index(here) :]:
+                    yield Fault(
+                        RowKind.PROJECT, each, f"projects[{each}].parent", "the tree runs in a circle"
+                    )
+                break
             walk.append(here)
             here = parents[here]
         sound.update(walk)
 
 
-def _check_quotas(snapshot: Snapshot, projects: frozenset[str], pools: frozenset[str]) -> None:
-    _unique("quotas", (f"{quota.project},{quota.pool}" for quota in snapshot.quotas))
-    for quota in snapshot.quotas:
-        at = f"quotas[{quota.project},{quota.pool}]"
-        _known(f"{at}.project", quota.project, projects)
-        _known(f"{at}.pool", quota.pool, pools)
-        _at_least(f"{at}.guaranteed_milli", quota.guaranteed_milli, 0)
-        _at_least(f"{at}.weight", quota.weight, 0)
-        if quota.limit_milli is not None:
-            _at_least(f"{at}.limit_milli", quota.limit_milli, 0)
-        if quota.user_limit_milli is not None:
-            _at_least(f"{at}.user_limit_milli", quota.user_limit_milli, 0)
+def _check_project(project: ProjectRow, projects: frozenset[str]) -> None:
+    at = f"projects[{project.id}]"
+    _finite(f"{at}.created_s", project.created_s)
+    if INNER in project.id:
+        raise SnapshotError(f"{at}.id", "a slash is kept for the engine's own leaves")
+    if project.parent is not None:
+        _known(f"{at}.parent", project.parent, projects)
 
 
-def _check_reservations(snapshot: Snapshot, projects: frozenset[str], nodes: frozenset[str]) -> None:
-    _unique("reservations", (row.id for row in snapshot.reservations))
-    for row in snapshot.reservations:
-        at = f"reservations[{row.id}]"
-        for node in _unique(f"{at}.nodes", row.nodes):
-            _known(f"{at}.nodes", node, nodes)
-        for project in _unique(f"{at}.projects", row.projects):
-            _known(f"{at}.projects", project, projects)
-        _finite(f"{at}.from_s", row.from_s)
-        _finite(f"{at}.to_s", row.to_s)
-        if row.from_s >= row.to_s:
-            raise SnapshotError(f"{at}.to_s", "the end is not after the begin")
+def _check_quota(quota: QuotaRow, projects: frozenset[str], pools: frozenset[str]) -> None:
+    at = f"quotas[{quota.project},{quota.pool}]"
+    _known(f"{at}.project", quota.project, projects)
+    _known(f"{at}.pool", quota.pool, pools)
+    _at_least(f"{at}.guaranteed_milli", quota.guaranteed_milli, 0)
+    _at_least(f"{at}.weight", quota.weight, 0)
+    if quota.limit_milli is not None:
+        _at_least(f"{at}.limit_milli", quota.limit_milli, 0)
+    if quota.user_limit_milli is not None:
+        _at_least(f"{at}.user_limit_milli", quota.user_limit_milli, 0)
 
 
-def _check_running(
+def _check_usage(at: str, usage: UsageRow, projects: frozenset[str], pools: frozenset[str]) -> None:
+    _known(f"{at}.project", usage.project, projects)
+    _known(f"{at}.pool", usage.pool, pools)
+    _at_least(f"{at}.gpu_seconds", usage.gpu_seconds, 0)
+
+
+def _check_reservation(row: ReservationRow, projects: frozenset[str], nodes: frozenset[str]) -> None:
+    at = f"reservations[{row.id}]"
+    for node in _unique(f"{at}.nodes", row.nodes):
+        _known(f"{at}.nodes", node, nodes)
+    for project in _unique(f"{at}.projects", row.projects):
+        _known(f"{at}.projects", project, projects)
+    _finite(f"{at}.from_s", row.from_s)
+    _finite(f"{at}.to_s", row.to_s)
+    if row.from_s >= row.to_s:
+        raise SnapshotError(f"{at}.to_s", "the end is not after the begin")
+
+
+def _running_faults(
     snapshot: Snapshot,
     projects: frozenset[str],
     pools: frozenset[str],
     nodes: frozenset[str],
     before: Mapping[int, object],
-) -> None:
+) -> Iterator[Fault]:
     came = [row for row in snapshot.running if before.get(id(row)) is not row]
     touched = {node.id for node in snapshot.nodes if before.get(id(node)) is not node}
     touched.update(task.node for row in came for task in row.tasks)
     gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes if node.id in touched for gpu in node.gpus}
     for row in came:
         at = f"running[{row.job}]"
-        _known(f"{at}.project", row.project, projects)
-        _known(f"{at}.pool", row.pool, pools)
-        _finite(f"{at}.started_s", row.started_s)
-        for rank, task in enumerate(row.tasks):
-            _known(f"{at}.tasks[{rank}].node", task.node, nodes)
-            for gpu in task.gpus:
-                if gpu.uuid not in gpus or gpus[gpu.uuid][0] != task.node:
-                    raise SnapshotError(f"{at}.tasks[{rank}].gpus", f"{gpu.uuid} is not on {task.node}")
-                if not 1 <= gpu.milli <= WHOLE_MILLI:
-                    raise SnapshotError(f"{at}.tasks[{rank}].gpus", f"{gpu.milli} is outside 1 to 1000")
+        try:
+            _known(f"{at}.project", row.project, projects)
+            _known(f"{at}.pool", row.pool, pools)
+            _finite(f"{at}.started_s", row.started_s)
+            for name in ("submitted_s", "checkpoint_s", "time_limit_s", "min_compute_capability"):
+                if (value := getattr(row, name)) is not None:
+                    _finite(f"{at}.{name}", value)
+            for rank, task in enumerate(row.tasks):
+                check_task(f"{at}.tasks[{rank}]", task, nodes, gpus)
+        except SnapshotError as wrong:
+            yield Fault(RowKind.RUNNING, row.job, wrong.field, wrong.message)
     held: Counter[GpuUuid] = Counter()
     for row in snapshot.running:
         for task in row.tasks:
@@ -168,12 +312,33 @@ def _check_running(
                 for gpu in task.gpus:
                     held[gpu.uuid] += gpu.milli
     for uuid, milli in held.items():
+        if uuid not in gpus:
+            continue  # found above
         node, used = gpus[uuid][0], gpus[uuid][1].used_milli
         if milli > used:
-            raise SnapshotError(
+            yield Fault(
+                RowKind.NODE,
+                node,
                 f"nodes[{node}].gpus[{uuid}].used_milli",
                 f"running jobs hold {milli} milli of it, the node says {used}",
             )
+
+
+def check_task(
+    at: str,
+    task: RunningTask,
+    nodes: Collection[str],
+    gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]],
+) -> None:
+    """Raise ``SnapshotError`` unless what a running task holds is on its node."""
+    _known(f"{at}.node", task.node, nodes)
+    _at_least(f"{at}.cpu_milli", task.cpu_milli, 0)
+    _at_least(f"{at}.memory_mib", task.memory_mib, 0)
+    for gpu in task.gpus:
+        if gpu.uuid not in gpus or gpus[gpu.uuid][0] != task.node:
+            raise SnapshotError(f"{at}.gpus", f"{gpu.uuid} is not on {task.node}")
+        if not 1 <= gpu.milli <= WHOLE_MILLI:
+            raise SnapshotError(f"{at}.gpus", f"{gpu.milli} is outside 1 to 1000")
 
 
 def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[str]) -> None:
@@ -183,13 +348,20 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
     for pool in _unique(f"{at}.pools", row.pools):
         _known(f"{at}.pools", pool, pools)
     _at_least(f"{at}.tasks", row.tasks, 1)
+    if row.tasks > MOST_TASKS:
+        raise SnapshotError(f"{at}.tasks", f"{row.tasks} is above {MOST_TASKS}")
+    if row.min_tasks is not None and not row.ranks and not 1 <= row.min_tasks <= row.tasks:
+        raise SnapshotError(f"{at}.min_tasks", f"{row.min_tasks} is outside 1 to {row.tasks}")
     _at_least(f"{at}.gpus_per_task", row.gpus_per_task, 0)
+    if row.gpus_per_task > MOST_GPUS_PER_TASK:
+        raise SnapshotError(f"{at}.gpus_per_task", f"{row.gpus_per_task} is above {MOST_GPUS_PER_TASK}")
     _at_least(f"{at}.cpu_milli", row.cpu_milli, 0)
     _at_least(f"{at}.memory_mib", row.memory_mib, 0)
     if not 1 <= row.milli_per_gpu <= WHOLE_MILLI:
         raise SnapshotError(f"{at}.milli_per_gpu", f"{row.milli_per_gpu} is outside 1 to 1000")
-    if row.min_gpu_memory_mib is not None:
-        _at_least(f"{at}.min_gpu_memory_mib", row.min_gpu_memory_mib, 0)
+    for name in ("min_gpu_memory_mib", "min_compute_capability", "time_limit_s"):
+        if (value := getattr(row, name)) is not None:
+            _at_least(f"{at}.{name}", value, 0)
     if row.not_before_s is not None:
         _finite(f"{at}.not_before_s", row.not_before_s)
     for speed in row.speeds:
@@ -208,7 +380,7 @@ def _unique(field: str, keys: Iterable[str]) -> frozenset[str]:
     return different
 
 
-def _known(field: str, key: str, keys: frozenset[str]) -> None:
+def _known(field: str, key: str, keys: Collection[str]) -> None:
     if key not in keys:
         raise SnapshotError(field, f"{key!r} is not in the photograph")
 

@@ -17,6 +17,7 @@ from portal.models import (
     Extension,
     FailedCycle,
     GpuAlarm,
+    InvalidRow,
     Job,
     Node,
     NodeCheck,
@@ -129,6 +130,13 @@ def make() -> World:
         "volume": volume_of(project),
         "alarm": GpuAlarm.objects.create(
             gpu=node.gpus.all()[0], kind="xid", code=79, first_at=timezone.now(), last_at=timezone.now()
+        ),
+        "invalid_row": InvalidRow.objects.create(
+            kind="node",
+            row="n1",
+            field="nodes[n1].cpu_milli",
+            message="-1 is below 0",
+            first_at=timezone.now(),
         ),
         "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
         "check": NodeCheck.objects.create(node=node, actor=people["admin"]),

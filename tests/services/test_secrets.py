@@ -65,7 +65,7 @@ def test_a_job_gets_its_secrets_while_its_owner_may_have_them(scene) -> None:
     job = job_with(scene, *wanted)
     assert [dict(each) for each in request_of(job).secrets] == job.secrets
     assert secrets_of(job) == ({"key.pem": "the project's"}, {"HUB_TOKEN": VALUE})
-    with pytest.raises(Invalid, match="You have no secret called key"):
+    with pytest.raises(Invalid, match="has no secret called key"):
         job_with(scene, {"secret": "key", "variable": "A"})
     with pytest.raises(Invalid, match="Two secrets would be the variable A"):
         job_with(scene, *({"secret": "hub", "variable": "A"} for _ in range(2)))
@@ -76,7 +76,7 @@ def test_a_job_gets_its_secrets_while_its_owner_may_have_them(scene) -> None:
     do_save_secret(manager, project, "key", "another")
     assert secrets_of(job).files == {"key.pem": "another"}
     Membership.objects.filter(user=owner).delete()
-    with pytest.raises(NotGiven, match="may not use secrets"):
+    with pytest.raises(NotGiven, match="may not run jobs"):
         secrets_of(job)
     Membership.objects.create(project=project, user=owner, role="member")
     Secret.objects.filter(name="hub").update(sealed=Secret.objects.get(name="key").sealed)

@@ -110,5 +110,5 @@ def test_who_waits_is_suspended_at_once_and_a_manager_leaves_an_audit_row(scene)
         place(scene, job)  # the engine had decided on an earlier look
     assert list(AuditEntry.objects.values_list("act", "actor_name")) == [("job.suspend", manager.username)]
     scene["project"].memberships.filter(user=scene["owner"]).delete()
-    with pytest.raises(Conflict, match="owner may not run"):
+    with pytest.raises(Conflict, match="may not run jobs"):
         do_resume_job(manager, now(job))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from portal.models import GpuAlarm
-from portal.services.alarms import record_xid
+from portal.models import AuditEntry, GpuAlarm, InvalidRow
+from portal.services.alarms import InvalidRowReport, record_xid, report_invalid_rows
 from portal.services.gpus import record_foreign
 
 
@@ -37,3 +37,27 @@ def test_administrators_alone_see_and_acknowledge_alarms(alarms, client_of, kind
         assert text.index("XID 31") > text.index("XIDs that programs cause")
         after = client.get(page).content.decode()
         assert "Reseated it" in after and '<span class="fw-nav__n">1</span>' in after
+
+
+def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(scene, client_of) -> None:
+    report = InvalidRowReport(
+        "quota", "p,q", "quotas[p,q].weight", "The quota of <b> in main has an invalid value: nan."
+    )
+    report_invalid_rows([report])
+    report_invalid_rows([report])
+    (row,) = InvalidRow.objects.all()
+    client, page = client_of("admin"), reverse("alarms")
+    text = client.get(page).content.decode()
+    assert "The quota of &lt;b&gt; in main" in text and '<span class="fw-nav__n">1</span>' in text
+    act = reverse("acknowledge-invalid-row", args=[row.public_id])
+    assert client_of("member").post(act, {"note": "x"}).status_code == 403
+    assert client.post(act, {"note": "I correct it"}).status_code == 302
+    report_invalid_rows([report])
+    text = client.get(page).content.decode()
+    assert "I correct it" in text and '<span class="fw-nav__n">1</span>' not in text
+    assert AuditEntry.objects.get(act="invalid_row.acknowledge").reason == "I correct it"
+    assert "acknowledged already" in client.post(act, follow=True).content.decode()
+    report_invalid_rows([])
+    assert "Invalid data" not in client.get(page).content.decode()
+    report_invalid_rows([report])  # it is wrong again: a new alarm
+    assert InvalidRow.objects.filter(acknowledged_at__isnull=True, over_at__isnull=True).count() == 1

@@ -28,7 +28,9 @@ from portal.selectors.environments import offers_for
 from portal.selectors.volumes import named_rows
 from portal.services.bringing import do_bring, do_stop_bringing
 from portal.services.catalogue import EnvironmentWords, do_save_environment, nodes_for
+from portal.services.rights_changes import ChoiceNeeded
 from portal.web.acts import act_and_return
+from portal.web.admin.job_choice import ask_choice, choice_in
 from portal.web.words import plural, whole_number
 from portal.words.driver import cuda_will_do, driver_will_do
 from portal.words.states import CONTAINERS, RuntimeKind
@@ -81,7 +83,11 @@ def save_environment(request: HttpRequest, public_id: str = "") -> HttpResponse:
     values = {key: request.POST.get(key, "").strip() for key in (*TEXTS, "projects")}
     values["enabled"] = request.POST.get("enabled", "")
     try:
-        saved = do_save_environment(signed_in(request.user), _words(request, values), row)
+        words = _words(request, values)
+        saved = do_save_environment(signed_in(request.user), words, row, choice=choice_in(request))
+    except ChoiceNeeded as needed:
+        back = reverse("environment", args=[public_id])
+        return ask_choice(request, needed, change=f"Save {values['name']}", back=back)
     except Invalid as refusal:
         return _form(request, row, values, problems=refusal.fields, status=400)
     messages.success(

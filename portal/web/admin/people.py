@@ -16,7 +16,9 @@ from portal.access import Policy, policy, signed_in
 from portal.errors import Invalid, NotThere
 from portal.models import Invitation, Project, User
 from portal.services import people
+from portal.services.rights_changes import ChoiceNeeded
 from portal.web.acts import act_and_return
+from portal.web.admin.job_choice import ask_choice, choice_in
 from portal.words.states import Role
 
 
@@ -76,18 +78,20 @@ def change_person(request: HttpRequest, public_id: str) -> HttpResponse:
         return _page(request, link=link, link_for=person)
 
     def change() -> str:
-        changes = {
-            "close": {"is_active": False},
-            "open": {"is_active": True},
-            "admin": {"is_admin": True},
-            "no-admin": {"is_admin": False},
-        }.get(act)
-        if changes is None:
+        is_active = {"close": False, "open": True}.get(act)
+        is_admin = {"admin": True, "no-admin": False}.get(act)
+        if is_active is None and is_admin is None:
             raise NotThere
-        people.do_change_person(admin, person, **changes)
+        people.do_change_person(
+            admin, person, is_active=is_active, is_admin=is_admin, choice=choice_in(request)
+        )
         return f"Saved for {person.username}."
 
-    return act_and_return(request, change, reverse("people"))
+    try:
+        return act_and_return(request, change, reverse("people"))
+    except ChoiceNeeded as needed:
+        name = "Close the account of" if act == "close" else "Take the rights of an administrator from"
+        return ask_choice(request, needed, change=f"{name} {person.username}", back=reverse("people"))
 
 
 def address_with_code(view: str, code: str) -> str:

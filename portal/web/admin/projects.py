@@ -24,7 +24,9 @@ from portal.errors import Invalid, NotThere, Stale
 from portal.models import Invitation, Project, Quota, User
 from portal.selectors.projects import in_tree_order, live_jobs_of, people_of
 from portal.services import people, projects
+from portal.services.rights_changes import ChoiceNeeded
 from portal.web.acts import act_and_return
+from portal.web.admin.job_choice import ask_choice, choice_in
 from portal.web.admin.people import address_with_code, role_named
 from portal.web.admin.project_idle import IdlePanel
 from portal.web.admin.tree_pages import SEARCH_FROM, page_of
@@ -69,19 +71,28 @@ def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
     require(user, Verb.MANAGE, project)
     name = request.POST.get("username", "").strip()[:63]
     role = request.POST.get("role", "")
-    who = User.objects.filter(username=name, is_active=True).first()
+    everybody = User.objects.filter(username=name)
+    who = (everybody if role == "none" else everybody.filter(is_active=True)).first()
     if who is None or (role != "none" and role not in {r.value for r in Role}):
         problem = f"There is nobody called {name}." if who is None else "Choose a role."
         return _page(request, project, status=400, problems={"username": problem}, values={"username": name})
-    if role == "none":
-        projects.do_remove_member(user, project, who)
+    back = reverse("project", args=[public_id])
+    out = role == "none"
+    try:
+        if out:
+            projects.do_remove_member(user, project, who, choice=choice_in(request))
+        else:
+            projects.do_set_member(user, project, who, Role(role), choice=choice_in(request))
+    except ChoiceNeeded as needed:
+        change = f"Take {who.username} out of" if out else f"Make {who.username} {role} of"
+        return ask_choice(request, needed, change=f"{change} {project.name}", back=back)
+    if out:
         messages.success(
             request, f"{who.username} is out of {project.name}. Their open workspaces there close now."
         )
     else:
-        projects.do_set_member(user, project, who, Role(role))
         messages.success(request, f"{who.username} is now {role} of {project.name}.")
-    return HttpResponseRedirect(reverse("project", args=[public_id]))
+    return HttpResponseRedirect(back)
 
 
 @policy(Policy.SIGNED_IN)

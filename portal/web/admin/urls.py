@@ -78,5 +78,10 @@ urlpatterns = [
     path("scheduler/failed/<slug:public_id>/", scheduler.failed_cycle, name="failed-cycle"),
     path("alarms/", alarms.alarms_page, name="alarms"),
     path("alarms/<slug:public_id>/acknowledge/", alarms.acknowledge, name="acknowledge-alarm"),
+    path(
+        "alarms/rows/<slug:public_id>/acknowledge/",
+        alarms.acknowledge_invalid_row,
+        name="acknowledge-invalid-row",
+    ),
     path("audit/", audit.audit, name="audit"),
 ]

@@ -15,8 +15,10 @@ from portal.access import Policy, policy, signed_in, visible_nodes, visible_proj
 from portal.errors import Invalid
 from portal.models import NodePool, Volume
 from portal.selectors.volumes import disks, held_on, named_rows, volume_for, volumes_for
+from portal.services.rights_changes import ChoiceNeeded
 from portal.services.volumes import VolumeWords, do_remove_volume, do_save_volume
 from portal.web.acts import act_and_return
+from portal.web.admin.job_choice import ask_choice, choice_in
 from portal.words.volumes import Reach, VolumeKind
 
 TEXTS = ("name", "kind", "reach", "path", "description", "quota_gib", "pool", "nodes", "projects")
@@ -48,7 +50,12 @@ def save_volume(request: HttpRequest) -> HttpResponse:
     if row is not None:
         values |= {"name": row.name, "kind": row.kind}
     try:
-        saved = do_save_volume(signed_in(request.user), _words(request, values), row)
+        words = _words(request, values)
+        saved = do_save_volume(signed_in(request.user), words, row, choice=choice_in(request))
+    except ChoiceNeeded as needed:
+        return ask_choice(
+            request, needed, change=f"Save the volume {values['name']}", back=reverse("volumes")
+        )
     except Invalid as refusal:
         return _render(request, row, values, problems=refusal.fields, status=400)
     messages.success(request, f"The volume {saved.name} is saved. Jobs that start from now on see it so.")

@@ -1,0 +1,235 @@
+"""Who may run which job: one rule for its submission, its decision and its start, read for many jobs at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from django.db.models import Q
+
+from portal.lineage import lineage
+from portal.models import Environment, Job, Membership, Project, Secret, User, Volume
+from portal.words.secrets import PROJECTS
+from portal.words.states import ROLE_RANK, Role
+from portal.words.volumes import VolumeKind
+
+
+class Right(StrEnum):
+    """What an owner needs to run a job."""
+
+    ACCOUNT = "account"
+    PROJECT = "project"
+    ENVIRONMENT = "environment"
+    VOLUME = "volume"
+    SECRET = "secret"  # noqa: S105 - a word
+
+
+class Denial(NamedTuple):
+    """A right that the owner of a job does not have, and who can give it."""
+
+    right: Right
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}"
+
+
+class Run(NamedTuple):
+    """What a job uses, by row numbers; volumes by name, secrets by name and whether they are the project's."""
+
+    owner: int
+    project: int
+    environment: int
+    volumes: tuple[str, ...] = ()
+    secrets: tuple[tuple[str, bool], ...] = ()
+
+
+class Account(NamedTuple):
+    """What of an account decides."""
+
+    name: str
+    is_active: bool
+    is_admin: bool
+
+
+class Offered(NamedTuple):
+    """An environment: whether it is offered, and to which projects; none is to all."""
+
+    title: str
+    enabled: bool
+    projects: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Rights:
+    """The rights of some owners as they were read."""
+
+    accounts: Mapping[int, Account]
+    roles: Mapping[tuple[int, int], Role]
+    """By person and project, the roles that were given there; those below inherit them."""
+    projects: Mapping[int, tuple[str, int | None, bool]]
+    """Name, parent, and whether it is archived."""
+    environments: Mapping[int, Offered]
+    volumes: Mapping[str, frozenset[int]]
+    """By name, the projects that may use it; none is all."""
+    secrets: frozenset[tuple[str, int | None, int | None]]
+    """Name, and either the person or the project that has it."""
+
+    def denial(self, run: Run) -> Denial | None:
+        """Return the first right that is missing; None when the owner may run it."""
+        return next(self.denials(run), None)
+
+    def denials(self, run: Run) -> Iterator[Denial]:
+        """Yield every right that the owner of a job lacks."""
+        account = self.accounts.get(run.owner)
+        if account is None or not account.is_active:
+            name = account.name if account else "the owner"
+            yield Denial(
+                Right.ACCOUNT, f"The account of {name} is closed.", "An administrator can open it again."
+            )
+            return
+        project, _, archived = self.projects[run.project]
+        line = lineage(run.project, self._parent)
+        if archived:
+            yield Denial(
+                Right.PROJECT, f"The project {project} is archived.", "An administrator can open it again."
+            )
+        elif not account.is_admin and not self._is_member(run.owner, line):
+            yield Denial(
+                Right.PROJECT,
+                f"{account.name} may not run jobs in {project} any more.",
+                "A manager of the project can give back the role of member.",
+            )
+        offered = self.environments[run.environment]
+        if not offered.enabled and not account.is_admin:
+            yield Denial(
+                Right.ENVIRONMENT,
+                f"The environment {offered.title} is not offered any more.",
+                "An administrator can offer it again.",
+            )
+        elif offered.projects and offered.projects.isdisjoint(line):
+            yield Denial(
+                Right.ENVIRONMENT,
+                f"{offered.title} is not offered to the project {project}.",
+                "An administrator can offer it.",
+            )
+        for volume in run.volumes:
+            lent = self.volumes.get(volume)
+            if lent is None or (lent and lent.isdisjoint(line)):
+                yield Denial(
+                    Right.VOLUME,
+                    f"There is no volume called {volume}, or {project} may not use it.",
+                    "An administrator can declare it, or open it to the project.",
+                )
+        for name, of_project in run.secrets:
+            if (
+                name,
+                None if of_project else run.owner,
+                run.project if of_project else None,
+            ) not in self.secrets:
+                whose = project if of_project else account.name
+                yield Denial(
+                    Right.SECRET,
+                    f"{whose} has no secret called {name}.",
+                    "A manager of the project can write it." if of_project else f"{whose} can write it.",
+                )
+
+    def _parent(self, project: int) -> int | None:
+        return self.projects[project][1]
+
+    def _is_member(self, owner: int, line: Iterable[int]) -> bool:
+        roles = (self.roles.get((owner, project)) for project in line)
+        return any(role is not None and ROLE_RANK[role] >= ROLE_RANK[Role.MEMBER] for role in roles)
+
+
+RUN_COLUMNS = ("owner_id", "project_id", "environment_id", "volumes", "secrets")
+
+
+def run_of(columns: Mapping[str, Any]) -> Run:
+    """What a job uses, of its ``RUN_COLUMNS``. Volumes or secrets that cannot be read keep it from starting later."""
+    run = Run(columns["owner_id"], columns["project_id"], columns["environment_id"])
+    volumes, secrets = columns["volumes"], columns["secrets"]
+    if not volumes and not secrets:
+        return run
+    try:
+        return run._replace(
+            volumes=tuple(str(each["volume"]) for each in volumes),
+            secrets=tuple((str(each["secret"]), each["of"] == PROJECTS) for each in secrets),
+        )
+    except (KeyError, TypeError):
+        return run
+
+
+def read_rights(runs: Iterable[Run]) -> Rights:
+    """Read what decides on these: five queries, and one each where volumes or secrets are named."""
+    runs = list(runs)
+    owners = {run.owner for run in runs}
+    volumes = {volume for run in runs for volume in run.volumes}
+    secrets = {name for run in runs for name, _ in run.secrets}
+    offered = _sets(
+        Environment.projects.through.objects.filter(environment__in={run.environment for run in runs}),
+        "environment_id",
+    )
+    lent: Mapping[str, frozenset[int]] = {}
+    if volumes:
+        declared = Volume.objects.filter(owner__isnull=True, name__in=volumes).exclude(
+            kind=VolumeKind.HOME.value
+        )
+        names = dict(declared.values_list("id", "name"))
+        through = _sets(Volume.projects.through.objects.filter(volume__in=names), "volume_id")
+        lent = {name: through.get(id_, frozenset()) for id_, name in names.items()}
+    found: frozenset[tuple[str, int | None, int | None]] = frozenset()
+    if secrets:
+        rows = Secret.objects.filter(
+            Q(owner__in=owners) | Q(project__in={run.project for run in runs}), name__in=secrets
+        )
+        found = frozenset(rows.values_list("name", "owner_id", "project_id"))
+    members = Membership.objects.filter(user__in=owners).values_list("user_id", "project_id", "role")
+    return Rights(
+        accounts={
+            id_: Account(name, is_active, is_admin)
+            for id_, name, is_active, is_admin in User.objects.filter(pk__in=owners).values_list(
+                "id", "username", "is_active", "is_admin"
+            )
+        },
+        roles={(user, project): Role(role) for user, project, role in members if role in set(Role)},
+        projects={
+            id_: (name, parent, archived)
+            for id_, name, parent, archived in Project.objects.annotate(
+                archived=Q(archived_at__isnull=False)
+            ).values_list("id", "name", "parent_id", "archived")
+        },
+        environments={
+            id_: Offered(title, enabled, offered.get(id_, frozenset()))
+            for id_, title, enabled in Environment.objects.values_list("id", "title", "enabled")
+        },
+        volumes=lent,
+        secrets=found,
+    )
+
+
+def denials_of(runs: Mapping[Any, Run]) -> dict[Any, Denial]:
+    """Return for each of many jobs, by any key, the right that its owner lacks; those that may run are left out."""
+    if not runs:
+        return {}
+    alike = set(runs.values())
+    rights = read_rights(alike)
+    denied = {run: denial for run in alike if (denial := rights.denial(run)) is not None}
+    return {key: denied[run] for key, run in runs.items() if run in denied} if denied else {}
+
+
+def denial_of(job: Job) -> Denial | None:
+    """Return the right that the owner of a job lacks now; None when the job may run."""
+    run = run_of({name: getattr(job, name) for name in RUN_COLUMNS})
+    return denials_of({job.pk: run}).get(job.pk)
+
+
+def _sets(rows: Any, key: str) -> dict[int, frozenset[int]]:
+    found: dict[int, set[int]] = defaultdict(set)
+    for one, project in rows.values_list(key, "project_id"):
+        found[one].add(project)
+    return {one: frozenset(projects) for one, projects in found.items()}

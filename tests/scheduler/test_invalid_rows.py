@@ -1,0 +1,312 @@
+"""One invalid row never stops a cycle: an unrelated job starts on an unrelated node, and an alarm names the row."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import connection, models, transaction
+from django.utils import timezone
+
+from portal.models import (
+    Allocation,
+    Attempt,
+    FailedCycle,
+    Gpu,
+    InvalidRow,
+    Job,
+    Quota,
+    Standing,
+    Topology,
+    UsageLedger,
+)
+from portal.services import lifecycle
+from portal.services.jobs import question_body, request_of
+from portal.services.lifecycle import Seat
+from portal.services.reservations import ReservationWords, do_save_reservation
+from portal.words.reasons import EndReason
+from scheduler import answers
+from scheduler.cycle import run_cycle
+from scheduler.foresee import foresee
+from scheduler.remembered import Remembered
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TABLES = (
+    "NodePool", "Node", "Gpu", "Project", "Quota", "Job", "Attempt", "Task", "Allocation", "UsageLedger",
+    "Reservation", "Environment", "Topology", "Membership",
+)  # fmt: skip
+
+
+@pytest.fixture
+def no_checks() -> Iterator[None]:
+    """The tables without their CHECK constraints, as long as the test runs."""
+    tables = [apps.get_model("portal", name)._meta.db_table for name in TABLES]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
+            " WHERE contype = 'c' AND conrelid::regclass::text = ANY(%s)",
+            [tables],
+        )
+        checks = cursor.fetchall()
+        for table, name, _ in checks:
+            cursor.execute(f'ALTER TABLE {table} DROP CONSTRAINT "{name}"')
+        yield
+        cursor.execute(f"TRUNCATE {', '.join(tables)} CASCADE")
+        for table, name, definition in checks:
+            cursor.execute(f'ALTER TABLE {table} ADD CONSTRAINT "{name}" {definition}')
+
+
+class World:
+    """A pool with everything in it that can be corrupted, and another one with a single free node."""
+
+    def __init__(self) -> None:
+        record.cluster()
+        self.owner, self.pool, self.environment = (
+            record.person("ada"),
+            record.pool("main"),
+            record.environment("lab"),
+        )
+        self.node = record.node(self.pool, name="n1")
+        self.second = record.node(self.pool, name="n2", gpus=1)
+        self.second.gpus.update(model="Other")
+        self.top = record.project("top", member=self.owner)
+        self.project = record.project("vision", parent=self.top)
+        self.quota = Quota.objects.create(project=self.project, pool=self.pool, guaranteed_milli=2000)
+        self.topology = Topology.objects.create(name="fabric", levels=["rack"])
+        self.running = self.submit(
+            gpu_model="Test 80", near={"topology": "fabric", "required": None, "preferred": "rack"}
+        )
+        with transaction.atomic():
+            row = Job.objects.select_for_update().get(pk=self.running.pk)
+            gpu = self.node.gpus.get(index=0)
+            lifecycle.begin_attempt(row, self.pool, [Seat(self.node, [(gpu.pk, 1000)])], epoch=1)
+        self.attempt = Attempt.objects.get()
+        self.task = self.attempt.task_rows.get()
+        self.allocation = Allocation.objects.get()
+        self.gpu = Gpu.objects.get(pk=self.allocation.gpu_id)
+        self.ledger = UsageLedger.objects.get()
+        self.pending = self.submit(name="related", gpus_per_task=4)
+        self.near = self.submit(
+            name="near", gpus_per_task=4, near={"topology": "fabric", "required": "rack", "preferred": None}
+        )
+        admin, later = record.person(admin=True), timezone.now() + dt.timedelta(days=90)
+        self.reservation = do_save_reservation(
+            admin,
+            ReservationWords(
+                "course", self.pool, [self.node], [self.project], later, later + dt.timedelta(days=1)
+            ),
+        )
+        self.other_owner, self.other_pool = record.person("bob"), record.pool("other")
+        self.free = record.node(self.other_pool, name="free", gpus=8)
+        self.other_project = record.project("nlp", member=self.other_owner)
+        self.other_environment = record.environment("other")
+        self.remembered = Remembered()
+
+    def submit(self, **fields: Any) -> Job:
+        return record.job(self.owner, self.project, self.environment, **{"pool": self.pool} | fields)
+
+    def unrelated(self) -> Job:
+        """A new job that can start on the free node."""
+        return record.job(
+            self.other_owner,
+            self.other_project,
+            self.other_environment,
+            pool=self.other_pool,
+            gpus_per_task=0,
+        )
+
+    def cycle(self) -> None:
+        outcome = run_cycle("test", "me", self.remembered)
+        assert outcome is not None
+
+
+@contextmanager
+def corrupted(row: models.Model, **columns: Any) -> Iterator[None]:
+    """The row with values that the database would refuse, until the end."""
+    table = row._meta.db_table
+    names = [row._meta.get_field(name).column for name in columns]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {', '.join(f'{name}::text' for name in names)} FROM {table} WHERE id = %s", [row.pk]
+        )
+        before = cursor.fetchone()
+    _write(row, dict(zip(names, columns.values(), strict=True)))
+    try:
+        yield
+    finally:
+        _write(row, dict(zip(names, before, strict=True)))
+
+
+def _write(row: models.Model, columns: dict[str, Any]) -> None:
+    types = {field.column: field.db_type(connection) for field in row._meta.concrete_fields}
+    types = {name: (kind or "").replace("serial", "int").split(" CHECK")[0] for name, kind in types.items()}
+    chosen = ", ".join(f"{name} = %s::text::{types[name]}" for name in columns)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        cursor.execute(f"UPDATE {row._meta.db_table} SET {chosen} WHERE id = %s", [*columns.values(), row.pk])
+
+
+CASES = [
+    ("node", "node", {"cpu_milli": "-1"}),
+    ("node", "node", {"labels": "[1]"}),
+    ("node", "node", {"labels": '{"rack": {"a": 1}}'}),
+    ("node", "node", {"hello": '{"driver": 5}'}),
+    ("gpu", "node", {"used_milli": "1700"}),
+    ("gpu", "node", {"used_milli": "-5"}),
+    ("gpu", "node", {"used_milli": "0"}),
+    ("gpu", "node", {"memory_mib": "-1"}),
+    ("gpu", "node", {"compute_capability": "NaN"}),
+    ("pool", "pool", {"policy": "[]"}),
+    ("pool", "pool", {"policy": '{"half_life_s": "x"}'}),
+    ("pool", "pool", {"policy": '{"half_life_s": 1}'}),
+    ("top", "project", {"parent": "{project}"}),
+    ("project", "project", {"parent": "{project}"}),
+    ("project", "project", {"created_at": "infinity"}),
+    ("quota", "quota", {"guaranteed_milli": "-1"}),
+    ("quota", "quota", {"limit_milli": "-1"}),
+    ("quota", "quota", {"weight": "NaN"}),
+    ("running", "running", {"near": "[1]"}),
+    ("running", "running", {"volumes": "[7]"}),
+    ("running", "running", {"memory_mib": "-1"}),
+    ("attempt", "running", {"created_at": "infinity"}),
+    ("attempt", "running", {"checkpoint_at": "-infinity"}),
+    ("allocation", "running", {"milli": "0"}),
+    ("allocation", "running", {"gpu": "{other_gpu}"}),
+    ("task", "running", {"node": "{other_node}"}),
+    ("ledger", "usage", {"milli": "-5000"}),
+    ("reservation", "reservation", {"during": "[2020-01-01, infinity)"}),
+    ("pending", "pending", {"tasks": "0"}),
+    ("pending", "pending", {"tasks": "2147483647"}),
+    ("pending", "pending", {"gpus_per_task": "2147483647"}),
+    ("pending", "pending", {"milli_per_gpu": "4000"}),
+    ("pending", "pending", {"tasks": "3", "min_tasks": "0"}),
+    ("pending", "pending", {"near": '"rack"'}),
+    ("pending", "pending", {"near": '{"topology": []}'}),
+    ("pending", "pending", {"volumes": '{"a": 1}'}),
+    ("pending", "pending", {"volumes": "[[]]"}),
+    ("pending", "pending", {"submitted_at": "infinity"}),
+    ("pending", "pending", {"min_compute_capability": "NaN"}),
+    ("environment", "environment", {"min_driver": "new"}),
+    ("topology", "topology", {"levels": '["rack", "rack"]'}),
+    ("topology", "topology", {"levels": "5"}),
+]
+
+
+def values_of(world: World, columns: dict[str, str]) -> dict[str, str]:
+    """The values with the rows that they name as numbers."""
+    named = {
+        "{project}": world.project.pk,
+        "{other_node}": world.second.pk,
+        "{other_gpu}": world.second.gpus.order_by("index")[0].pk,
+    }
+    return {name: str(named.get(value, value)) for name, value in columns.items()}
+
+
+def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> None:
+    world = World()
+    world.cycle()
+    for name, kind, columns in CASES:
+        case = f"{name} {columns}"
+        row = getattr(world, name)
+        job = world.unrelated()
+        with corrupted(row, **values_of(world, columns)):
+            if name == "allocation":  # read with its task, and not again until that is written
+                world.remembered.forget()
+            world.cycle()
+            assert Job.objects.get(pk=job.pk).state == "RUNNING", case
+            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").sentence)
+            alarms = InvalidRow.objects.filter(over_at__isnull=True)
+            named = {(alarm.kind, alarm.row) for alarm in alarms}
+            expected = {"gpu": world.node, "top": world.top}.get(name, row)
+            wanted = {
+                "quota": f"{world.project.public_id},{world.pool.public_id}",
+                "usage": f"{world.project.public_id},{world.pool.public_id},{world.owner.public_id}",
+                "running": world.running.public_id,
+                "topology": "fabric",
+            }.get(kind) or expected.public_id
+            assert (kind, wanted) in named, (case, named)
+            assert all(alarm.message for alarm in alarms)
+            waiting = set(Job.objects.filter(state="PENDING").values_list("pk", flat=True))
+            assert waiting == set(Standing.objects.values_list("job_id", flat=True)), case
+            assert Job.objects.get(pk=world.running.pk).state == "RUNNING"
+            stops = Attempt.objects.filter(job=world.running, stop_wanted_at__isnull=False)
+            assert not stops, (case, stops[0].sentence, named)
+            times = alarms.count(), InvalidRow.objects.count()
+            world.cycle()
+            assert (alarms.count(), InvalidRow.objects.count()) == times, (
+                case
+            )  # once for each row, not each cycle
+        if name == "allocation":
+            world.remembered.forget()
+        world.cycle()
+        assert not InvalidRow.objects.filter(over_at__isnull=True).exists(), case
+        lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
+        for attempt in Attempt.objects.filter(job=job, ended_at__isnull=True):
+            lifecycle.task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.FINISHED)
+
+
+VALUES = {
+    "JSONField": ["[]", "{}", '"x"', "5", "[1]", '{"a": 1}', "[[]]", '{"a": {}}'],
+    "DateTimeField": ["infinity", "-infinity", "0001-01-01"],
+    "FloatField": ["NaN", "Infinity", "-1"],
+    "CharField": ["", "x", "a/own"],
+    "DateTimeRangeField": ["empty", "(,)", "[2020-01-01,infinity)"],
+}
+NUMBERS = ["-1", "0", "2147483647", "-2147483648"]
+ROWS = (
+    "node", "gpu", "pool", "top", "project", "quota", "running", "attempt", "task", "allocation", "ledger",
+    "pending", "environment", "topology", "reservation",
+)  # fmt: skip
+KEYS = {"id", "public_id", "state"}
+"""Which row it is, and whether it takes part at all, is no value that can be wrong."""
+
+
+def every_corruption(world: World) -> list[tuple[str, dict[str, str]]]:
+    """Each column of each row with each value that its type allows and its constraints may not."""
+    found = []
+    for name in ROWS:
+        for field in getattr(world, name)._meta.concrete_fields:
+            kind = field.get_internal_type()
+            values = VALUES.get(kind, NUMBERS if kind.endswith("IntegerField") else [])
+            if kind.startswith("PositiveSmall"):
+                values = NUMBERS[:2]
+            if field.name not in KEYS and not field.is_relation:
+                found += [(name, {field.name: value}) for value in values]
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_no_value_of_any_column_stops_the_others(no_checks: None, request: pytest.FixtureRequest) -> None:
+    world = World()
+    cases = every_corruption(world)
+    if not request.config.getoption("--long"):
+        cases = random.Random(15).sample(cases, 30)
+    for name, columns in cases:
+        case = f"{name} {columns}"
+        job = world.unrelated()
+        with corrupted(getattr(world, name), **columns):
+            world.remembered.forget()
+            world.cycle()
+            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").sentence)
+            assert Job.objects.get(pk=job.pk).state == "RUNNING", case
+        lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
+
+
+def test_forecasts_and_questions_go_on_beside_an_invalid_row(no_checks: None) -> None:
+    world = World()
+    job = world.unrelated()
+    with corrupted(world.quota, weight="NaN"), corrupted(world.node, labels="[1]"):
+        assert foresee() >= 0
+        answers._photo = None
+        body = question_body(world.other_owner, request_of(job))
+        for _ in range(2):
+            found = answers._answer("would_start", body)
+            assert found.get("starts_now") is True, found
+    answers._photo = None

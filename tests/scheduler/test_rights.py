@@ -1,0 +1,236 @@
+"""Rights of owners at decision and at start: what was submitted with a right does not start without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from portal.errors import Conflict
+from portal.models import Attempt, Environment, Job, Membership, Node, Project, Secret, Standing, User, Volume
+from portal.services import lifecycle
+from portal.services.jobs import do_resume_job, do_suspend_job
+from portal.services.lifecycle import NotPermitted, Seat
+from portal.services.projects import do_remove_member
+from portal.services.rights_changes import JobChoice, QueuedJobs
+from portal.services.secrets import do_save_secret
+from portal.words.reasons import EndReason
+from portal.words.states import JobState
+from scheduler.cycle import run_cycle
+from scheduler.foresee import foresee
+from scheduler.snapshot import take_photo
+from tests import record
+from tests.engine_room import Engine, EngineRoom, held_milli
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene() -> dict[str, Any]:
+    record.cluster()
+    scene = record.scene()
+    scene["admin"] = record.person(admin=True)
+    scene["volume"] = Volume.objects.create(name="sets", kind="path", path="/srv/sets")
+    do_save_secret(scene["owner"], scene["owner"], "hub", "hf_value")
+    return scene
+
+
+def submit(scene: dict[str, Any], **fields: Any) -> Job:
+    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+
+
+def leaves(scene: dict[str, Any]) -> None:
+    Membership.objects.filter(user=scene["owner"]).delete()
+
+
+def becomes_viewer(scene: dict[str, Any]) -> None:
+    Membership.objects.filter(user=scene["owner"]).update(role="viewer")
+
+
+def is_deactivated(scene: dict[str, Any]) -> None:
+    User.objects.filter(pk=scene["owner"].pk).update(is_active=False)
+
+
+def project_is_archived(scene: dict[str, Any]) -> None:
+    Project.objects.filter(pk=scene["project"].pk).update(archived_at=timezone.now())
+
+
+def environment_is_withdrawn(scene: dict[str, Any]) -> None:
+    Environment.objects.filter(pk=scene["environment"].pk).update(enabled=False)
+
+
+def environment_is_for_others(scene: dict[str, Any]) -> None:
+    scene["environment"].projects.set([record.project()])
+
+
+def volume_is_for_others(scene: dict[str, Any]) -> None:
+    scene["volume"].projects.set([record.project()])
+
+
+def volume_is_removed(scene: dict[str, Any]) -> None:
+    scene["volume"].delete()
+
+
+def secret_is_removed(scene: dict[str, Any]) -> None:
+    Secret.objects.all().delete()
+
+
+LOSSES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
+    (leaves, "project"),
+    (becomes_viewer, "project"),
+    (is_deactivated, "account"),
+    (project_is_archived, "project"),
+    (environment_is_withdrawn, "environment"),
+    (environment_is_for_others, "environment"),
+    (volume_is_for_others, "volume"),
+    (volume_is_removed, "volume"),
+    (secret_is_removed, "secret"),
+]
+USES = {"volumes": [{"volume": "sets"}], "secrets": [{"secret": "hub", "variable": "HUB"}]}
+
+
+@pytest.mark.parametrize(("lose", "right"), LOSSES, ids=[lose.__name__ for lose, _ in LOSSES])
+def test_queued_job_waits_with_a_verdict_and_nothing_is_sent_for_a_decided_one(scene, lose, right) -> None:
+    decided, queued = submit(scene, **USES), submit(scene, **USES)
+    with transaction.atomic():  # decided and committed while it had the right, not sent yet
+        row = Job.objects.select_for_update().get(pk=decided.pk)
+        gpu = scene["node"].gpus.order_by("index")[0]
+        attempt = lifecycle.begin_attempt(
+            row, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        )
+    lose(scene)
+    with pytest.raises(NotPermitted):
+        lifecycle.task_sent(attempt.task_rows.get())
+    assert Attempt.objects.get().sent_at is None
+    run_cycle("test", "me")
+    queued.refresh_from_db()
+    assert queued.state == JobState.PENDING
+    standing = Standing.objects.get(job=queued)
+    assert standing.code == "owner_not_permitted" and standing.numbers == {"right": right}
+    assert "can" in standing.sentence  # who may give the right back
+    foresee()
+    standing.refresh_from_db()
+    assert standing.p50_at is None
+
+
+def test_job_starts_once_the_right_is_back(scene) -> None:
+    job = submit(scene)
+    becomes_viewer(scene)
+    run_cycle("test", "me")
+    Membership.objects.filter(user=scene["owner"]).update(role="member")
+    run_cycle("test", "me")
+    job.refresh_from_db()
+    assert job.state == JobState.RUNNING
+
+
+def test_role_in_a_parent_project_counts_and_its_loss_too(scene) -> None:
+    parent = record.project(member=scene["owner"])
+    scene["project"].parent = parent
+    scene["project"].save()
+    Membership.objects.filter(user=scene["owner"], project=scene["project"]).delete()
+    job = submit(scene)
+    Project.objects.filter(pk=scene["project"].pk).update(parent=None)
+    run_cycle("test", "me")
+    assert Standing.objects.get(job=job).code == "owner_not_permitted"
+    Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
+    run_cycle("test", "me")
+    job.refresh_from_db()
+    assert job.state == JobState.RUNNING
+
+
+def test_suspended_workspace_is_not_resumed_without_the_right(scene) -> None:
+    job = submit(scene, kind="workspace")
+    do_suspend_job(scene["owner"], job)
+    environment_is_withdrawn(scene)
+    with pytest.raises(Conflict) as refusal:
+        do_resume_job(scene["owner"], Job.objects.get(pk=job.pk))
+    assert refusal.value.code == "environment_not_offered"
+    becomes_viewer(scene)
+    with pytest.raises(Conflict) as refusal:
+        do_resume_job(scene["admin"], Job.objects.get(pk=job.pk))
+    assert refusal.value.code == "owner_may_not_run"
+
+
+def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
+    job = submit(scene, tasks=4, min_tasks=2)
+    with transaction.atomic():
+        row = Job.objects.select_for_update().get(pk=job.pk)
+        gpus = scene["node"].gpus.order_by("index")[:2]
+        seats = [Seat(scene["node"], [(gpu.pk, 1000)]) for gpu in gpus]
+        attempt = lifecycle.begin_attempt(row, scene["pool"], seats, epoch=1)
+    becomes_viewer(scene)
+    run_cycle("test", "me")
+    assert attempt.task_rows.count() == 2
+    Membership.objects.filter(user=scene["owner"]).update(role="member")
+    run_cycle("test", "me")
+    assert attempt.task_rows.count() == 4
+
+
+def test_number_of_queries_does_not_grow_with_jobs_and_owners(scene) -> None:
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as seen:
+            take_photo(record.cluster())
+        return len(seen.captured_queries)
+
+    submit(scene, **USES)
+    few = queries()
+    for _ in range(3):
+        other = record.person()
+        Membership.objects.create(user=other, project=scene["project"], role="member")
+        do_save_secret(other, other, "hub", "x")
+        record.job(other, scene["project"], scene["environment"], **USES)
+    assert queries() == few
+
+
+@pytest.fixture
+def node_scene(room: EngineRoom, request: pytest.FixtureRequest) -> dict[str, Any]:
+    record.cluster()
+    owner, name = record.person("ada"), f"n{abs(hash(request.node.name)) % 10**9}"
+    node = room.known(room.node(name=name))
+    Node.objects.filter(pk=node.pk).update(reachable=True, runtime="process")
+    return {
+        "name": name,
+        "node": node,
+        "owner": owner,
+        "project": record.project(member=owner),
+        "environment": record.environment(runtime="process", tool=False),
+        "engine": Engine(),
+    }
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_removal_between_decision_and_start_starts_nothing(room: EngineRoom, node_scene, tasks) -> None:
+    scene = node_scene
+    job = submit(scene, command=["true"], memory_mib=64, tasks=tasks)
+    run_cycle("test", "me")
+    job.refresh_from_db()
+    assert job.state == JobState.RUNNING and held_milli() == 1000 * tasks  # decided, and nothing was sent
+    leaves(scene)
+    assert scene["engine"].run_until(
+        lambda: Standing.objects.filter(job=job, code="owner_not_permitted").exists()
+    )
+    job.refresh_from_db()
+    attempt = Attempt.objects.get()
+    assert (job.state, attempt.reason) == (JobState.PENDING, EndReason.OWNER_NOT_PERMITTED)
+    assert attempt.sent_at is None and held_milli() == 0
+    assert not list(
+        (room.folder / scene["name"] / "state").glob(f"**/*{job.public_id}*")
+    )  # its node knows nothing
+    Membership.objects.create(user=scene["owner"], project=scene["project"], role="member")
+    assert scene["engine"].run_until(lambda: Job.objects.get(pk=job.pk).state == JobState.COMPLETED)
+    assert Job.objects.get(pk=job.pk).attempts_made == 2
+
+
+def test_removal_with_cancel_reaches_a_job_that_was_decided_and_not_sent(scene) -> None:
+    job = submit(scene)
+    run_cycle("test", "me")
+    do_remove_member(
+        scene["admin"], scene["project"], scene["owner"], choice=JobChoice(queued=QueuedJobs.CANCEL)
+    )
+    job.refresh_from_db()
+    assert (job.state, job.reason) == (JobState.CANCELLED, EndReason.OWNER_NOT_PERMITTED)
+    assert held_milli() == 0

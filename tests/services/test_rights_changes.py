@@ -1,0 +1,150 @@
+"""Taking rights away: queued and running jobs follow the choice, in the same transaction and with an audit row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from portal.models import AuditEntry, Gpu, Job, Membership
+from portal.services import lifecycle
+from portal.services.catalogue import EnvironmentWords, do_save_environment
+from portal.services.lifecycle import Seat
+from portal.services.people import do_change_person
+from portal.services.projects import do_change_project, do_remove_member, do_set_member
+from portal.services.rights_changes import ChoiceNeeded, JobChoice, QueuedJobs, RunningJobs
+from portal.services.volumes import VolumeWords, do_save_volume
+from portal.words.reasons import EndReason
+from portal.words.states import Desired, JobState, Role, RuntimeKind
+from portal.words.volumes import VolumeKind
+from tests import record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene() -> dict[str, Any]:
+    """A member with a queued job, one whose start was decided, one that runs, and one of another person."""
+    scene = record.scene() | {"admin": record.person(admin=True)}
+    words = VolumeWords("sets", VolumeKind.PATH, path="/srv/sets")
+    scene["volume"] = do_save_volume(scene["admin"], words)
+    other = record.person()
+    Membership.objects.create(user=other, project=scene["project"], role="member")
+    uses = {"volumes": [{"volume": "sets"}]}
+    for name, owner in (("queued", scene["owner"]), ("decided", scene["owner"]), ("running", scene["owner"])):
+        scene[name] = record.job(owner, scene["project"], scene["environment"], name=name, **uses)
+    scene["others"] = record.job(other, scene["project"], record.environment())
+    place(scene, scene["decided"])
+    attempt = place(scene, scene["running"])
+    task = attempt.task_rows.get()
+    assert lifecycle.task_sent(task)
+    lifecycle.task_running(task.pk, container="c", ports={})
+    return scene
+
+
+def place(scene: dict[str, Any], job: Job) -> Any:
+    with transaction.atomic():
+        row = Job.objects.select_for_update().get(pk=job.pk)
+        gpu = Gpu.objects.filter(used_milli=0).order_by("index")[0]
+        return lifecycle.begin_attempt(row, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1)
+
+
+def remove(scene: dict[str, Any], **choice: Any) -> None:
+    do_remove_member(scene["admin"], scene["project"], scene["owner"], **choice)
+
+
+def make_viewer(scene: dict[str, Any], **choice: Any) -> None:
+    do_set_member(scene["admin"], scene["project"], scene["owner"], Role.VIEWER, **choice)
+
+
+def close_account(scene: dict[str, Any], **choice: Any) -> None:
+    do_change_person(scene["admin"], scene["owner"], is_active=False, **choice)
+
+
+def withdraw_environment(scene: dict[str, Any], **choice: Any) -> None:
+    row = scene["environment"]
+    words = EnvironmentWords(
+        row.name, row.title, RuntimeKind.PODMAN, image=row.image, tool="jupyterlab",
+        tool_command=("jupyter", "lab"), tool_port=8888, enabled=False,
+    )  # fmt: skip
+    do_save_environment(scene["admin"], words, row, **choice)
+
+
+def close_volume(scene: dict[str, Any], **choice: Any) -> None:
+    words = VolumeWords("sets", VolumeKind.PATH, path="/srv/sets", projects=[record.project()])
+    do_save_volume(scene["admin"], words, scene["volume"], **choice)
+
+
+def move_project(scene: dict[str, Any], **choice: Any) -> None:
+    """The member has the role from a parent, which the project leaves."""
+    do_change_project(scene["admin"], scene["project"], parent=None, **choice)
+
+
+CHANGES: list[Callable[..., None]] = [
+    remove, make_viewer, close_account, withdraw_environment, close_volume, move_project
+]  # fmt: skip
+
+
+@pytest.fixture(params=CHANGES, ids=lambda change: change.__name__)
+def change(scene: dict[str, Any], request: pytest.FixtureRequest) -> Callable[..., None]:
+    if request.param is move_project:
+        parent = record.project(member=scene["owner"])
+        scene["project"].parent = parent
+        scene["project"].save()
+        Membership.objects.filter(user=scene["owner"], project=scene["project"]).delete()
+    return request.param
+
+
+def now(scene: dict[str, Any], name: str) -> Job:
+    return Job.objects.get(pk=scene[name].pk)
+
+
+def test_without_a_choice_nothing_changes_and_the_numbers_are_told(scene, change) -> None:
+    with pytest.raises(ChoiceNeeded) as needed:
+        change(scene, choice=None)
+    assert (needed.value.queued, needed.value.running) == (2, 1)
+    assert needed.value.facts == {"queued": 2, "running": 1}
+    assert now(scene, "decided").state == JobState.RUNNING and not now(scene, "queued").held
+    assert not AuditEntry.objects.filter(act="rights.jobs").exists()
+    with pytest.raises(ChoiceNeeded):  # the right was not lost
+        change(scene, choice=None)
+
+
+def test_by_default_queued_jobs_are_held_and_running_ones_finish(scene, change) -> None:
+    change(scene)
+    for name in ("queued", "decided"):
+        job = now(scene, name)
+        assert (job.state, job.held, job.desired) == (JobState.PENDING, True, Desired.RUN)
+        assert "Held by" in job.events.get(kind="held").sentence
+    assert (now(scene, "running").state, now(scene, "running").desired) == (JobState.RUNNING, Desired.RUN)
+    assert not now(scene, "others").held
+    assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 1000  # what was decided let go
+    entry = AuditEntry.objects.get(act="rights.jobs")
+    assert entry.actor == scene["admin"] and entry.after["queued"] == "hold"
+    assert set(entry.after["queued_jobs"]) == {scene["queued"].public_id, scene["decided"].public_id}
+    assert entry.after["running_jobs"] == [scene["running"].public_id]
+
+
+def test_cancel_and_stop_end_all_of_them(scene, change) -> None:
+    change(scene, choice=JobChoice(QueuedJobs.CANCEL, RunningJobs.STOP))
+    for name in ("queued", "decided"):
+        assert (now(scene, name).state, now(scene, name).reason) == (
+            "CANCELLED",
+            EndReason.OWNER_NOT_PERMITTED,
+        )
+    running = now(scene, "running")
+    attempt = running.attempts.get()
+    assert running.desired == Desired.CANCELLED and attempt.stop_wanted_at is not None
+    assert attempt.stop_reason == EndReason.OWNER_NOT_PERMITTED
+    assert now(scene, "others").state == JobState.PENDING
+
+
+def test_change_that_takes_no_right_asks_for_no_choice(scene) -> None:
+    do_set_member(scene["admin"], scene["project"], scene["owner"], Role.MANAGER, choice=None)
+    parent = record.project(member=scene["owner"])
+    scene["project"].parent = parent
+    scene["project"].save()
+    remove(scene, choice=None)  # the role in the parent is enough
+    assert not now(scene, "queued").held
