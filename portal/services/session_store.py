@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from django.contrib.sessions.backends.db import SessionStore as DatabaseStore
+from django.contrib.sessions.base_session import AbstractBaseSession
 from django.utils import timezone
 
 from portal.models import BrowserSession
@@ -48,9 +49,9 @@ class SessionStore(DatabaseStore):
         """Whether the key is taken."""
         return super().exists(session_id(session_key))
 
-    def create_model_instance(self, data: dict[str, Any]) -> BrowserSession:
+    def create_model_instance(self, data: dict[str, Any]) -> AbstractBaseSession:
         """The row of this session."""
-        row: BrowserSession = super().create_model_instance(data)
+        row = super().create_model_instance(data)
         row.session_key = session_id(row.session_key)
         return row
 
@@ -67,7 +68,7 @@ class SessionStore(DatabaseStore):
         """Not offered."""
         raise NotImplementedError
 
-    async def acreate_model_instance(self, data: dict[str, Any]) -> BrowserSession:
+    async def acreate_model_instance(self, data: dict[str, Any]) -> AbstractBaseSession:
         """Not offered."""
         raise NotImplementedError
 

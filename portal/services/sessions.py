@@ -60,7 +60,7 @@ def session_user(session_id: str) -> User | None:
     """
     row = live_sessions().filter(session_key=session_id).first()
     facts = row.get_decoded() if row else {}
-    user = User.objects.filter(pk=facts.get(SESSION_KEY), is_active=True).first()
+    user = User.objects.filter(pk=facts.get(SESSION_KEY) or 0, is_active=True).first()
     if user is None:
         return None
     given = str(facts.get(HASH_SESSION_KEY, ""))

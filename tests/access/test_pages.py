@@ -15,7 +15,7 @@ from django.urls import URLPattern, URLResolver, get_resolver, resolve
 from portal.access import Policy
 from portal.door import policy_of
 from tests.access.pages import PAGES, PUBLIC, Page
-from tests.api.table import EVERYBODY, NOBODY
+from tests.api.table import ADMIN, EVERYBODY, NOBODY
 from tests.api.world import ACTORS, World
 
 REFUSALS = re.compile(
@@ -42,9 +42,13 @@ def ask(world: World, page: Page, actor: str) -> tuple[HttpResponse, list[str]]:
 
 
 def actors_of(page: Page) -> tuple[str, ...]:
-    """Whom to try: for what everybody may look at, those with the least rights."""
-    least = ("anonymous", "deactivated", "stranger", "former", "viewer")
-    return least if page.method == "get" and page.allowed == EVERYBODY else ("anonymous", *ACTORS)
+    """Whom to try: for what everybody may look at, those with the least rights; for what only administrators may do,
+    those with the most."""
+    if page.allowed == ADMIN:
+        return ("anonymous", "deactivated", "former", "manager", "admin")
+    if page.allowed == EVERYBODY and page.method == "get":
+        return ("anonymous", "deactivated", "stranger", "former", "viewer")
+    return ("anonymous", *ACTORS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.name} {page.method}")
@@ -90,5 +94,5 @@ def test_what_the_table_does_not_name_no_page_answers(world: World) -> None:
         path = page.path.format(**world.names_of("admin"))
         assert resolve(path.partition("?")[0]).url_name == page.name
         known = {each.method for each in PAGES if each.name == page.name}
-        for method in {"get", "post", "put"} - known:
+        for method in {"get", "post"} - known:
             assert getattr(client, method)(path).status_code == 405, (page.name, method)
