@@ -16,12 +16,15 @@ from urllib.parse import urlencode
 
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from portal.access import Policy, demand
 from portal.errors import NotAllowed, SignInNeeded
+from portal.models import User
 from portal.one_look import one_look
 from portal.services.audit import request_address
+from portal.services.refused_acts import record_refused_request
 from portal.services.sessions import keep_session
 
 log = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class DoorMiddleware:
             with one_look() if request.method in LOOKS else nullcontext():
                 answer = self.get_response(request)
             if answer.status_code == HTTPStatus.FORBIDDEN:
+                _record_refusal(request)
                 who = getattr(request.user, "username", "") or "nobody"
                 log.warning(
                     "refused %s %r to %s from %s", request.method, request.path, who, request_address.get()
@@ -88,3 +92,16 @@ class DoorMiddleware:
             back = request.get_full_path() if request.method == "GET" else "/"
             return HttpResponseRedirect(f"{settings.LOGIN_URL}?{urlencode({'next': back})}")
         return None
+
+
+def _record_refusal(request: HttpRequest) -> None:
+    """Leave an audit row of a refused change, or of any refused request to a route of administrators."""
+    match, user = request.resolver_match, request.user
+    if match is None or not isinstance(user, User):
+        return
+    if request.method in LOOKS and policy_of(match.func) is not Policy.ADMIN:
+        return
+    try:
+        record_refused_request(user, method=request.method or "", path=request.path, route=match.view_name)
+    except DatabaseError as problem:
+        log.error("a refused request is not in the audit trail: %s", problem)

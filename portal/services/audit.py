@@ -30,7 +30,7 @@ def record_act(
         actor=actor,
         actor_name=actor.username if actor else "fairway",
         act=act,
-        object_kind=type(thing).__name__.lower(),
+        object_kind=thing.__class__.__name__.lower(),  # of a lazy request.user, too
         object_id=str(getattr(thing, "public_id", thing.pk)),
         object_name=str(getattr(thing, "name", getattr(thing, "username", "")))[:200],
         before=before,

@@ -234,7 +234,12 @@ def do_cancel_job(user: User, job: Job) -> Job:
 def do_hold_job(user: User, job: Job, held: bool) -> Job:
     """Holds a waiting job back, or lets it go."""
     require(user, Verb.CONTROL, job)
-    return lifecycle.set_held(job.pk, held, actor=user.username)
+    with transaction.atomic():
+        before = Job.objects.select_for_update(no_key=True).get(pk=job.pk).held
+        job = lifecycle.set_held(job.pk, held, actor=user.username)
+        if job.owner_id != user.pk and before != job.held:
+            record_act(user, "job.hold" if held else "job.release", job)
+    return job
 
 
 def do_suspend_job(user: User, job: Job) -> Job:

@@ -13,6 +13,7 @@ from django.utils import timezone
 from portal.access import Verb, can, require
 from portal.errors import Conflict
 from portal.models import Attempt, Job, User, WorkspaceSession, WorkspaceTicket
+from portal.services.audit import record_act
 from portal.services.sealing import Place, seal, unseal
 from portal.services.session_store import session_id
 from portal.services.sessions import longest_end, session_user
@@ -99,6 +100,7 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
             session_key=session,
             expires_at=now + TICKET_LIFE,
         )
+        record_act(user, "workspace.open", job, after={"attempt": attempt.number})
     return f"{workspace_origin(job)}{ENTER_PATH}", ticket
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.dateparse import parse_datetime
@@ -21,6 +22,7 @@ from portal.access import Policy, policy, signed_in, visible_secrets
 from portal.errors import FairwayError, Invalid
 from portal.models import BrowserSession, User
 from portal.services import people, tokens
+from portal.services.audit import record_act
 from portal.services.session_store import session_id
 from portal.services.sessions import live_sessions
 from portal.services.tokens import SCOPE_SENTENCES, Scope
@@ -211,7 +213,10 @@ def end_sessions(request: HttpRequest) -> HttpResponse:
     user = signed_in(request.user)
     here = session_id(request.session.session_key)
     others = [place.key for place in places_of(user, here) if not place.here]
-    BrowserSession.objects.filter(session_key__in=others).delete()
+    with transaction.atomic():
+        ended, _ = BrowserSession.objects.filter(session_key__in=others).delete()
+        if ended:
+            record_act(user, "person.end_sessions", user, after={"sessions": ended})
     messages.success(request, "Your other sessions have ended." if others else "There is no other session.")
     return redirect("account")
 

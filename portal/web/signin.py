@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from django import forms
 from django.conf import settings
 from django.contrib.auth import authenticate, login, logout
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -22,7 +23,9 @@ from portal.errors import FairwayError, Invalid, NotThere, TooBusy
 from portal.models import User
 from portal.models.public_id import slug_validator
 from portal.services import people
+from portal.services.audit import record_act
 from portal.services.password_hasher import hashing
+from portal.services.refused_acts import record_failed_sign_in
 from portal.services.sessions import begin_session
 from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, give_back, sender, take
 from portal.web.words import duration
@@ -66,7 +69,7 @@ def sign_in(request: HttpRequest) -> HttpResponse:
         except TooBusy as busy:
             user, wrong, retry_after_s = None, busy.sentence, busy.retry_after_s
         if user is not None:
-            let_in(request, user)
+            let_in(request, user, by="password")
             answer: HttpResponse = redirect(target)
             _remember(answer, name)
             return answer
@@ -100,6 +103,7 @@ def _try(request: HttpRequest, username: str, password: str) -> tuple[User | Non
     wait_s = max(take(rate, who) for rate, who in counts)
     if wait_s:
         log.warning("sign-in paused for %s from %s", _loggable(name), address)
+        record_failed_sign_in(_known_form(name), by="password", paused=True)
         return None, wait_s
     try:
         with hashing():
@@ -110,15 +114,20 @@ def _try(request: HttpRequest, username: str, password: str) -> tuple[User | Non
         raise
     if not isinstance(user, User):
         log.warning("sign-in refused for %s from %s", _loggable(name), address)
+        record_failed_sign_in(_known_form(name), by="password")
         return None, 0.0
     for rate, who in counts:
         give_back(rate, who)
     return user, 0.0
 
 
+def _known_form(name: str) -> str:
+    """A name that can be one, else an empty text: what people type there by mistake may be their password."""
+    return name if re.fullmatch(slug_validator.regex, name) else ""
+
+
 def _loggable(name: str) -> str:
-    """A name that can be one; what else people type there may be their password."""
-    return name if re.fullmatch(slug_validator.regex, name) else "what is no name"
+    return _known_form(name) or "what is no name"
 
 
 def _is_known(request: HttpRequest, name: str) -> bool:
@@ -138,9 +147,11 @@ def _remember(answer: HttpResponse, name: str) -> None:
     )
 
 
-def let_in(request: HttpRequest, user: User) -> None:
-    """Signs in under a fresh session id, and notes where from for the list of sessions."""
-    login(request, user, backend=BACKEND)
+def let_in(request: HttpRequest, user: User, *, by: str) -> None:
+    """Signs in under a fresh session id, and notes where from for the list of sessions and in the audit trail."""
+    with transaction.atomic():
+        login(request, user, backend=BACKEND)
+        record_act(user, "person.sign_in", user, after={"by": by})
     begin_session(
         request.session,
         address=request.META.get("REMOTE_ADDR", ""),
@@ -160,7 +171,10 @@ def safe_next(request: HttpRequest) -> str:
 @require_POST
 def sign_out(request: HttpRequest) -> HttpResponse:
     """Ends the session; open sockets and workspaces follow within seconds."""
-    logout(request)
+    with transaction.atomic():
+        if isinstance(request.user, User):
+            record_act(request.user, "person.sign_out", request.user)
+        logout(request)
     return HttpResponseRedirect(f"{settings.LOGIN_URL}?{urlencode({'out': 1})}")
 
 
@@ -173,8 +187,9 @@ def link(request: HttpRequest) -> HttpResponse:
     try:
         user = people.do_use_sign_in_link(request.POST.get("code", ""))
     except NotThere as closed:
+        record_failed_sign_in("", by="link")
         return render(request, "door/link.html", {"wrong": closed.sentence}, status=404)
-    let_in(request, user)
+    let_in(request, user, by="link")
     return redirect("account" if not user.has_usable_password() else "home")
 
 
@@ -217,6 +232,7 @@ def invitation(request: HttpRequest) -> HttpResponse:
     try:
         found = people.get_invitation(code)
     except NotThere as closed:
+        record_failed_sign_in("", by="invitation")
         return render(request, "door/invitation.html", {"wrong": closed.sentence}, status=404)
     if "username" not in request.POST:
         form = InvitationForm(initial={"full_name": found.full_name})
@@ -239,7 +255,7 @@ def invitation(request: HttpRequest) -> HttpResponse:
         except FairwayError as refusal:
             form.add_error(None, refusal.sentence)
         else:
-            let_in(request, user)
+            let_in(request, user, by="invitation")
             return redirect("home")
     return render(
         request, "door/invitation.html", {"form": form, "code": code, "invitation": found}, status=400

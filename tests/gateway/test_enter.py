@@ -12,7 +12,7 @@ import pytest
 from django.utils import timezone
 
 from portal.errors import Conflict, NotThere
-from portal.models import Attempt, BrowserSession, WorkspaceSession, WorkspaceTicket
+from portal.models import Attempt, AuditEntry, BrowserSession, WorkspaceSession, WorkspaceTicket
 from portal.services import lifecycle
 from portal.services.workspaces import attempt_secret, do_open_workspace, do_redeem_ticket
 from portal.words.reasons import EndReason
@@ -91,6 +91,12 @@ def test_a_ticket_does_not_work_by_get(stand, owner, workspace, session):
         refused = browser.get("/.fairway/enter", params={"ticket": ticket})
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
     assert stand.enter(workspace, ticket).status_code == 303
+
+
+def test_opening_a_workspace_leaves_an_audit_row(owner, workspace, session):
+    do_open_workspace(owner, workspace, session)
+    (row,) = AuditEntry.objects.filter(act="workspace.open")
+    assert (row.actor, row.object_id, row.after) == (owner, workspace.public_id, {"attempt": 1})
 
 
 def test_strangers_get_no_ticket(owner, workspace):

@@ -42,6 +42,7 @@ def checks() -> list[Check]:
         "FAIRWAY_PORTAL_URL": "https://fairway.example.org",
         "FAIRWAY_ALLOWED_HOSTS": "fairway.example.org",
         "FAIRWAY_APPS_DOMAIN": "apps.example.net",
+        "REDIS_URL": "unix:///nonexistent/valkey.sock",
         "FAIRWAY_SECRET_KEY": secrets.token_urlsafe(64),
     }
     quiet = {"PYTHONWARNINGS": "ignore"}  # it would like a database, and does without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
 from django.core.paginator import Paginator
@@ -14,26 +15,53 @@ from portal.access import Policy, policy
 from portal.models import AuditEntry
 from portal.web.words import cores, gpu_amount
 
+KINDS = {
+    "sign-ins": ("Sign-ins and sessions", Q(act__startswith="person.sign_") | Q(act="person.end_sessions")),
+    "refused": (
+        "Refused",
+        Q(act__in=("request.refused", "person.sign_in_failed", "person.sign_in_paused")),
+    ),
+    "workspaces": ("Workspaces and terminals", Q(act="workspace.open") | Q(act__startswith="terminal.")),
+}
+"""Name and condition of what the list can be narrowed to, by its word in the address."""
+
 
 @policy(Policy.ADMIN)
 @require_GET
 def audit(request: HttpRequest) -> HttpResponse:
-    """Newest first, searched by person, act or object."""
-    search = request.GET.get("q", "").strip()
+    """Newest first, searched by person, act, object or address."""
+    search, kind = request.GET.get("q", "").strip(), request.GET.get("kind", "")
     rows = AuditEntry.objects.order_by("-id")
+    if kind in KINDS:
+        rows = rows.filter(KINDS[kind][1])
     if search:
-        rows = rows.filter(
+        found = (
             Q(actor_name__icontains=search)
             | Q(act__icontains=search)
             | Q(object_name__icontains=search)
             | Q(object_id=search)
         )
+        rows = rows.filter(found | Q(address=search) if _is_address(search) else found)
     page = Paginator(rows, 50).get_page(request.GET.get("page"))
     return render(
         request,
         "admin/audit.html",
-        {"page": page, "rows": [(row, differences(row)) for row in page], "search": search},
+        {
+            "page": page,
+            "rows": [(row, differences(row)) for row in page],
+            "search": search,
+            "kind": kind,
+            "kinds": [(key, name) for key, (name, _) in KINDS.items()],
+        },
     )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def differences(entry: AuditEntry) -> list[tuple[str, str, str]]:

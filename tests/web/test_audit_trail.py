@@ -1,0 +1,202 @@
+"""The audit trail names who came in, who failed to, who left, and who was refused what."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from portal import throttle
+from portal.models import AuditEntry, User
+from portal.services import people, refused_acts
+from portal.services.jobs import do_hold_job
+from portal.services.tokens import Scope, do_create_token
+from portal.throttle import Rate
+from portal.words.states import Role
+from tests import record
+
+pytestmark = pytest.mark.django_db
+
+ADDRESS = "10.1.2.3"
+
+
+@pytest.fixture(autouse=True)
+def fresh_rates(monkeypatch):
+    monkeypatch.setattr(throttle, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
+
+
+@pytest.fixture
+def user() -> User:
+    return record.person("ada-love", password=record.PASSWORD)
+
+
+def browser(user: User | None = None) -> Client:
+    client = Client(REMOTE_ADDR=ADDRESS)
+    if user is not None:
+        client.force_login(user)
+    return client
+
+
+def rows(*acts: str) -> list[AuditEntry]:
+    return list(AuditEntry.objects.filter(act__in=acts).order_by("id"))
+
+
+def test_sign_in_and_sign_out_leave_rows(user):
+    client = browser()
+    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    client.post("/sign-out/")
+    came, left = rows("person.sign_in", "person.sign_out")
+    for row in (came, left):
+        assert (row.actor, row.object_kind, row.object_id) == (user, "user", user.public_id)
+        assert row.address == ADDRESS
+    assert came.after == {"by": "password"}
+    assert (came.act, left.act) == ("person.sign_in", "person.sign_out")
+
+
+def test_nobody_signs_out_no_row_is_left():
+    browser().post("/sign-out/")
+    assert not AuditEntry.objects.exists()
+
+
+def test_sign_in_by_link_and_invitation_leave_rows(user):
+    browser().post("/sign-in/link/", {"code": people.do_make_sign_in_link(None, user)})
+    admin = record.person("boss", admin=True)
+    _, code = people.do_invite(admin, project=record.project(), role=Role.MEMBER)
+    fields = {"code": code, "username": "ben", "password": record.PASSWORD, "timezone": "UTC"}
+    browser().post("/invitation/", fields)
+    assert [(row.actor_name, row.after) for row in rows("person.sign_in")] == [
+        ("ada-love", {"by": "link"}),
+        ("ben", {"by": "invitation"}),
+    ]
+
+
+def test_failed_sign_ins_leave_name_and_address_but_never_what_was_typed(user):
+    for name, password in (
+        ("ada-love", "guess one"),
+        ("nobody-here", "guess two"),
+        ("My Secret\x1b[31m", "x"),
+    ):
+        assert browser().post("/sign-in/", {"username": name, "password": password}).status_code == 403
+    browser().post("/sign-in/link/", {"code": "not-a-code"})
+    browser().post("/invitation/", {"code": "not-a-code"})
+    found = rows("person.sign_in_failed")
+    assert [(row.object_name, row.after["by"]) for row in found] == [
+        ("ada-love", "password"),
+        ("nobody-here", "password"),
+        ("", "password"),
+        ("", "link"),
+        ("", "invitation"),
+    ]
+    assert {(row.actor, row.actor_name, row.address) for row in found} == {(None, "nobody", ADDRESS)}
+    told = str(list(AuditEntry.objects.values()))
+    assert not any(word in told for word in ("guess", "Secret", "not-a-code"))
+
+
+def test_paused_sign_ins_leave_one_row(user):
+    for _ in range(throttle.SIGN_IN.limit + 4):
+        browser().post("/sign-in/", {"username": "ada-love", "password": "guess"})
+    assert len(rows("person.sign_in_failed")) == throttle.SIGN_IN.limit
+    (paused,) = rows("person.sign_in_paused")
+    assert (paused.object_name, paused.address) == ("ada-love", ADDRESS)
+
+
+@pytest.mark.parametrize("rate", ["SIGN_INS_OF_ADDRESS", "SIGN_INS"])
+def test_flood_of_failures_leaves_a_bounded_number_of_rows(monkeypatch, rate):
+    monkeypatch.setattr(refused_acts, rate, Rate(f"test_{rate}", 3, 3600))
+    for _ in range(9):
+        browser().post("/sign-in/link/", {"code": "not-a-code"})
+    found = rows("person.sign_in_failed")
+    assert len(found) == 4
+    assert "further ones are only in the log" in found[-1].reason
+
+
+def test_ended_sessions_leave_a_row(user):
+    client = browser(user)
+    client.post(reverse("account-sessions-end"))
+    assert not rows("person.end_sessions"), "there was no other"
+    browser(user), browser(user)
+    client.post(reverse("account-sessions-end"))
+    (row,) = rows("person.end_sessions")
+    assert (row.actor, row.after, row.object_kind) == (user, {"sessions": 2}, "user")
+
+
+def test_refused_requests_to_pages_of_administrators_leave_rows(user):
+    client = browser(user)
+    assert client.get(reverse("people")).status_code == 403
+    assert client.post(reverse("save-quotas")).status_code == 403
+    found = rows("request.refused")
+    assert [(row.object_id, row.object_name) for row in found] == [
+        ("people", f"GET {reverse('people')}"),
+        ("save-quotas", f"POST {reverse('save-quotas')}"),
+    ]
+    assert {(row.actor, row.address, row.object_kind) for row in found} == {(user, ADDRESS, "route")}
+
+
+def test_refused_administrative_requests_to_rest_leave_rows_by_session_and_token(user):
+    body = {"name": "vision"}
+    assert browser(user).post("/api/v1/projects/", body, "application/json").status_code == 403
+    assert browser(user).get("/api/v1/alarms/").status_code == 403
+    _, text = do_create_token(user, name="t", scopes=[Scope.READ, Scope.ADMIN], days=7)
+    by_token = browser().post(
+        "/api/v1/projects/", body, "application/json", headers={"Authorization": f"Bearer {text}"}
+    )
+    assert by_token.status_code == 403
+    found = rows("request.refused")
+    assert [(row.actor, row.object_name) for row in found] == [
+        (user, "POST /api/v1/projects/"),
+        (user, "GET /api/v1/alarms/"),
+        (user, "POST /api/v1/projects/"),
+    ]
+
+
+def test_requests_that_are_not_refused_or_only_look_leave_no_row(user):
+    client = browser(user)
+    assert client.get(reverse("home")).status_code == 200
+    assert client.get("/jobs/nothing-here/").status_code == 404
+    assert not rows("request.refused")
+
+
+def test_flood_of_refused_requests_leaves_a_bounded_number_of_rows(user, monkeypatch):
+    monkeypatch.setattr(refused_acts, "REQUESTS_OF_USER", Rate("test_requests", 2, 3600))
+    client = browser(user)
+    for _ in range(6):
+        assert client.get(reverse("people")).status_code == 403
+    assert len(rows("request.refused")) == 3
+
+
+def test_holding_and_releasing_jobs_of_others_leaves_rows(user):
+    scene = record.scene()
+    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    do_hold_job(scene["owner"], job, True)
+    do_hold_job(scene["owner"], job, False)
+    assert not rows("job.hold", "job.release"), "one's own job"
+    admin = record.person("boss", admin=True)
+    for held in (True, True, False):
+        do_hold_job(admin, job, held)
+    found = rows("job.hold", "job.release")
+    assert [(row.act, row.actor, row.object_id) for row in found] == [
+        ("job.hold", admin, job.public_id),
+        ("job.release", admin, job.public_id),
+    ]
+
+
+def test_page_shows_and_narrows_the_rows(user):
+    admin = record.person("boss", admin=True)
+    browser(user).get(reverse("people"))
+    browser().post("/sign-in/", {"username": "nobody-here", "password": "guess"})
+    browser().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    client = browser(admin)
+
+    def acts(**query: str) -> list[str]:
+        return [row.act for row, _ in client.get(reverse("audit"), query).context["rows"]]
+
+    assert acts() == ["person.sign_in", "person.sign_in_failed", "request.refused"]
+    assert acts(kind="sign-ins") == ["person.sign_in", "person.sign_in_failed"]
+    assert acts(kind="refused") == ["person.sign_in_failed", "request.refused"]
+    assert acts(kind="workspaces") == []
+    assert acts(q=ADDRESS) == acts(kind="no such kind") == acts()
+    assert acts(q="10.9.9.9") == []
+    page = client.get(reverse("audit"), {"kind": "workspaces"}).content.decode()
+    assert "Nothing matches" in page and "Clear the search" in page
