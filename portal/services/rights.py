@@ -212,13 +212,18 @@ def read_rights(runs: Iterable[Run]) -> Rights:
     )
 
 
+def denied_among(runs: Iterable[Run]) -> dict[Run, Denial]:
+    """Return those of ``runs`` that are not permitted, each with the right that is missing."""
+    alike = set(runs)
+    if not alike:
+        return {}
+    rights = read_rights(alike)
+    return {run: denial for run in alike if (denial := rights.denial(run)) is not None}
+
+
 def denials_of(runs: Mapping[Any, Run]) -> dict[Any, Denial]:
     """Return for each of many jobs, by any key, the right that its owner lacks; those that may run are left out."""
-    if not runs:
-        return {}
-    alike = set(runs.values())
-    rights = read_rights(alike)
-    denied = {run: denial for run in alike if (denial := rights.denial(run)) is not None}
+    denied = denied_among(runs.values())
     return {key: denied[run] for key, run in runs.items() if run in denied} if denied else {}
 
 
