@@ -161,8 +161,8 @@ class Record:
         )
         self.people = {person.username: person for person in people}
         Membership.objects.bulk_create(
-            Membership(user=person, project=self.projects[f"project{n % mix.PROJECTS}"], role="member")
-            for n, person in enumerate(people)
+            Membership(user=self.people[user], project=self.projects[project], role="member")
+            for user, project in sorted({(row.user, row.project) for row in self.photo.pending})
         )
         self.now = dt.datetime.now(dt.UTC)
 

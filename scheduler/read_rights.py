@@ -6,22 +6,29 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from portal.models import Job
-from portal.services.rights import RUN_COLUMNS, Denial, denials_of, run_of
+from portal.services.rights import RUN_COLUMNS, Denial, Run, denied_among, run_of
 from portal.words.reasons import VerdictCode
+from scheduler.album import Built
 from scheduler.core.cluster import JobId, PendingRow
 from scheduler.core.plan import Verdict
 
 
-def read_denied(rows: Mapping[int, dict[str, Any]], growing: Collection[JobId]) -> dict[JobId, Denial]:
+def read_denied(
+    rows: Mapping[int, dict[str, Any]], growing: Collection[JobId], built: Built[dict[str, Any], Run]
+) -> dict[JobId, Denial]:
     """Return the denials of waiting jobs, and of running ones that wait for more tasks.
 
     ``rows`` are the columns of waiting jobs. The number of queries does not depend on how many they are.
     """
-    columns = {JobId(row["public_id"]): row for row in rows.values()}
-    if growing:
-        more = Job.objects.filter(public_id__in=growing).values("public_id", *RUN_COLUMNS)
-        columns |= {JobId(row["public_id"]): row for row in more}
-    return denials_of({job: run_of(row) for job, row in columns.items()})
+    runs = built.of(rows, None, lambda _, row: run_of(row))
+    more = Job.objects.filter(public_id__in=growing).values("public_id", *RUN_COLUMNS) if growing else ()
+    grow = {JobId(row["public_id"]): run_of(row) for row in more}
+    denied = denied_among([*runs, *grow.values()])
+    if not denied:
+        return {}
+    waiting = zip(rows.values(), runs, strict=True)
+    found = {JobId(row["public_id"]): denied[run] for row, run in waiting if run in denied}
+    return found | {job: denied[run] for job, run in grow.items() if run in denied}
 
 
 def permitted(

@@ -168,7 +168,7 @@ class InvalidRowsRoute(Route):
         scope=Scope.ADMIN,
         query=InvalidRowsQuery,
         answer=page_of(InvalidRowOut),
-        detail="Everything that does not depend on them is scheduled. A job that does has the verdict `invalid_data`.",
+        detail="All that does not depend on them is scheduled. A job that does has the verdict `invalid_data`.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""

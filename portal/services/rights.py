@@ -69,8 +69,8 @@ class Rights:
     """The rights of some owners as they were read."""
 
     accounts: Mapping[int, Account]
-    roles: Mapping[tuple[int, int], Role]
-    """By person and project, the roles that were given there; those below inherit them."""
+    members: frozenset[tuple[int, int]]
+    """Person and project, where a role that runs jobs was given; it holds for the projects below, too."""
     projects: Mapping[int, tuple[str, int | None, bool]]
     """Name, parent, and whether it is archived."""
     environments: Mapping[int, Offered]
@@ -142,10 +142,10 @@ class Rights:
         return self.projects[project][1]
 
     def _is_member(self, owner: int, line: Iterable[int]) -> bool:
-        roles = (self.roles.get((owner, project)) for project in line)
-        return any(role is not None and ROLE_RANK[role] >= ROLE_RANK[Role.MEMBER] for role in roles)
+        return any((owner, project) in self.members for project in line)
 
 
+_RUNS_JOBS = [role.value for role, rank in ROLE_RANK.items() if rank >= ROLE_RANK[Role.MEMBER]]
 RUN_COLUMNS = ("owner_id", "project_id", "environment_id", "volumes", "secrets")
 
 
@@ -188,7 +188,7 @@ def read_rights(runs: Iterable[Run]) -> Rights:
             Q(owner__in=owners) | Q(project__in={run.project for run in runs}), name__in=secrets
         )
         found = frozenset(rows.values_list("name", "owner_id", "project_id"))
-    members = Membership.objects.filter(user__in=owners).values_list("user_id", "project_id", "role")
+    members = Membership.objects.filter(user__in=owners, role__in=_RUNS_JOBS)
     return Rights(
         accounts={
             id_: Account(name, is_active, is_admin)
@@ -196,7 +196,7 @@ def read_rights(runs: Iterable[Run]) -> Rights:
                 "id", "username", "is_active", "is_admin"
             )
         },
-        roles={(user, project): Role(role) for user, project, role in members if role in set(Role)},
+        members=frozenset(members.values_list("user_id", "project_id")),
         projects={
             id_: (name, parent, archived)
             for id_, name, parent, archived in Project.objects.annotate(
@@ -212,13 +212,18 @@ def read_rights(runs: Iterable[Run]) -> Rights:
     )
 
 
+def denied_among(runs: Iterable[Run]) -> dict[Run, Denial]:
+    """Return those of ``runs`` that are not permitted, each with the right that is missing."""
+    alike = set(runs)
+    if not alike:
+        return {}
+    rights = read_rights(alike)
+    return {run: denial for run in alike if (denial := rights.denial(run)) is not None}
+
+
 def denials_of(runs: Mapping[Any, Run]) -> dict[Any, Denial]:
     """Return for each of many jobs, by any key, the right that its owner lacks; those that may run are left out."""
-    if not runs:
-        return {}
-    alike = set(runs.values())
-    rights = read_rights(alike)
-    denied = {run: denial for run in alike if (denial := rights.denial(run)) is not None}
+    denied = denied_among(runs.values())
     return {key: denied[run] for key, run in runs.items() if run in denied} if denied else {}
 
 

@@ -375,4 +375,4 @@ def test_the_number_of_queries_does_not_depend_on_how_many_grow(scene) -> None:
     record.node(scene["pool"], gpus=1)
     cycle()
     assert (count(), grow) == (one, [0, 1, 2])
-    assert one <= nobody + 2
+    assert one <= nobody + 8  # two read what grows, six the rights of owners
