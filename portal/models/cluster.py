@@ -139,6 +139,9 @@ class Node(models.Model):
             models.CheckConstraint(
                 condition=models.Q(runtime__in=[s.value for s in RuntimeKind]), name="node_runtime"
             ),
+            models.CheckConstraint(
+                condition=models.Q(account__regex=r"^[a-z][a-z0-9-]{0,30}$"), name="node_account"
+            ),
             models.UniqueConstraint(
                 fields=["host", "port"],
                 name="node_address_once",

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from agents.enrol import EnrolmentError, check_account
 from portal.access import Verb, require, require_admin
 from portal.errors import Conflict, Invalid
 from portal.events import announce
@@ -24,6 +26,8 @@ from portal.wake import hint_node, wake
 from portal.words.node_acts import NodeAct
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, FENCED, FULL_DISK, LinkKind, NodeState, RuntimeKind
+
+HOST_KEY = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 
 # -- admins ----------------------------------------------------------------------------------------
 
@@ -70,7 +74,11 @@ def do_add_node(
             wrong |= refusal.fields
         if not 1 <= port <= 65_535:
             wrong["port"] = "Must be between 1 and 65535."
-        if len(host_key.split()) != 2:
+        try:
+            check_account(account)
+        except EnrolmentError as fault:
+            wrong["account"] = str(fault)
+        if not HOST_KEY.fullmatch(host_key):
             wrong["host_key"] = "Confirm the host key first."
     if wrong:
         raise Invalid(fields=wrong)
