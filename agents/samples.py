@@ -226,7 +226,11 @@ class ContainerState:
     saved_ago_s: float | None  # before the answer; None: it never said so, or its agent does not know
     progress: float | None  # units it has done so far; None likewise
     progress_ago_s: float | None  # it wrote that so long before the answer
-    fault: str | None = None  # what ended it that was not its own doing: mps_lost
+    fault: str | None = None  # what ended it: mps_lost, disk_limit_exceeded
+    disk_mib: int | None = None  # what it might write outside its volumes; None: not limited, or not told
+    disk_used_mib: int | None = (
+        None  # what it had written when it was ended for that; None: more than is counted
+    )
 
     @classmethod
     def from_wire(cls, row: Wire) -> ContainerState:
@@ -253,6 +257,8 @@ class ContainerState:
             progress=measured(row.get("progress")),
             progress_ago_s=measured(row.get("progress_ago_s")),
             fault=_text(row.get("fault")),
+            disk_mib=measured(row.get("disk_mib")),
+            disk_used_mib=measured(row.get("disk_used_mib")),
         )
 
 

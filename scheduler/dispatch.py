@@ -16,10 +16,13 @@ from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
 from agents.node.spec import DEVICE_PATTERNS, VOLUMES
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task
+from portal.selectors.policy import cluster_knobs, held_by
 from portal.services import elastic, lifecycle, nodes, trust
 from portal.services.logs import note_log_progress, write_log_bytes
 from portal.services.secrets import NotGiven, secrets_of
 from portal.services.workspaces import attempt_secret
+from portal.words.amounts import memories, memory
+from portal.words.knobs import TASK_DISK
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, NodeState
 from portal.words.trust import STUCK_AFTER_S, Phase, Trouble
@@ -133,6 +136,9 @@ def _spec(door: Door, task: Task) -> dict[str, object]:
     if task.among is not None:
         told |= {"tasks": task.among, "tasks_min": job.least_tasks, "tasks_max": job.tasks}
     # no part of the digest: what was begun before an agent learned them is still the same
+    knobs = held_by(attempt.pool, cluster_knobs())
+    if knobs[TASK_DISK]:
+        told["disk_mib"] = int(knobs[TASK_DISK])
     return spec | {key: value for key, value in told.items() if key in takes}
 
 
@@ -262,6 +268,7 @@ def record_end(task_id: int, container: Container | None) -> None:
         task_id,
         exit_code=container.exit_code,
         reason=end_reason(container),
+        facts=_disk_facts(container),
         oom=container.oom,
         peak_memory_mib=container.peak_memory_mib,
         proof="rebooted" if container.rebooted else "gone",
@@ -277,11 +284,23 @@ def end_reason(container: Container) -> EndReason:
         return EndReason.NODE_REBOOTED
     if container.fault == "mps_lost":
         return EndReason.GPU_SHARING_LOST
+    if container.fault == "disk_limit_exceeded":
+        return EndReason.DISK_LIMIT_EXCEEDED
     if container.oom:
         return EndReason.OUT_OF_MEMORY
     if container.exit_code is None:
         return EndReason.CONTAINER_VANISHED
     return EndReason.FINISHED if container.exit_code == 0 else EndReason.EXIT_CODE
+
+
+def _disk_facts(container: Container) -> dict[str, object]:
+    """The numbers for the message of a task that wrote more than it may."""
+    if container.fault != "disk_limit_exceeded" or container.disk_mib is None:
+        return {}
+    if container.disk_used_mib is None:
+        return {"used": "more files than can be counted", "limit": memory(container.disk_mib)}
+    used, limit = memories(container.disk_used_mib, container.disk_mib)
+    return {"used": used, "limit": limit}
 
 
 # -- logs ------------------------------------------------------------------------------------------

@@ -60,7 +60,11 @@ class Container:
     progress: float | None = None
     progress_ago_s: float | None = None
     fault: str | None = None
-    """What ended it that was not its own doing: mps_lost, the daemon by which it shared a GPU was gone."""
+    """What ended it: mps_lost, the daemon by which it shared a GPU was gone; disk_limit_exceeded."""
+    disk_mib: int | None = None
+    """How much it might write to the node's disk outside its volumes."""
+    disk_used_mib: int | None = None
+    """How much it had written when it was ended for that; None: more files than are counted."""
 
 
 @dataclass(frozen=True)

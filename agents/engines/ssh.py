@@ -28,7 +28,7 @@ from agents.engines.contract import (
 from agents.link import Link, Refused
 from agents.local import open_local
 from agents.node.spec import CHECKS_FABRIC, LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS
-from agents.samples import ContainerState, Hello
+from agents.samples import ContainerState, Hello, measured
 from agents.ssh import Role, SshTarget, open_ssh
 
 ANSWER_WITHIN_S = 20.0
@@ -282,6 +282,8 @@ def event_of(message: Mapping[str, Any]) -> EngineEvent | None:
                     peak_memory_mib=message.get("peak_memory_mib"),
                     rebooted=bool(message.get("rebooted")),
                     fault=message.get("fault"),
+                    disk_mib=measured(message.get("disk_mib")),
+                    disk_used_mib=measured(message.get("disk_used_mib")),
                 )
             )
         case "gpu_health":
@@ -328,5 +330,7 @@ def _container(row: ContainerState) -> Container:
         saved_ago_s=row.saved_ago_s,
         progress=row.progress,
         fault=row.fault,
+        disk_mib=row.disk_mib,
+        disk_used_mib=row.disk_used_mib,
         progress_ago_s=row.progress_ago_s,
     )

@@ -409,6 +409,8 @@ def _new_record(spec: TaskSpec) -> Record:
         "removed": False,
         "mps": None,
         "fault": None,
+        "disk_mib": spec.disk_mib,
+        "disk_used_mib": None,
     }
 
 

@@ -17,6 +17,7 @@ import traceback
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
 from agents.node import machine, refusals
+from agents.node.disk_limit import DiskLimit
 from agents.node.durable import full_disk_refused
 from agents.node.fabric import devices_here
 from agents.node.gpus import open_gpus
@@ -87,6 +88,7 @@ class Session:
         self._spares = Spares(self.tasks)
         self._upgrades = Upgrades(settings)
         self._terminals = Terminals(self.tasks, agent)
+        self._agent = agent
         self._program = own_digest(agent)
         self._verbs: Dict[str, Callable[[Fields], Fields]] = {
             "hello": lambda _: {"hello": self.hello()},
@@ -123,7 +125,11 @@ class Session:
             message = f"The agent cannot begin: {error}."
             self.push({"ok": False, "code": refusals.ENGINE_ERROR, "message": message})
             return 2
-        watch = Watch(self.tasks, self.push) if self.role == "control" else None
+        watch = (
+            Watch(self.tasks, self.push, DiskLimit(self.tasks, self._agent))
+            if self.role == "control"
+            else None
+        )
         self.push({"hello": self.hello()})
         if watch is not None:
             watch.start()

@@ -90,6 +90,7 @@ class TaskSpec(NamedTuple):
     listens: bool = False  # the agent listens at that port until the task begins, so that others can try it
     meets_here: bool = False  # all ranks of its gang stand on this node, in the network of their job
     secret_variables: Dict[str, str] = {}
+    disk_mib: Optional[int] = None  # what it may write to the node's disk outside its volumes
 
     @property
     def name(self) -> str:
@@ -133,6 +134,7 @@ TAKES = (
     "listens",
     "meets_here",
     "secret_variables",
+    "disk_mib",
 )
 """Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
 STOPS_TASKS = "stop.tasks"
@@ -214,6 +216,7 @@ def parse_spec(raw: Any) -> TaskSpec:
         listens=_yes(raw, "listens"),
         meets_here=_yes(raw, "meets_here"),
         secret_variables=_env(raw.get("secret_variables")),
+        disk_mib=_optional_number(raw, "disk_mib", 1, 2**40),
     )
     secrets = (*spec.secret_files.values(), *spec.secret_variables.values())
     if sum(len(content.encode()) for content in secrets) > MAX_SECRET_BYTES:

@@ -42,6 +42,7 @@ class Choice:
 
 
 DAY_S = 86_400.0
+TASK_DISK = "task_disk_mib"
 
 KNOBS: dict[str, Knob] = {
     knob.name: knob
@@ -306,6 +307,15 @@ KNOBS: dict[str, Knob] = {
             365 * DAY_S,
             7 * DAY_S,
             "An image stays for this long after it was brought to a node, or a task used it there.",
+            decides=False,
+        ),
+        Knob(
+            TASK_DISK,
+            "MiB",
+            0.0,
+            1e9,
+            51_200.0,
+            "A task that writes more than this to its node's disk outside its volumes is ended; 0 sets no limit.",
             decides=False,
         ),
     )

@@ -69,6 +69,18 @@ def test_the_whole_gang_ends_with_one_of_its_tasks(room, scene) -> None:
     assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
 
 
+def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(room, scene) -> None:
+    pool = scene["node"].pool
+    pool.policy = {"task_disk_mib": 24}
+    pool.save()
+    job = submit(scene, "sh", "-c", "head -c 41943040 /dev/urandom > $TMPDIR/f; sleep 600")
+    reach(scene, is_now(job, JobState.FAILED), job, within_s=60.0)
+    attempt = job.attempts.get()
+    assert (attempt.state, attempt.reason) == ("FAILED", EndReason.DISK_LIMIT_EXCEEDED)
+    assert "40 MiB to the disk of" in attempt.sentence and "24 MiB are allowed" in attempt.sentence
+    assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
+
+
 @pytest.mark.parametrize(("health", "xid"), [("lost", None), ("quarantined", 48)])
 def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene, health, xid) -> None:
     job = submit(scene, "sleep", "600")

@@ -37,6 +37,7 @@ class Engine(NamedTuple):
     create_flags: Tuple[str, ...]
     log_mib: int
     gpus_by: str = CDI
+    bounds_layers: bool = False  # its file system can hold the writable layer of a container to a limit
 
 
 def labels(order: Order) -> Dict[str, str]:
@@ -69,6 +70,8 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
     if spec.cpu_milli is not None:
         words += ["--cpus", f"{spec.cpu_milli / 1000:g}"]
     words += ["--shm-size", f"{spec.shm_mib or 64}m"]
+    if spec.disk_mib is not None and engine.bounds_layers:
+        words += ["--storage-opt", f"size={spec.disk_mib}m"]
     if podman:
         words += ["--systemd=false", "--http-proxy=false", "--image-volume", "ignore", "--sdnotify", "ignore"]
         words += ["--umask", "0027", "--no-hosts"]
@@ -306,6 +309,11 @@ def signal_inside(name: str) -> List[str]:
 def store(kind: str) -> List[str]:
     """The words that tell the folder in which an engine keeps its images."""
     return ["info", "--format", "{{.DockerRootDir}}" if kind == "docker" else "{{.Store.GraphRoot}}"]
+
+
+def storage_driver(kind: str) -> List[str]:
+    """The words that tell how an engine keeps the layers of containers."""
+    return ["info", "--format", "{{.Driver}}" if kind == "docker" else "{{.Store.GraphDriverName}}"]
 
 
 def inspect(names: Sequence[str]) -> List[str]:
