@@ -18,13 +18,14 @@ from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task
 from portal.selectors.policy import cluster_knobs, held_by
 from portal.services import elastic, lifecycle, nodes, trust
+from portal.services.image_pins import pin_job
 from portal.services.logs import note_log_progress, write_log_bytes
 from portal.services.secrets import NotGiven, secrets_of
 from portal.services.workspaces import attempt_secret
 from portal.words.amounts import memories, memory
 from portal.words.knobs import TASK_DISK
 from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, NodeState
+from portal.words.states import ATTEMPT_LIVE, NodeState, RuntimeKind
 from portal.words.trust import STUCK_AFTER_S, Phase, Trouble
 from scheduler import leases
 from scheduler.core.cluster import WHOLE_MILLI
@@ -116,6 +117,8 @@ def start_task(door: Door, task: Task, *, tries_left: int) -> After:
 
 def _spec(door: Door, task: Task) -> dict[str, object]:
     attempt, job = task.attempt, task.attempt.job
+    if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(job):
+        raise Refused("image_missing", f"Which image {job.environment.image} names is not known yet.")
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
     secret = attempt_secret(attempt) if attempt.secret else ""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
@@ -168,9 +171,8 @@ def give_up(node: Node, task: Task, reason: EndReason, detail: str, *, again_the
     job = task.attempt.job
     if not again_there:
         avoid(job, node)
-    sentence = end_sentence(
-        reason, node=node.name, detail=detail, image=image_of(job.environment) or "the environment"
-    )
+    image = job.image_digest or image_of(job.environment) or "the environment"
+    sentence = end_sentence(reason, node=node.name, detail=detail, image=image)
     elastic.end_tasks([task.pk], reason, sentence=sentence)
 
 

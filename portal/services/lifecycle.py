@@ -370,8 +370,8 @@ def task_ended(
 ) -> bool:
     """The node proved that a task's container is no more; its GPUs are free, and the gang follows.
 
-    ``reason`` says why when nothing had asked it to stop, with ``facts`` for its message; ``proof`` is gone, rebooted or fenced. True when this is
-    news and the task failed by itself.
+    ``reason`` says why when nothing had asked it to stop, with ``facts`` for its message; ``proof`` is gone,
+    rebooted or fenced. True when this is news and the task failed by itself.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
