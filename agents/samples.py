@@ -159,6 +159,7 @@ class Hello:
     shares: Shares | None = None  # None: without GPUs, or its agent does not enforce any
     fabric: tuple[str, ...] | None = None  # the devices of a fabric that it lends; None: it does not say
     networks: Mapping[str, Any] | None = None  # by engine, those that people made: name, driver, subnets
+    egress: Mapping[str, bool] = field(default_factory=dict)  # by runtime, whether it holds tasks to a policy
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -194,6 +195,7 @@ class Hello:
             shares=Shares.from_wire(row["shares"]) if row.get("shares") else None,
             fabric=tuple(map(str, row["fabric"])) if row.get("fabric") is not None else None,
             networks=dict(row["networks"]) if row.get("networks") is not None else None,
+            egress={str(kind): bool(holds) for kind, holds in (row.get("egress") or {}).items()},
         )
 
 

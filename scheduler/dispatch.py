@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from django.db.models import Count, QuerySet
 
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
+from agents.node.egress import OPEN
 from agents.node.spec import DEVICE_PATTERNS, VOLUMES
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task
+from portal.selectors.egress import egress_of
 from portal.selectors.policy import cluster_knobs, held_by
 from portal.services import elastic, lifecycle, nodes, trust
 from portal.services.image_pins import pin_job
@@ -142,6 +144,15 @@ def _spec(door: Door, task: Task) -> dict[str, object]:
     knobs = held_by(attempt.pool, cluster_knobs())
     if knobs[TASK_DISK]:
         told["disk_mib"] = int(knobs[TASK_DISK])
+    policy = egress_of(attempt.pool, job.project)
+    if policy["mode"] != OPEN:
+        if spec.get("node_network") or spec.get("network"):
+            raise Refused(
+                "not_lent", "its project's network policy does not hold on the network of the nodes."
+            )
+        if "egress" not in takes:
+            raise Refused("agent_too_old", "its agent does not know network policies. Upgrade it.")
+        told["egress"] = policy
     return spec | {key: value for key, value in told.items() if key in takes}
 
 

@@ -271,6 +271,13 @@ class Engine(Protocol):
     def network_facts(self) -> dict[str, Any]:
         """Its interfaces, devices of a fabric and networks of its engines as they are now, as in its hello."""
 
+    @property
+    def denies(self) -> bool:
+        """True when ``deny`` can be asked for."""
+
+    def deny(self, addresses: Sequence[str]) -> None:
+        """No container connects to these addresses or networks from now on, also of those that run. Repeatable."""
+
     def reach(self, key: TaskKey, address: str, port: int, *, within_s: float) -> str | None:
         """Why the node does not reach the place where the gang of ``key`` will meet; None: it does.
 

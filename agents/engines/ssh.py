@@ -27,7 +27,7 @@ from agents.engines.contract import (
 )
 from agents.link import Link, Refused
 from agents.local import open_local
-from agents.node.spec import CHECKS_FABRIC, LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS
+from agents.node.spec import CHECKS_FABRIC, DENIES, LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS
 from agents.samples import ContainerState, Hello, measured
 from agents.ssh import Role, SshTarget, open_ssh
 
@@ -217,6 +217,13 @@ class NodeEngine:
             if offset + len(piece) == len(program):
                 fields |= {"last": True, "signature": signature, "trial_s": trial_s}
             self._link.ask("upgrade", timeout_s=START_WITHIN_S, **fields)
+
+    @property
+    def denies(self) -> bool:
+        return DENIES in self._link.hello.takes
+
+    def deny(self, addresses: Sequence[str]) -> None:
+        self._link.ask("deny", timeout_s=ANSWER_WITHIN_S, deny=list(addresses))
 
     def confirm_upgrade(self, digest: str) -> None:
         self._link.ask("upgrade", timeout_s=ANSWER_WITHIN_S, confirm=digest)

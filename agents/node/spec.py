@@ -6,6 +6,7 @@ import ipaddress
 import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from agents.node.egress import Egress, parse_egress
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.word_files import ALL as WORD_FILES
 
@@ -90,6 +91,7 @@ class TaskSpec(NamedTuple):
     listens: bool = False  # the agent listens at that port until the task begins, so that others can try it
     meets_here: bool = False  # all ranks of its gang stand on this node, in the network of their job
     secret_variables: Dict[str, str] = {}
+    egress: Egress = Egress()  # where it may connect to
     disk_mib: Optional[int] = None  # what it may write to the node's disk outside its volumes
 
     @property
@@ -135,6 +137,7 @@ TAKES = (
     "meets_here",
     "secret_variables",
     "disk_mib",
+    "egress",
 )
 """Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
 STOPS_TASKS = "stop.tasks"
@@ -153,6 +156,8 @@ PREPARES = "prepare"
 """The same for the verb that does all of a start but its last step."""
 OPENS_TERMINALS = "terminal"
 """The same for the verb that opens a terminal in a task."""
+DENIES = "deny"
+"""The same for the verb that says to which addresses no container may connect."""
 TAKES_MORE = (
     STOPS_TASKS,
     PREPARES,
@@ -162,6 +167,7 @@ TAKES_MORE = (
     REACHES,
     CHECKS_FABRIC,
     DEVICE_PATTERNS,
+    DENIES,
 )
 """All of these, as this agent says them in its hello."""
 FIRST_RANK = "{first_rank}"
@@ -217,6 +223,7 @@ def parse_spec(raw: Any) -> TaskSpec:
         meets_here=_yes(raw, "meets_here"),
         secret_variables=_env(raw.get("secret_variables")),
         disk_mib=_optional_number(raw, "disk_mib", 1, 2**40),
+        egress=parse_egress(raw.get("egress")),
     )
     secrets = (*spec.secret_files.values(), *spec.secret_variables.values())
     if sum(len(content.encode()) for content in secrets) > MAX_SECRET_BYTES:

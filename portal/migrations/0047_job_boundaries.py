@@ -1,4 +1,4 @@
-"""The form of a node's account, and which image environments and jobs are pinned to."""
+"""What bounds a job: the image it is pinned to, where its project lets it connect, and the addresses of nodes."""
 
 from django.db import migrations, models
 
@@ -69,5 +69,25 @@ class Migration(migrations.Migration):
             model_name="job",
             name="image_digest",
             field=models.CharField(blank=True, db_default="", default="", max_length=600, help_text=JOB_HELP),
+        ),
+        migrations.AddField(
+            model_name="project",
+            name="egress_allow",
+            field=models.JSONField(
+                blank=True,
+                db_default=[],
+                default=list,
+                help_text="Where jobs may connect while the policy is listed: networks, with ports; empty: as above it.",
+            ),
+        ),
+        migrations.AddField(
+            model_name="node",
+            name="addresses",
+            field=models.JSONField(
+                blank=True,
+                null=True,
+                help_text="Its addresses as it told them when it was enrolled or taken into service; "
+                "null: not told yet.",
+            ),
         ),
     ]

@@ -43,6 +43,7 @@ class Choice:
 
 DAY_S = 86_400.0
 TASK_DISK = "task_disk_mib"
+EGRESS = "egress"
 
 KNOBS: dict[str, Knob] = {
     knob.name: knob
@@ -370,6 +371,15 @@ CHOICES: dict[str, Choice] = {
             ("off", "notify", "suspend"),
             "notify",
             "What becomes of an idle workspace: nothing, its people are told, or it is suspended after a countdown.",
+            decides=False,
+            per_project=True,
+        ),
+        Choice(
+            EGRESS,
+            ("open", "listed", "none"),
+            "open",
+            "Where containers may connect: anywhere but the portal, the nodes and metadata services; only where "
+            "their project's list says; or nowhere.",
             decides=False,
             per_project=True,
         ),

@@ -8,7 +8,7 @@ import pytest
 
 from agents import link
 from agents.engines.ssh import NodeEngine
-from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Project, Standing
 from portal.services import lifecycle
 from portal.services.jobs import do_resume_job, do_suspend_job
 from portal.words.reasons import EndReason
@@ -67,6 +67,17 @@ def test_the_whole_gang_ends_with_one_of_its_tasks(room, scene) -> None:
     reach(scene, is_now(job, JobState.FAILED), job)
     assert (job.exit_code, job.reason) == (2, EndReason.EXIT_CODE)
     assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
+
+
+def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not_hold_it(room, scene) -> None:
+    parent = record.project("closed")
+    Project.objects.filter(pk=parent.pk).update(policy={"egress": "none"})
+    Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
+    job = submit(scene, "true")
+    reach(scene, lambda: Standing.objects.filter(job=job, code="never").exists(), job)
+    assert "network policy of their project" in Standing.objects.get(job=job).sentence
+    Project.objects.filter(pk=parent.pk).update(policy={})
+    reach(scene, is_now(job, JobState.COMPLETED), job)
 
 
 def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(room, scene) -> None:

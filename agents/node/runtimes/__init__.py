@@ -189,6 +189,13 @@ class Runtime:
         """Removes an image with all its names, and never a container; False when the engine keeps it."""
         raise NotImplementedError
 
+    def refresh_firewall(self) -> None:
+        """Puts what containers may not reach into force, also for those that run. Repeatable."""
+
+    def enforces_egress(self) -> bool:
+        """Whether tasks are held to the network policy of their project."""
+        return False
+
     def facts(self) -> Dict[str, Any]:
         """What hello says of this runtime."""
         return {"kind": self.kind, "version": self.version()}

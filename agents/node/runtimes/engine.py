@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
-from agents.node import machine, quota, refusals
+from agents.node import egress, machine, quota, refusals
 from agents.node.durable import write_whole
 from agents.node.environment import is_ours
 from agents.node.image_cuda import cuda_wanted
@@ -73,7 +73,12 @@ class EngineRuntime(Runtime):
         self._own = own
         self.rootless = os.geteuid() != 0 and own.program[0] != "sudo"
         self.engine = arguments.Engine(
-            own.kind, settings.loopback, self.rootless, own.create_flags, settings.log_mib
+            own.kind,
+            settings.loopback,
+            self.rootless,
+            own.create_flags,
+            settings.log_mib,
+            has_ipv6=os.path.isdir("/proc/sys/net/ipv6"),
         )
         self._version: Optional[str] = None
         self._store_path: Optional[str] = None
@@ -140,7 +145,11 @@ class EngineRuntime(Runtime):
     def prepare(self, order: Order) -> None:
         spec = order.spec
         if self._firewall is not None:
-            self._firewall.raise_once()
+            self._firewall.refresh()
+        elif spec.egress.mode != egress.OPEN:
+            raise bad_spec(
+                "This node cannot hold containers to a network policy: it has no firewall of ours."
+            )
         if spec.network is not None and self.call(["network", "inspect", spec.network]).code != 0:
             # docker would find out at the start, when others of its gang have begun
             raise bad_spec(f"This node has no network {spec.network} of {self.kind}.")
@@ -184,6 +193,13 @@ class EngineRuntime(Runtime):
 
     def _gpus_by(self) -> str:
         return arguments.CDI
+
+    def refresh_firewall(self) -> None:
+        if self._firewall is not None:
+            self._firewall.refresh()
+
+    def enforces_egress(self) -> bool:
+        return self._firewall is not None
 
     def bounds_layers(self) -> bool:
         """Whether the file system holds writable layers to a limit: overlay on XFS with project quotas."""

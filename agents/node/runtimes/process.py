@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional
 
 from agents.node import cgroup, machine, mps, shim, word_files
 from agents.node.durable import locked, read_json, write_json
+from agents.node.egress import OPEN
 from agents.node.environment import fill_in, task_environment, with_secrets
 from agents.node.refusals import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, Refusal, bad_spec
 from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Order, Runtime, Written
@@ -45,6 +46,10 @@ class ProcessRuntime(Runtime):
         path = os.path.join(folder, "order.json")
         if os.path.exists(path):
             raise Refusal(NAME_CONFLICT, f"{spec.name} exists already.")
+        if spec.egress.mode != OPEN:
+            raise bad_spec(
+                "Plain processes are on the node's network: none of them is held to a network policy."
+            )
         if spec.network is not None or order.devices:
             raise bad_spec("Plain processes join no network and are handed no devices: that takes an engine.")
         secrets = os.path.join(folder, "secrets")
