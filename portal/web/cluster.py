@@ -165,10 +165,8 @@ def _facts(row: Node) -> list[tuple[str, str]]:
     if hello.get("shares"):
         facts.append(("Shares", str(hello["shares"]["sentence"])))
     if "egress" in hello:
-        holds = hello["egress"].get(node.runtime)
-        facts.append(
-            ("Network policies", "held by its firewall" if holds else "not held: jobs of open projects only")
-        )
+        held = hello["egress"].get(row.runtime)
+        facts.append(("Network policies", "held" if held else "not held: jobs of open projects only"))
     facts.extend(_versions(hello.get("versions") or {}))
     if hello.get("disk_free_mib") is not None:
         facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))
