@@ -7,15 +7,18 @@ import functools
 import ipaddress
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from agents.ssh import LoginRefused, SshTarget, login_with_password
 
 EngineAccess = Literal["auto", "rootless", "rootful"]
 RuntimeKind = Literal["podman", "docker", "process"]
+ENGINES: tuple[EngineAccess, ...] = get_args(EngineAccess)
+RUNTIMES: tuple[RuntimeKind, ...] = get_args(RuntimeKind)
 
 INSTALL_FOLDER = Path(__file__).parent / "node_install"
 LOADER_PATH = "/usr/local/lib/fairway/fairway-node"
@@ -29,10 +32,15 @@ _PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]+={0,2}")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _LOADER_VERSION = re.compile(r"^FAIRWAY_LOADER=(\d+)", re.MULTILINE)
 _FOLDER = re.compile(r"(/[A-Za-z0-9._-]+)+")
+_PLACEHOLDER = re.compile(r"@([A-Z_]+)@")
 
 
 class EnrolmentError(ValueError):
-    """A choice from which no script can be made; the message is a sentence for people."""
+    """A choice from which no script can be made; ``field`` names the choice, blank for none of an admin's."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class EnrolmentFailed(Exception):
@@ -87,7 +95,9 @@ def enrolment_script(
     Raises EnrolmentError for a value that does not belong in a root shell.
     """
     choices = choices or EnrolmentChoices()
-    _check(cluster, choices)
+    if not _NAME.fullmatch(cluster):
+        raise EnrolmentError(f"{cluster!r} is not a cluster id: lower-case letters, digits and '-' only.")
+    check(choices)
     script = (INSTALL_FOLDER / "enrol.sh").read_text()
     values = {
         "CLUSTER": cluster,
@@ -103,7 +113,7 @@ def enrolment_script(
         "AGENT": base64.encodebytes(agent.program).decode().strip(),
         "AGENT_SIGNATURE": agent.signature,
     }
-    return _filled(script, values)
+    return fill_script(script, values)
 
 
 @functools.cache
@@ -115,15 +125,19 @@ def loader_version() -> int:
 def renewal_script() -> str:
     """Gives the POSIX shell script that puts our loader on a machine that is a node already."""
     values = {"LOADER": _loader(), "LOADER_PATH": LOADER_PATH, "LOADER_VERSION": str(loader_version())}
-    return _filled((INSTALL_FOLDER / "renew.sh").read_text(), values)
+    return fill_script((INSTALL_FOLDER / "renew.sh").read_text(), values)
 
 
 def _loader() -> str:
     return (INSTALL_FOLDER / "fairway-node").read_text()
 
 
-def _filled(script: str, values: Mapping[str, str]) -> str:
-    return re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], script)
+def fill_script(script: str, values: Mapping[str, str]) -> str:
+    """Replace each placeholder by its value as one quoted word of the shell; nothing else writes into a script."""
+    for name, value in values.items():
+        if "\0" in value:
+            raise EnrolmentError(f"{name} contains a zero byte.")
+    return _PLACEHOLDER.sub(lambda found: shlex.quote(values[found[1]]), script)
 
 
 def authorized_keys(keys: PublicKeys, from_addresses: tuple[str, ...] = ()) -> str:
@@ -184,22 +198,32 @@ def _public_key(line: str) -> str:
     return found[0]
 
 
-def _check(cluster: str, choices: EnrolmentChoices) -> None:
-    if not _NAME.fullmatch(cluster):
-        raise EnrolmentError(f"{cluster!r} is not a cluster id: lower-case letters, digits and '-' only.")
-    if not _NAME.fullmatch(choices.account):
-        raise EnrolmentError(f"{choices.account!r} is not an account name.")
-    if choices.account == "root":
-        raise EnrolmentError("The agent has an account of its own; root is not offered.")
+def check_account(account: str) -> None:
+    """Raise EnrolmentError for a name that the agent's account cannot have."""
+    if not _NAME.fullmatch(account):
+        raise EnrolmentError(
+            f"{account!r} is not an account name: at most 31 lower-case letters, digits and '-'.", "account"
+        )
+    if account == "root":
+        raise EnrolmentError("The agent has an account of its own; root is not offered.", "account")
+
+
+def check(choices: EnrolmentChoices) -> None:
+    """Raise EnrolmentError for choices from which no script is made."""
+    check_account(choices.account)
+    if choices.engine not in ENGINES:
+        raise EnrolmentError(f"Engine access is one of {', '.join(ENGINES)}.", "engine")
+    if choices.runtime not in RUNTIMES:
+        raise EnrolmentError(f"The runtime is one of {', '.join(RUNTIMES)}.", "runtime")
     if not _FOLDER.fullmatch(choices.home_root) or ".." in choices.home_root:
         raise EnrolmentError(f"{choices.home_root!r} is not an absolute folder of plain names.")
     if choices.runtime == "process" and choices.engine == "rootless":
         raise EnrolmentError(
-            "The runtime process gives each job an unused uid, which needs the sudoers line."
+            "The runtime process gives each job an unused uid, which needs the sudoers line.", "engine"
         )
     if choices.runtime == "docker" and choices.engine == "rootless":
         raise EnrolmentError(
-            "The runtime docker needs the sudoers line; choose podman for rootless containers."
+            "The runtime docker needs the sudoers line; choose podman for rootless containers.", "engine"
         )
     for address in (*choices.from_addresses, *choices.deny_addresses):
         try:

@@ -159,6 +159,7 @@ class Hello:
     shares: Shares | None = None  # None: without GPUs, or its agent does not enforce any
     fabric: tuple[str, ...] | None = None  # the devices of a fabric that it lends; None: it does not say
     networks: Mapping[str, Any] | None = None  # by engine, those that people made: name, driver, subnets
+    egress: Mapping[str, bool] = field(default_factory=dict)  # by runtime, whether it holds tasks to a policy
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
@@ -194,6 +195,7 @@ class Hello:
             shares=Shares.from_wire(row["shares"]) if row.get("shares") else None,
             fabric=tuple(map(str, row["fabric"])) if row.get("fabric") is not None else None,
             networks=dict(row["networks"]) if row.get("networks") is not None else None,
+            egress={str(kind): bool(holds) for kind, holds in (row.get("egress") or {}).items()},
         )
 
 
@@ -226,7 +228,11 @@ class ContainerState:
     saved_ago_s: float | None  # before the answer; None: it never said so, or its agent does not know
     progress: float | None  # units it has done so far; None likewise
     progress_ago_s: float | None  # it wrote that so long before the answer
-    fault: str | None = None  # what ended it that was not its own doing: mps_lost
+    fault: str | None = None  # what ended it: mps_lost, disk_limit_exceeded
+    disk_mib: int | None = None  # what it might write outside its volumes; None: not limited, or not told
+    disk_used_mib: int | None = (
+        None  # what it had written when it was ended for that; None: more than is counted
+    )
 
     @classmethod
     def from_wire(cls, row: Wire) -> ContainerState:
@@ -253,6 +259,8 @@ class ContainerState:
             progress=measured(row.get("progress")),
             progress_ago_s=measured(row.get("progress_ago_s")),
             fault=_text(row.get("fault")),
+            disk_mib=measured(row.get("disk_mib")),
+            disk_used_mib=measured(row.get("disk_used_mib")),
         )
 
 

@@ -32,6 +32,7 @@ from agents.engines.contract import (
 from agents.openings import Openings
 from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
+from portal.selectors.egress import denied_addresses
 from portal.services import nodes, trust
 from portal.services.alarms import record_xid
 from portal.services.bringing import BRING
@@ -98,6 +99,7 @@ class NodeActor:
         self._look_at_s = 0.0
         self._heard_s: float | None = None
         self._linked_s = 0.0
+        self._denied: list[str] = []
         self._befell: list[tuple[Trouble, str]] = []
 
     def start(self) -> None:
@@ -170,6 +172,7 @@ class NodeActor:
             return
         now_s = time.monotonic()
         if now_s >= self._reconcile_at_s:
+            self._deny(self._door)
             reconcile(self._door)
             self._heard_s = time.monotonic()
             self._reconcile_at_s = self._heard_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
@@ -226,6 +229,8 @@ class NodeActor:
             return
         try:
             door = welcome(Door(engine, self.lease, node), time.time())
+            self._denied = []
+            self._deny(door)
             node.refresh_from_db()
             self.lease = door.lease
             note_images(node, engine.hello["images"], self._images.on_their_way())
@@ -237,6 +242,15 @@ class NodeActor:
         self._heard_s = time.monotonic()
         self._linked_s, self._reconcile_at_s = self._heard_s, 0.0
         log.info("connected to %s", node.name)
+
+    def _deny(self, door: Door) -> None:
+        """Tells the node to which addresses no container may connect, before any start and when they changed."""
+        if not door.engine.denies:
+            return
+        addresses = denied_addresses()
+        if addresses != self._denied:
+            door.engine.deny(addresses)
+            self._denied = addresses
 
     def _keep_event(self, event: EngineEvent) -> None:
         """Called in the link's reading thread; a lost event is found by the next comparison."""

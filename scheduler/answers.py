@@ -127,6 +127,7 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         gang=value("tasks") > 1 and min_tasks_of(value("tasks"), body.get("min_tasks")) is None,
         meets=bool(launcher),
         volumes=value("volumes"),
+        project=str(body["project"]),
     )
     row = PendingRow(
         job=ASKED,

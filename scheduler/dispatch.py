@@ -13,16 +13,22 @@ from dataclasses import dataclass
 from django.db.models import Count, QuerySet
 
 from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
+from agents.node.egress import OPEN
 from agents.node.spec import DEVICE_PATTERNS, VOLUMES
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task
+from portal.selectors.egress import egress_of
+from portal.selectors.policy import cluster_knobs, held_by
 from portal.services import elastic, lifecycle, nodes, trust
+from portal.services.image_pins import pin_job
 from portal.services.logs import note_log_progress, write_log_bytes
 from portal.services.rights import denial_of
 from portal.services.secrets import NotGiven, secrets_of
 from portal.services.workspaces import attempt_secret
+from portal.words.amounts import memories, memory
+from portal.words.knobs import TASK_DISK
 from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, NodeState
+from portal.words.states import ATTEMPT_LIVE, NodeState, RuntimeKind
 from portal.words.trust import STUCK_AFTER_S, Phase, Trouble
 from scheduler import leases
 from scheduler.core.cluster import WHOLE_MILLI
@@ -121,6 +127,8 @@ def start_task(door: Door, task: Task, *, tries_left: int) -> After:
 
 def _spec(door: Door, task: Task) -> dict[str, object]:
     attempt, job = task.attempt, task.attempt.job
+    if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(job):
+        raise Refused("image_missing", f"Which image {job.environment.image} names is not known yet.")
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
     secret = attempt_secret(attempt) if attempt.secret else ""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
@@ -141,6 +149,18 @@ def _spec(door: Door, task: Task) -> dict[str, object]:
     if task.among is not None:
         told |= {"tasks": task.among, "tasks_min": job.least_tasks, "tasks_max": job.tasks}
     # no part of the digest: what was begun before an agent learned them is still the same
+    knobs = held_by(attempt.pool, cluster_knobs())
+    if knobs[TASK_DISK]:
+        told["disk_mib"] = int(knobs[TASK_DISK])
+    policy = egress_of(attempt.pool, job.project)
+    if policy["mode"] != OPEN:
+        if spec.get("node_network") or spec.get("network"):
+            raise Refused(
+                "not_lent", "its project's network policy does not hold on the network of the nodes."
+            )
+        if "egress" not in takes:
+            raise Refused("agent_too_old", "its agent does not know network policies. Upgrade it.")
+        told["egress"] = policy
     return spec | {key: value for key, value in told.items() if key in takes}
 
 
@@ -170,9 +190,8 @@ def give_up(node: Node, task: Task, reason: EndReason, detail: str, *, again_the
     job = task.attempt.job
     if not again_there:
         avoid(job, node)
-    sentence = end_sentence(
-        reason, node=node.name, detail=detail, image=image_of(job.environment) or "the environment"
-    )
+    image = job.image_digest or image_of(job.environment) or "the environment"
+    sentence = end_sentence(reason, node=node.name, detail=detail, image=image)
     elastic.end_tasks([task.pk], reason, sentence=sentence)
 
 
@@ -270,6 +289,7 @@ def record_end(task_id: int, container: Container | None) -> None:
         task_id,
         exit_code=container.exit_code,
         reason=end_reason(container),
+        facts=_disk_facts(container),
         oom=container.oom,
         peak_memory_mib=container.peak_memory_mib,
         proof="rebooted" if container.rebooted else "gone",
@@ -285,11 +305,23 @@ def end_reason(container: Container) -> EndReason:
         return EndReason.NODE_REBOOTED
     if container.fault == "mps_lost":
         return EndReason.GPU_SHARING_LOST
+    if container.fault == "disk_limit_exceeded":
+        return EndReason.DISK_LIMIT_EXCEEDED
     if container.oom:
         return EndReason.OUT_OF_MEMORY
     if container.exit_code is None:
         return EndReason.CONTAINER_VANISHED
     return EndReason.FINISHED if container.exit_code == 0 else EndReason.EXIT_CODE
+
+
+def _disk_facts(container: Container) -> dict[str, object]:
+    """The numbers for the message of a task that wrote more than it may."""
+    if container.fault != "disk_limit_exceeded" or container.disk_mib is None:
+        return {}
+    if container.disk_used_mib is None:
+        return {"used": "more files than can be counted", "limit": memory(container.disk_mib)}
+    used, limit = memories(container.disk_used_mib, container.disk_mib)
+    return {"used": used, "limit": limit}
 
 
 # -- logs ------------------------------------------------------------------------------------------

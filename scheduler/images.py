@@ -16,10 +16,12 @@ from typing import Any
 from django.db import connection
 
 from agents.engines.contract import Engine, PullProgress, Refused, Unknown
+from agents.node.image_names import plain_name
 from portal.models import Environment, EnvironmentOnNode, Node, Task
 from portal.services import lifecycle
 from portal.services.bringing import wanted_on
 from portal.services.catalogue import record_image_cuda
+from portal.services.image_pins import has_pin, pin_of, record_tag, tagged_images
 from portal.services.node_acts import tidy_if_full
 from portal.services.registries import login_for
 from portal.services.sealing import CannotOpen as SealedElsewhere
@@ -58,7 +60,7 @@ class ImageBringer:
     def bring(self, node: Node, task: Task) -> None:
         """Begins to bring the image that a task needs."""
         environment = task.attempt.job.environment
-        if self._begin(node, environment, awaited=True):
+        if self._begin(node, environment, task.attempt.job.image_digest, awaited=True):
             lifecycle.task_problem(task.pk, f"Bringing the image of {environment.title} to {node.name}.")
 
     def bring_wanted(self, node: Node) -> None:
@@ -77,8 +79,11 @@ class ImageBringer:
         """Asks uploads to end; what has arrived stays, and the next one goes on from there."""
         self._stopping.set()
 
-    def _begin(self, node: Node, environment: Environment, *, awaited: bool = False) -> bool:
-        """Begins to bring one; False when it is on its way. ``awaited``: a job is told when it fails."""
+    def _begin(self, node: Node, environment: Environment, pin: str = "", *, awaited: bool = False) -> bool:
+        """Begins to bring one; False when it is on its way. ``awaited``: a job is told when it fails.
+
+        ``pin`` is that of the job; blank: that of the environment.
+        """
         with self._lock:
             if environment.pk in self._bringing:
                 return False
@@ -86,13 +91,13 @@ class ImageBringer:
             if awaited:
                 self._awaited.add(environment.pk)
         threading.Thread(
-            target=self._run, args=(node, environment), name=f"image-{node.name}", daemon=True
+            target=self._run, args=(node, environment, pin), name=f"image-{node.name}", daemon=True
         ).start()
         return True
 
-    def _run(self, node: Node, environment: Environment) -> None:
+    def _run(self, node: Node, environment: Environment, pin: str) -> None:
         try:
-            problem = self._bring(node, environment)
+            problem = self._bring(node, environment, pin)
             if problem is not None and not self._stopping.is_set():  # else the next worker goes on
                 note_environment(environment, node, "failed", problem)
                 with self._lock:
@@ -105,9 +110,12 @@ class ImageBringer:
             connection.close()
             self._done()
 
-    def _bring(self, node: Node, environment: Environment) -> str | None:
+    def _bring(self, node: Node, environment: Environment, pin: str) -> str | None:
         """Brings it; None on success, else the reason as a sentence."""
         note_environment(environment, node, "loading", "Waiting for the node.")
+        environment.refresh_from_db()
+        checks = environment.check_tag and not pin
+        pin = pin or environment.image_digest
         try:
             engine = open_engine(node, role="bulk")
         except CannotOpen as problem:
@@ -115,12 +123,17 @@ class ImageBringer:
         try:
             if environment.archive:
                 self._load(engine, node, environment)
-            elif environment.image:
-                engine.watch(lambda event: _note_pull(environment, node, event))
-                engine.pull(environment.image, login_for(environment.image))
-            else:
+            elif not environment.image:
                 return "The environment names no image."
-            _afterwards(engine, node)
+            elif pin or checks or not tagged_images(environment, engine.images()):
+                # what was resolved is pulled by its digest; only its tag can be pulled where that is no registry's
+                wanted = environment.image if checks or "@" not in pin else pin
+                engine.watch(lambda event: _note_pull(environment, node, event))
+                engine.pull(wanted, login_for(wanted))
+            if missing := _afterwards(engine, node, environment, pin):
+                return missing
+            if checks:
+                Environment.objects.filter(pk=environment.pk).update(check_tag=False)
         except Refused as refusal:
             return refusal.message
         except Unknown as silence:
@@ -158,11 +171,21 @@ class ImageBringer:
         engine.load(upload, offset, b"", sha256=digest.hexdigest())
 
 
-def _afterwards(engine: Engine, node: Node) -> None:
-    """What images ask of drivers, and whether they take too much room; the new one is there whatever comes of it."""
+def _afterwards(engine: Engine, node: Node, environment: Environment, pin: str) -> str | None:
+    """What the image is, what images ask of drivers, and whether they take too much room on the disk.
+
+    Gives why the node has not the image of ``pin``; None when it has, and for none.
+    """
     with contextlib.suppress(Refused, Unknown):
-        note_cuda(engine.images())
+        images = engine.images()
+        record_tag(environment, node, images)
+        note_cuda(images)
         tidy_if_full(node, engine.store_used_percent())
+        if pin and not has_pin(pin, images):
+            tagged = tagged_images(environment, images)
+            found = f"names {pin_of(environment, tagged[0])}" if tagged else "names no image there"
+            return f"{environment.image} {found}, and not {pin}."
+    return None
 
 
 def note_environment(
@@ -182,6 +205,7 @@ def note_images(node: Node, images: list[dict[str, Any]], on_their_way: Containe
     """
     told = _by_name(images)
     for environment in Environment.objects.filter(runtime__in=CONTAINERS):
+        record_tag(environment, node, images)
         present = _image_of(environment, told) is not None
         row = EnvironmentOnNode.objects.filter(environment=environment, node=node).first()
         broken_off = row is not None and row.state == "loading" and environment.pk not in on_their_way
@@ -201,16 +225,14 @@ def note_cuda(images: list[dict[str, Any]]) -> None:
 
 def _by_name(images: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {
-        name.removeprefix("sha256:"): row
-        for row in images
-        for name in (row["image_id"], *row["refs"], *row["digests"])
+        plain_name(name): row for row in images for name in (row["image_id"], *row["refs"], *row["digests"])
     }
 
 
 def _image_of(environment: Environment, told: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
     """The row of an environment's image among those that a node told, by name."""
     wanted = image_of(environment)
-    return None if wanted is None else told.get(wanted.removeprefix("sha256:"))
+    return None if wanted is None else told.get(plain_name(wanted))
 
 
 def _note_pull(environment: Environment, node: Node, event: object) -> None:

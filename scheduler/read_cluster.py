@@ -138,6 +138,8 @@ def read_nodes(
             bool(node.hello__shares__enforced),
             node.hello__cuda_driver if isinstance(node.hello__cuda_driver, str) else None,
             bool(node.lacks),
+            node.pool__public_id,
+            bool((node.hello__egress or {}).get(node.runtime)),
         )
         for node, *_ in rows.values()
     }
@@ -149,7 +151,7 @@ def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
         "labels", "trust", "on_trial", "hello__driver", "hello__shares__enforced",
-        "hello__cuda_driver", "lacks", named=True,
+        "hello__cuda_driver", "lacks", "hello__egress", named=True,
     ):  # fmt: skip
         yield node.id, node
 

@@ -38,7 +38,13 @@ def read_growing(
 
     def cannot(row: dict[str, Any]) -> tuple[NodeId, ...]:
         shares = row["milli_per_gpu"] < WHOLE_MILLI
-        return unfit.nodes(row["environment_id"], row["gpus_per_task"], shares=shares, volumes=row["volumes"])
+        return unfit.nodes(
+            row["environment_id"],
+            row["gpus_per_task"],
+            shares=shares,
+            volumes=row["volumes"],
+            project=row["project__public_id"],
+        )
 
     sources = {}
     for id_, row in read_rows(list(grow)):

@@ -207,6 +207,7 @@ def read_running(
             row["job__gpus_per_task"],
             shares=row["job__milli_per_gpu"] < WHOLE_MILLI,
             volumes=row["job__volumes"],
+            project=row["job__project__public_id"],
         )
         return running_row(attempt, avoid, home)
 

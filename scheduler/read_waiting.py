@@ -70,6 +70,7 @@ def read_waiting(
             gang=row["tasks"] > 1 and min_tasks_of(row["tasks"], row["min_tasks"]) is None,
             meets=meets,
             volumes=row["volumes"],
+            project=row["project__public_id"],
         )
         cuda = unfit.cuda_of(row["environment_id"], row["gpus_per_task"])
         return pending_row(row, every_pool, cannot, avoided.get(id_, []), home, cuda)

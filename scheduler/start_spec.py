@@ -70,7 +70,7 @@ def start_spec(
         "attempt": part.attempt,
         "task": part.rank,
         "runtime": node.runtime,
-        "image": image_of(environment),
+        "image": job.image_digest or None,
         "command": list(launch.command),
         "workdir": workdir,
         "env": {**launch.defaults, **job.environ, **launch.environment},
@@ -154,7 +154,7 @@ def digest_of(spec: dict[str, Any]) -> str:
 
 
 def image_of(environment: Environment) -> str | None:
-    """The approved identity of an environment's image: its config digest when one was noted, else its name."""
+    """The pin of an environment's image, else its name."""
     if environment.runtime == RuntimeKind.PROCESS.value:
         return None
     return environment.image_digest or environment.image or None

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from portal.models import Environment, Node
+from portal.selectors.egress import restricted
 from portal.services.volumes import limited_volumes, nodes_with
 from portal.words.driver import CUDA, DRIVER, cuda_needed, cuda_will_do, driver_will_do
 from portal.words.states import runtimes_for
@@ -28,6 +29,9 @@ class Machine(NamedTuple):
     """The newest that its driver knows; None: not told."""
     lacks: bool = False
     """It has not what its pool names for gangs on several nodes."""
+    pool: str = ""
+    holds_egress: bool = False
+    """It holds tasks to the network policy of their project."""
 
 
 class Needs(NamedTuple):
@@ -54,6 +58,10 @@ class Unfit:
     """Nodes that lack what their pool names for gangs on several nodes."""
     invalid: Mapping[int, Fault] = field(default_factory=dict)
     """By row number, the environments whose needs cannot be read."""
+    unheld: Mapping[str, Nodes] = field(default_factory=dict)
+    """By public id of each project with a network policy, nodes that do not hold its tasks to that."""
+    unheld_gangs: Mapping[str, Nodes] = field(default_factory=dict)
+    """The same for its gangs, with the nodes of pools that lend their own network, where no policy holds."""
     cuda: Mapping[int, str] = field(default_factory=dict)
     """By row number of each environment, the CUDA that it asks of drivers; blank: any."""
 
@@ -70,14 +78,18 @@ class Unfit:
         gang: bool = False,
         meets: bool = False,
         volumes: Sequence[Mapping[str, Any]] = (),
+        project: str = "",
     ) -> Nodes:
         """Those for a task with so many GPUs: one without any needs no driver.
 
         ``shares``: it wants a part of one. ``gang``: its job has others, which stay as many; they may come to stand
-        on several nodes. ``meets``: it must reach these. ``volumes`` are those that its job names.
+        on several nodes. ``meets``: it must reach these. ``volumes`` are those that its job names, ``project`` is
+        the public id of its own.
         """
         cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
         more = [self.lacking[each["volume"]] for each in volumes if each["volume"] in self.lacking]
+        if project in self.unheld:
+            more.append((self.unheld_gangs if gang or meets else self.unheld)[project])
         if shares and gpus:
             more.append(self.unenforced)
         if meets:
@@ -115,7 +127,37 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collecti
         without[id_], with_[id_] = unfit(Needs(runtime)), unfit(Needs(runtime, driver, cuda[id_]))
     unenforced = tuple(sorted(node for node in held_to if not machines[node].enforces))
     unwired = tuple(sorted(NodeId(node) for node, machine in machines.items() if machine.lacks))
-    return Unfit(without, with_, unlent, _lacking(machines), unenforced, unwired, invalid, cuda)
+    unheld, unheld_gangs = _unheld(machines, set(unlent))
+    return Unfit(
+        without,
+        with_,
+        unlent,
+        _lacking(machines),
+        unenforced,
+        unwired,
+        invalid=invalid,
+        unheld=unheld,
+        unheld_gangs=unheld_gangs,
+        cuda=cuda,
+    )
+
+
+def _unheld(
+    machines: Mapping[str, Machine], unlent: Collection[NodeId]
+) -> tuple[dict[str, Nodes], dict[str, Nodes]]:
+    """By project with a network policy, the nodes that cannot hold its tasks to it: of its jobs, and of its gangs."""
+    pools: dict[str, set[str]] = {}
+    for pool, project in restricted():
+        pools.setdefault(project, set()).add(pool)
+    found: dict[str, Nodes] = {}
+    gangs: dict[str, Nodes] = {}
+    for project, held in pools.items():
+        inside = [(NodeId(id_), machine) for id_, machine in sorted(machines.items()) if machine.pool in held]
+        found[project] = tuple(id_ for id_, machine in inside if not machine.holds_egress)
+        gangs[project] = tuple(
+            id_ for id_, machine in inside if not machine.holds_egress or id_ not in unlent
+        )
+    return found, gangs
 
 
 def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:

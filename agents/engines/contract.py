@@ -60,7 +60,11 @@ class Container:
     progress: float | None = None
     progress_ago_s: float | None = None
     fault: str | None = None
-    """What ended it that was not its own doing: mps_lost, the daemon by which it shared a GPU was gone."""
+    """What ended it: mps_lost, the daemon by which it shared a GPU was gone; disk_limit_exceeded."""
+    disk_mib: int | None = None
+    """How much it might write to the node's disk outside its volumes."""
+    disk_used_mib: int | None = None
+    """How much it had written when it was ended for that; None: more files than are counted."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +270,13 @@ class Engine(Protocol):
 
     def network_facts(self) -> dict[str, Any]:
         """Its interfaces, devices of a fabric and networks of its engines as they are now, as in its hello."""
+
+    @property
+    def denies(self) -> bool:
+        """True when ``deny`` can be asked for."""
+
+    def deny(self, addresses: Sequence[str]) -> None:
+        """No container connects to these addresses or networks from now on, also of those that run. Repeatable."""
 
     def reach(self, key: TaskKey, address: str, port: int, *, within_s: float) -> str | None:
         """Why the node does not reach the place where the gang of ``key`` will meet; None: it does.

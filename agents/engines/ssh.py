@@ -27,8 +27,8 @@ from agents.engines.contract import (
 )
 from agents.link import Link, Refused
 from agents.local import open_local
-from agents.node.spec import CHECKS_FABRIC, LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS
-from agents.samples import ContainerState, Hello
+from agents.node.spec import CHECKS_FABRIC, DENIES, LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS
+from agents.samples import ContainerState, Hello, measured
 from agents.ssh import Role, SshTarget, open_ssh
 
 ANSWER_WITHIN_S = 20.0
@@ -218,6 +218,13 @@ class NodeEngine:
                 fields |= {"last": True, "signature": signature, "trial_s": trial_s}
             self._link.ask("upgrade", timeout_s=START_WITHIN_S, **fields)
 
+    @property
+    def denies(self) -> bool:
+        return DENIES in self._link.hello.takes
+
+    def deny(self, addresses: Sequence[str]) -> None:
+        self._link.ask("deny", timeout_s=ANSWER_WITHIN_S, deny=list(addresses))
+
     def confirm_upgrade(self, digest: str) -> None:
         self._link.ask("upgrade", timeout_s=ANSWER_WITHIN_S, confirm=digest)
 
@@ -282,6 +289,8 @@ def event_of(message: Mapping[str, Any]) -> EngineEvent | None:
                     peak_memory_mib=message.get("peak_memory_mib"),
                     rebooted=bool(message.get("rebooted")),
                     fault=message.get("fault"),
+                    disk_mib=measured(message.get("disk_mib")),
+                    disk_used_mib=measured(message.get("disk_used_mib")),
                 )
             )
         case "gpu_health":
@@ -328,5 +337,7 @@ def _container(row: ContainerState) -> Container:
         saved_ago_s=row.saved_ago_s,
         progress=row.progress,
         fault=row.fault,
+        disk_mib=row.disk_mib,
+        disk_used_mib=row.disk_used_mib,
         progress_ago_s=row.progress_ago_s,
     )

@@ -21,6 +21,10 @@ def main() -> int:
         from agents.node import mps_daemons
 
         return mps_daemons.main(sys.argv[2])
+    if len(sys.argv) == 3 and sys.argv[1] == "disk-usage":
+        from agents.node import disk_usage
+
+        return disk_usage.main(sys.argv[2])
     if sys.argv[1:] == ["terminal"]:
         from agents.node import terminal
 

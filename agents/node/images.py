@@ -24,7 +24,7 @@ from agents.node.spec import whole_number
 from agents.node.tasks import Tasks
 
 _UPLOAD = re.compile(r"[a-z0-9]{1,64}\Z")
-_REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}\Z")
+_REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}\Z")
 _PROGRESS_EVERY_S = 0.5
 _FORGET_UPLOAD_AFTER_S = 86_400.0
 _FORGET_LOGIN_AFTER_S = 7200.0  # longer than any image takes

@@ -56,6 +56,11 @@ def interfaces() -> List[Interface]:
     ]
 
 
+def own_addresses() -> List[str]:
+    """Every address of this machine but loopback, those of bridges too, without the bits of its network."""
+    return [str(each.ip) for own in _addresses().values() for each in own]
+
+
 def _addresses() -> Dict[str, List[_Address]]:
     """The addresses of each interface but loopback, for those that have any; of IPv4 the first alone."""
     found: Dict[str, List[_Address]] = {}

@@ -409,6 +409,9 @@ def _new_record(spec: TaskSpec) -> Record:
         "removed": False,
         "mps": None,
         "fault": None,
+        "egress": {"mode": spec.egress.mode, "allow": list(spec.egress.allow)},
+        "disk_mib": spec.disk_mib,
+        "disk_used_mib": None,
     }
 
 

@@ -17,7 +17,9 @@ import traceback
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
 from agents.node import machine, refusals
+from agents.node.disk_limit import DiskLimit
 from agents.node.durable import full_disk_refused
+from agents.node.egress import denied, keep_denied
 from agents.node.fabric import devices_here
 from agents.node.gpus import open_gpus
 from agents.node.images import Images
@@ -54,7 +56,7 @@ VERBS_OF = {
     "control": _READING
     | _IMAGES
     | {"start", "terminal", "prepare", "stop", "remove", "signal", "probe", "reach"}
-    | {"preflight", "gc", "upgrade"},
+    | {"preflight", "gc", "upgrade", "deny"},
     "bulk": (_READING | _IMAGES | {"upgrade"}) - {"stats"},
     "watch": _READING,
 }
@@ -87,6 +89,7 @@ class Session:
         self._spares = Spares(self.tasks)
         self._upgrades = Upgrades(settings)
         self._terminals = Terminals(self.tasks, agent)
+        self._agent = agent
         self._program = own_digest(agent)
         self._verbs: Dict[str, Callable[[Fields], Fields]] = {
             "hello": lambda _: {"hello": self.hello()},
@@ -106,6 +109,7 @@ class Session:
             "reach": lambda fields: reach(fields, settings.cluster),
             "gc": Tidier(self.tasks, self._images, self._spares).tidy,
             "upgrade": self._upgrades.receive,
+            "deny": self._deny,
             "terminal": self._terminals.open,
         }
 
@@ -123,7 +127,11 @@ class Session:
             message = f"The agent cannot begin: {error}."
             self.push({"ok": False, "code": refusals.ENGINE_ERROR, "message": message})
             return 2
-        watch = Watch(self.tasks, self.push) if self.role == "control" else None
+        watch = (
+            Watch(self.tasks, self.push, DiskLimit(self.tasks, self._agent))
+            if self.role == "control"
+            else None
+        )
         self.push({"hello": self.hello()})
         if watch is not None:
             watch.start()
@@ -184,6 +192,7 @@ class Session:
             "fabric": devices_here(self._settings.fabric_devices),
             "networks": self._networks() if self.role == "control" else None,
             "gang_ports": list(self._settings.gang_ports),
+            "egress": {each.kind: each.enforces_egress() for each in self.tasks.runtimes.values()},
         }
 
     def _networks(self) -> Dict[str, Any]:
@@ -279,6 +288,13 @@ class Session:
             message = f"{type(error).__name__}: {error}"
             return {"id": number, "ok": False, "code": refusals.ENGINE_ERROR, "message": message}
         return dict(answer, id=number, ok=True)
+
+    def _deny(self, fields: Fields) -> Fields:
+        """Keeps to which addresses no container may connect, and has those that run keep to it at once."""
+        keep_denied(self._settings.state_dir, fields.get("deny"))
+        for runtime in self.tasks.runtimes.values():
+            runtime.refresh_firewall()
+        return {"denied": len(denied(self._settings.state_dir))}
 
     def _list(self, fields: Fields) -> Fields:
         if self.role == "control":

@@ -253,8 +253,9 @@ def _private_places(order: Dict[str, Any]) -> None:
         mounts.mount(source, target, None, mounts.BIND)
         flags = mounts.BIND | mounts.REMOUNT | mounts.NOSUID | mounts.NODEV
         mounts.mount("none", target, None, flags | (mounts.RDONLY if read_only else 0))
-    if order["private_tmp"]:
-        mounts.mount(order["tmp"], "/tmp", None, mounts.BIND)  # noqa: S108
+    for key, folder in (("private_tmp", "/tmp"), ("private_var_tmp", "/var/tmp")):  # noqa: S108
+        if order.get(key):
+            mounts.mount(order["tmp"], folder, None, mounts.BIND)
     if order.get("shm"):  # it shares a GPU by a daemon, which it meets there
         mounts.mount(order["shm"], "/dev/shm", None, mounts.BIND)  # noqa: S108
     else:

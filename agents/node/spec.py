@@ -6,6 +6,7 @@ import ipaddress
 import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from agents.node.egress import Egress, parse_egress
 from agents.node.refusals import Refusal, bad_spec
 from agents.node.word_files import ALL as WORD_FILES
 
@@ -18,7 +19,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
 _HOME_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}\Z")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}\Z")
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,95}\Z")
 _PATH = re.compile(r"/[^\x00-\x1f,:]{0,1023}\Z")
 _DEVICE = re.compile(r"/dev(/(?![.-])([A-Za-z0-9_.*?-]|\[[A-Za-z0-9_-]+\]){1,64}){1,4}\Z")
@@ -90,6 +91,8 @@ class TaskSpec(NamedTuple):
     listens: bool = False  # the agent listens at that port until the task begins, so that others can try it
     meets_here: bool = False  # all ranks of its gang stand on this node, in the network of their job
     secret_variables: Dict[str, str] = {}
+    egress: Egress = Egress()  # where it may connect to
+    disk_mib: Optional[int] = None  # what it may write to the node's disk outside its volumes
 
     @property
     def name(self) -> str:
@@ -133,6 +136,8 @@ TAKES = (
     "listens",
     "meets_here",
     "secret_variables",
+    "disk_mib",
+    "egress",
 )
 """Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
 STOPS_TASKS = "stop.tasks"
@@ -151,6 +156,8 @@ PREPARES = "prepare"
 """The same for the verb that does all of a start but its last step."""
 OPENS_TERMINALS = "terminal"
 """The same for the verb that opens a terminal in a task."""
+DENIES = "deny"
+"""The same for the verb that says to which addresses no container may connect."""
 TAKES_MORE = (
     STOPS_TASKS,
     PREPARES,
@@ -160,6 +167,7 @@ TAKES_MORE = (
     REACHES,
     CHECKS_FABRIC,
     DEVICE_PATTERNS,
+    DENIES,
 )
 """All of these, as this agent says them in its hello."""
 FIRST_RANK = "{first_rank}"
@@ -214,6 +222,8 @@ def parse_spec(raw: Any) -> TaskSpec:
         listens=_yes(raw, "listens"),
         meets_here=_yes(raw, "meets_here"),
         secret_variables=_env(raw.get("secret_variables")),
+        disk_mib=_optional_number(raw, "disk_mib", 1, 2**40),
+        egress=parse_egress(raw.get("egress")),
     )
     secrets = (*spec.secret_files.values(), *spec.secret_variables.values())
     if sum(len(content.encode()) for content in secrets) > MAX_SECRET_BYTES:

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
-from agents.node import cgroup, checkpoint, fabric, machine, meeting, progress, refusals
+from agents.node import cgroup, checkpoint, fabric, machine, meeting, progress, refusals, task_rows
 from agents.node.durable import locked
 from agents.node.gpus import OK, GpuProvider
 from agents.node.ledger import EXITED, HOLDING, RESERVED, RUNNING, STARTING, Ledger, Record, network_of
@@ -139,7 +139,7 @@ class Tasks:
     ) -> Fields:
         name = spec.name
         if record["phase"] == EXITED:
-            return _started(name, record, IS_EXITED, already=True)
+            return task_rows.started(name, record, IS_EXITED, already=True)
         found = runtime.find(name) if repeated else None
         if found is None and record["phase"] != RESERVED:
             self._settle(name, runtime)
@@ -153,16 +153,16 @@ class Tasks:
                     refusals.NAME_CONFLICT, f"{name} exists on this node with another specification."
                 )
             if found is not None and found.state == IS_EXITED:
-                return _started(name, self._settle(name, runtime) or record, IS_EXITED, already=True)
+                return task_rows.started(name, self._settle(name, runtime) or record, IS_EXITED, already=True)
             already = found is not None and found.state == IS_RUNNING
             if already and record["phase"] == RUNNING:
-                return _started(name, record, IS_RUNNING, already=True)
+                return task_rows.started(name, record, IS_RUNNING, already=True)
             if not already:
                 if begins or not spec.listens:
                     self._free_meet_port(spec)
                 if not begins:
                     self._listen(spec)
-                    return _started(name, record, CREATED, already=repeated)
+                    return task_rows.started(name, record, CREATED, already=repeated)
                 share = self.mps.share_of(spec)
                 if share is not None:
                     self.ledger.note(name, mps=self.mps.begin(share))
@@ -177,7 +177,7 @@ class Tasks:
                     found = None
                     continue
             break
-        return _started(name, self._note_started(name, runtime), IS_RUNNING, already=already)
+        return task_rows.started(name, self._note_started(name, runtime), IS_RUNNING, already=already)
 
     def _free_meet_port(self, spec: TaskSpec) -> None:
         """Refuses when something on this machine listens where the ranks of a gang are to meet, but for ourselves."""
@@ -308,7 +308,7 @@ class Tasks:
             return {
                 "gone": True,
                 "tasks": [
-                    _facts(name, record)
+                    task_rows.facts(name, record)
                     for name, record in self.ledger.tasks_of(job, attempt).items()
                     if tasks is None or record["task"] in tasks
                 ],
@@ -451,7 +451,7 @@ class Tasks:
                 peak_memory_mib=(found.peak_memory_mib if found else None) or peak.peak_memory_mib,
                 started_s=record["started_s"] or (found.started_s if found else None),
                 ended_s=(found.ended_s if found else None) or time.time(),
-                fault=self.mps.fault_of(record) if found is None or found.exit_code != 0 else None,
+                fault=self._fault_of(record) if found is None or found.exit_code != 0 else None,
             )
             self.poke()
         if not record["removed"]:
@@ -475,8 +475,11 @@ class Tasks:
             elif found.state != IS_RUNNING or not gone:
                 return found
             if time.monotonic() > deadline_s:
-                return found or _still_there(name, record)
+                return found or task_rows.still_there(name, record)
             time.sleep(0.02)
+
+    def _fault_of(self, record: Record) -> Optional[str]:
+        return record.get("fault") or self.mps.fault_of(record)
 
     def _clean(self, name: str, record: Record, runtime: Runtime) -> None:
         """Drops the secrets and the scratch of a task, and the job's network with its last task."""
@@ -512,10 +515,11 @@ class Tasks:
         for runtime in self.runtimes.values():
             for found in runtime.tasks(self.settings.cluster):
                 record = records.pop(found.name, None)
-                rows.append(_row(found, record, runtime.kind))
-                fault = self.mps.fault_of(record) if record and found.exit_code else None
-                rows[-1].setdefault("fault", fault)  # of one whose end is not settled yet
-        rows.extend(_facts(name, record) for name, record in records.items())
+                rows.append(task_rows.row(found, record, runtime.kind))
+                if record and found.exit_code:  # of one whose end is not settled yet
+                    told = {key: record.get(key) for key in task_rows.TOLD_OF_DISK}
+                    rows[-1] = {**told, "fault": self._fault_of(record), **rows[-1]}
+        rows.extend(task_rows.facts(name, record) for name, record in records.items())
         for row in rows:
             row.update(self._said(row) if row["state"] == IS_RUNNING else _SAID_NOTHING)
         return {
@@ -628,69 +632,3 @@ def _task_numbers(raw: Any) -> Optional[List[int]]:
     if not isinstance(raw, list) or not raw or any(type(each) is not int or each < 0 for each in raw):
         raise bad_spec("tasks is not a list of task numbers.")
     return raw
-
-
-def _started(name: str, record: Record, state: str, *, already: bool) -> Fields:
-    return {
-        "container": name,
-        "state": state,
-        "ports": record["ports"],
-        "started_s": record["started_s"],
-        "already": already,
-    }
-
-
-def _facts(name: str, record: Record) -> Fields:
-    """A row of ``list`` for a task that only the ledger knows."""
-    state = {RESERVED: CREATED, STARTING: CREATED, RUNNING: IS_RUNNING, EXITED: IS_EXITED}[record["phase"]]
-    keys = ("cluster", "job", "attempt", "task", "digest", "runtime", "exit_code", "oom", "peak_memory_mib")
-    row: Fields = {key: record[key] for key in keys}
-    row.update(name=name, state=state, ports=record["ports"], gpus=record["gpus"])
-    row.update(
-        started_s=record["started_s"], ended_s=record["ended_s"], rebooted=bool(record.get("rebooted"))
-    )
-    row.update(owner=record.get("owner"), project=record.get("project"), fault=record.get("fault"))
-    return row
-
-
-def _row(found: Found, record: Optional[Record], runtime: str) -> Fields:
-    """A row of ``list`` for a task that its runtime knows; the ledger adds what only it knows."""
-    if record is not None and record["phase"] == EXITED:
-        return _facts(found.name, record)
-    return {
-        "name": found.name,
-        "cluster": found.cluster,
-        "job": found.job,
-        "attempt": found.attempt,
-        "task": found.task,
-        "digest": found.digest,
-        "runtime": runtime,
-        "state": found.state,
-        "exit_code": found.exit_code,
-        "oom": found.oom,
-        "peak_memory_mib": found.peak_memory_mib,
-        "started_s": found.started_s,
-        "ended_s": found.ended_s,
-        "ports": record["ports"] if record else {},
-        "gpus": record["gpus"] if record else [],
-        "rebooted": False,
-        "owner": found.owner,
-        "project": found.project,
-    }
-
-
-def _still_there(name: str, record: Record) -> Found:
-    return Found(
-        name=name,
-        cluster=record["cluster"],
-        job=record["job"],
-        attempt=record["attempt"],
-        task=record["task"],
-        digest=record["digest"],
-        state=IS_RUNNING,
-        exit_code=None,
-        oom=None,
-        pid=record["pid"],
-        started_s=record["started_s"],
-        ended_s=None,
-    )

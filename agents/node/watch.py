@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Callable, Dict, Set, Tuple
 
-from agents.node import machine
+from agents.node import machine, task_rows
+from agents.node.disk_limit import DiskLimit
 from agents.node.gpus import LOST, QUARANTINED, GpuFacts
 from agents.node.ledger import EXITED, RUNNING, Record
 from agents.node.logs import gather_log
@@ -35,9 +36,10 @@ class Watch:
     Tells of GPUs what changes after it was made, which is before hello.
     """
 
-    def __init__(self, tasks: Tasks, push: _Push) -> None:
+    def __init__(self, tasks: Tasks, push: _Push, disk: DiskLimit) -> None:
         self._tasks = tasks
         self._push = push
+        self._disk = disk
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopped = threading.Event()
         self._told: Set[str] = set()
@@ -59,6 +61,7 @@ class Watch:
 
     def stop(self) -> None:
         self._stopped.set()
+        self._disk.stop()
         self.wake()
         self._thread.join(timeout=5.0)
         self._hands.shutdown(wait=True)
@@ -79,6 +82,8 @@ class Watch:
                         self._hand_on(name, self._tasks.end_now)
                     for key in self._tasks.mps.idle():
                         self._hand_on(key, self._tasks.mps.end_idle)
+                    if self._disk.is_due():
+                        self._hand_on("disk", lambda _: self._disk.look())
                     self._look_at_gpus()
                 self._look(peaks=slow)
             except (Refusal, OSError):
@@ -196,4 +201,5 @@ def exited_event(name: str, record: Record) -> Dict[str, Any]:
     event.update(
         event="exited", container=name, rebooted=bool(record.get("rebooted")), fault=record.get("fault")
     )
+    event.update({key: record.get(key) for key in task_rows.TOLD_OF_DISK})
     return event

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Enrols this machine as a node of the Fairway cluster @CLUSTER@. Run it in a root shell; running it again is safe.
+# Enrols this machine as a node of a Fairway cluster. Run it in a root shell; running it again is safe.
 #
-# It makes the account @ACCOUNT@ (no password), installs the loader and the signed agent, allows three keys to do
+# It makes an account without a password, installs the loader and the signed agent, allows three keys to do
 # three narrow things, and prints what it found. It opens no port and changes nothing of sshd's configuration.
 set -eu
 umask 022
@@ -10,10 +10,16 @@ export PATH
 LC_ALL=C
 export LC_ALL
 
+# Each value of the portal is one quoted word, assigned to a variable and used nowhere else.
+cluster=@CLUSTER@
 account=@ACCOUNT@
 engine=@ENGINE@
 runtime=@RUNTIME@
 install_runtime=@INSTALL_RUNTIME@
+home_root=@HOME_ROOT@
+signing_key=@SIGNING_KEY@
+portal_settings=@SETTINGS@
+authorized_keys=@AUTHORIZED_KEYS@
 library=/usr/local/lib/fairway
 config=/etc/fairway
 place=/var/lib/fairway-node
@@ -100,12 +106,10 @@ mkdir -p "$library" "$config"
 chown root:root "$library" "$config"
 chmod 755 "$library" "$config"
 
-put 755 "$library/fairway-node" <<'END_OF_LOADER'
-@LOADER@END_OF_LOADER
+loader=@LOADER@
+printf '%s' "$loader" | put 755 "$library/fairway-node"
 echo "$engine" | put 644 "$config/engine"
-put 644 "$config/agent_signers" <<'END_OF_SIGNERS'
-fairway-upgrade namespaces="fairway-node" @SIGNING_KEY@
-END_OF_SIGNERS
+printf 'fairway-upgrade namespaces="fairway-node" %s\n' "$signing_key" | put 644 "$config/agent_signers"
 # What only this machine knows (its GPU provider, its engine's flags) stands in node.local.json and wins.
 merge='
 import json, os, sys
@@ -115,26 +119,23 @@ if os.path.exists(sys.argv[1]):
         settings.update(json.load(local))
 print(json.dumps(settings, indent=2, sort_keys=True))
 '
-settings=$(python3 -I -c "$merge" "$config/node.local.json" <<'END_OF_SETTINGS'
-@SETTINGS@
-END_OF_SETTINGS
-) || stop "$config/node.local.json is not a JSON object."
-echo "$settings" | put 644 "$config/node.json"
+settings=$(printf '%s' "$portal_settings" | python3 -I -c "$merge" "$config/node.local.json") ||
+    stop "$config/node.local.json is not a JSON object."
+printf '%s\n' "$settings" | put 644 "$config/node.json"
 
 mkdir -p "$place/agent" "$place/state"
 chown "$owner:$owner" "$place/agent" "$place/state"
 chmod 755 "$place/agent"
 chmod 711 "$place/state"
-mkdir -p '@HOME_ROOT@'
-chown "$owner:$owner" '@HOME_ROOT@'
-chmod 711 '@HOME_ROOT@'
+mkdir -p "$home_root"
+chown "$owner:$owner" "$home_root"
+chmod 711 "$home_root"
 
+agent=@AGENT@
+agent_signature=@AGENT_SIGNATURE@
 draft=$place/agent/enrolled.pyz
-base64 -d > "$draft" <<'END_OF_AGENT'
-@AGENT@
-END_OF_AGENT
-cat > "$draft.sig" <<'END_OF_SIGNATURE'
-@AGENT_SIGNATURE@END_OF_SIGNATURE
+printf '%s\n' "$agent" | base64 -d > "$draft"
+printf '%s' "$agent_signature" > "$draft.sig"
 ssh-keygen -q -Y verify -f "$config/agent_signers" -I fairway-upgrade -n fairway-node -s "$draft.sig" \
     < "$draft" > /dev/null || stop "the agent in this script does not carry its signature; get the script again."
 chown "$owner:$owner" "$draft" "$draft.sig"
@@ -165,8 +166,7 @@ fi
 
 # ---- the three keys ----------------------------------------------------------------------------------------
 mkdir -p "$home/.ssh"
-put 644 "$home/.ssh/authorized_keys" <<'END_OF_KEYS'
-@AUTHORIZED_KEYS@END_OF_KEYS
+printf '%s' "$authorized_keys" | put 644 "$home/.ssh/authorized_keys"
 chown root:root "$home/.ssh"
 chmod 755 "$home/.ssh"
 
@@ -191,4 +191,4 @@ fi
 for key in /etc/ssh/ssh_host_*_key.pub; do
     [ -r "$key" ] && say "host key: $(ssh-keygen -lf "$key" | awk '{ print $4, $2 }')"
 done
-say "enrolled in @CLUSTER@: compare the host key above with the one that the page shows, then confirm it there"
+say "enrolled in $cluster: compare the host key above with the one that the page shows, then confirm it there"

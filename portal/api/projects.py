@@ -63,6 +63,14 @@ class ProjectPatch(JobChoiceFields):
         required=False, allow_null=True, max_length=63, help_text="Id or name; null: top level."
     )
     archived = YesNo(required=False)
+    egress_allow = serializers.ListField(
+        child=Text(max_length=60),
+        required=False,
+        max_length=200,
+        help_text="Where jobs may connect while the policy `egress` is listed: `10.1.0.0/16`, `10.1.2.3 443`, "
+        "`10.1.0.0/16 8000-8100/udp`, or `dns` for the nodes' name servers. Administrators only; empty: the list of "
+        "the project above.",
+    )
 
 
 class MemberBody(JobChoiceFields):
@@ -161,7 +169,8 @@ class ProjectRoute(Route):
         partial=True,
         answer=shapes.Project,
         refusals=[404, 409],
-        detail="Managers change the title; administrators also rename, move and archive.",
+        detail="Managers change the title; administrators also rename, move and archive, and set "
+        "`egress_allow`.",
     )
     def patch(self, request: Request, project: str) -> HttpResponse:
         """The project as it stands then."""

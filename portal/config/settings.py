@@ -31,6 +31,8 @@ if any(production.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
 APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
 """Workspaces are reached at ws-<public id>.<APPS_DOMAIN>; with the port where it is not the default."""
+EGRESS_DENY: list[str] = env.list("FAIRWAY_EGRESS_DENY", default=[])
+"""More addresses or networks that no container may connect to, such as of a proxy before the portal."""
 ALLOWED_HOSTS = env.list("FAIRWAY_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 SECURE = PORTAL_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = [PORTAL_URL]

@@ -101,6 +101,11 @@ class Node(models.Model):
     last_seen_at = models.DateTimeField(null=True, blank=True)
     reconciled_at = models.DateTimeField(null=True, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
+    addresses = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="Its addresses as it told them when it was enrolled or taken into service; null: not told yet.",
+    )
     agent_version = models.CharField(max_length=32, blank=True)
     hello = models.JSONField(
         default=dict, help_text="The agent's last hello: versions, runtimes, disk, clock."
@@ -138,6 +143,9 @@ class Node(models.Model):
             ),
             models.CheckConstraint(
                 condition=models.Q(runtime__in=[s.value for s in RuntimeKind]), name="node_runtime"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(account__regex=r"^[a-z][a-z0-9-]{0,30}$"), name="node_account"
             ),
             models.UniqueConstraint(
                 fields=["host", "port"],

@@ -23,7 +23,31 @@ class Environment(models.Model):
         max_length=500, blank=True, help_text="Reference, such as name:tag or name@sha256:..."
     )
     image_digest = models.CharField(
-        max_length=100, blank=True, help_text="Config digest of the approved image."
+        max_length=600,
+        blank=True,
+        help_text="The one image that it runs: name@sha256:... of a registry, or sha256:... of one that was loaded; "
+        "blank: not resolved yet.",
+    )
+    image_resolved_at = models.DateTimeField(null=True, blank=True)
+    image_resolved_by = models.CharField(
+        max_length=63,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Name of the node that resolved its tag.",
+    )
+    image_retagged = models.CharField(
+        max_length=600,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Another image that its tag names on a node; blank: none is known.",
+    )
+    image_retagged_on = models.CharField(max_length=63, blank=True, default="", db_default="")
+    check_tag = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="The next node that brings it pulls its tag, not its digest.",
     )
     archive = models.CharField(
         max_length=500, blank=True, help_text="A tar file of the portal that nodes load."

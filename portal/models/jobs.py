@@ -42,6 +42,14 @@ class Job(models.Model):
         "Template", null=True, blank=True, on_delete=models.SET_NULL, related_name="jobs"
     )
 
+    image_digest = models.CharField(
+        max_length=600,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The image of all its attempts, recorded at submit; blank: its first start sets it.",
+    )
+
     state = models.CharField(max_length=10, default=JobState.PENDING.value)
     desired = models.CharField(max_length=10, default=Desired.RUN.value)
     held = models.BooleanField(default=False)

@@ -28,6 +28,12 @@ class Project(models.Model):
     policy_version = models.PositiveIntegerField(
         default=1, db_default=1, help_text="Moves with each change of these; the ETag."
     )
+    egress_allow = models.JSONField(
+        default=list,
+        db_default=[],
+        blank=True,
+        help_text="Where jobs may connect while the policy is listed: networks, with ports; empty: as above it.",
+    )
     members = models.ManyToManyField(
         settings.AUTH_USER_MODEL,
         through="Membership",

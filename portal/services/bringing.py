@@ -88,7 +88,9 @@ def images_kept_on(node_id: int) -> list[str]:
     needed = Task.objects.filter(node_id=node_id, gone=False).values("attempt__job__environment")
     rows = Environment.objects.filter(ahead | Q(pk__in=needed)).distinct()
     names = rows.order_by("id").values_list("image", "image_digest")
-    return [name for each in names for name in each if name]
+    tasks = Task.objects.filter(node_id=node_id, gone=False)
+    pins = tasks.order_by("id").values_list("attempt__job__image_digest", flat=True)
+    return [name for each in (*names, pins) for name in each if name]
 
 
 def nodes_with_wanted() -> list[str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from django.conf import settings
 from django.db import transaction
 from redis.exceptions import RedisError
 
-from agents.enrol import EnrolmentChoices, EnrolmentError, PublicKeys, enrolment_script
+from agents.enrol import EnrolmentChoices, EnrolmentError, PublicKeys, check, enrolment_script
 from agents.keys import PURPOSES, key_path, make_keys, public_line, sign_agent
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Verb, require
@@ -57,22 +57,32 @@ def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", acco
 
     Containers there may not connect to this machine by the address that it has towards ``host``.
     """
+    choices = check_choices(engine=engine, runtime=runtime, account=account)
     public = {name: public_line(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
-    agent = our_agent().signed
+    cluster = ClusterSettings.objects.get(id=1).cluster_id
     try:
         return enrolment_script(
-            ClusterSettings.objects.get(id=1).cluster_id,
+            cluster,
             PublicKeys(**public),
-            agent,
-            EnrolmentChoices(
-                engine=engine,  # type: ignore[arg-type]
-                runtime=runtime,  # type: ignore[arg-type]
-                account=account,
-                deny_addresses=_own_addresses(host),
-            ),
+            our_agent().signed,
+            replace(choices, deny_addresses=_own_addresses(host)),
         )
-    except EnrolmentError as wrong:
-        raise Invalid(str(wrong)) from wrong
+    except EnrolmentError as fault:
+        raise _as_invalid(fault) from fault
+
+
+def check_choices(*, engine: str, runtime: str, account: str) -> EnrolmentChoices:
+    """Return the choices for a script. Raise Invalid, by field, for one that is not offered."""
+    choices = EnrolmentChoices(engine=engine, runtime=runtime, account=account)  # type: ignore[arg-type]
+    try:
+        check(choices)
+    except EnrolmentError as fault:
+        raise _as_invalid(fault) from fault
+    return choices
+
+
+def _as_invalid(fault: EnrolmentError) -> Invalid:
+    return Invalid(str(fault), fields={fault.field: str(fault)} if fault.field else None)
 
 
 def _own_addresses(host: str) -> tuple[str, ...]:

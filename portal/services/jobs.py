@@ -212,7 +212,8 @@ def do_submit_job(user: User, request: JobRequest) -> Job:
     would_start(user, request)
     with transaction.atomic():
         after = lock_dependencies(user, request.after, any_end=request.after_any)
-        job = Job.objects.create(owner=user, **_columns(request))
+        pin = request.environment.image_digest
+        job = Job.objects.create(owner=user, image_digest=pin, **_columns(request))
         Dependency.objects.bulk_create(Dependency(job=job, after=one) for one in after)
         lifecycle.note_submitted(job, actor=user.username)
         return job

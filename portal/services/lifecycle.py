@@ -375,11 +375,12 @@ def task_ended(
     oom: bool = False,
     peak_memory_mib: int | None = None,
     proof: str = "gone",
+    facts: Mapping[str, object] | None = None,
 ) -> bool:
     """The node proved that a task's container is no more; its GPUs are free, and the gang follows.
 
-    ``reason`` says why when nothing had asked it to stop; ``proof`` is gone, rebooted or fenced. True when this is
-    news and the task failed by itself.
+    ``reason`` says why when nothing had asked it to stop, with ``facts`` for its message; ``proof`` is gone,
+    rebooted or fenced. True when this is news and the task failed by itself.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
@@ -398,8 +399,8 @@ def task_ended(
         if leaves:
             note_change(job)
         elif failed:
-            facts = {"exit_code": exit_code, "memory": memory(job.memory_mib), "node": task.node.name}
-            sentence = sentence or end_sentence(reason, **facts)
+            known = {"exit_code": exit_code, "memory": memory(job.memory_mib), "node": task.node.name}
+            sentence = sentence or end_sentence(reason, **known, **(facts or {}))
             if goes_on_without(attempt, job, tasks):
                 note_lost(attempt, job, 1, staying(tasks), reason, sentence)
             else:

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from agents.enrol import EnrolmentError, check_account
 from portal.access import Verb, require, require_admin
 from portal.errors import Conflict, Invalid
 from portal.events import announce
@@ -24,6 +29,8 @@ from portal.wake import hint_node, wake
 from portal.words.node_acts import NodeAct
 from portal.words.reasons import EndReason, end_sentence
 from portal.words.states import ATTEMPT_LIVE, FENCED, FULL_DISK, LinkKind, NodeState, RuntimeKind
+
+HOST_KEY = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 
 # -- admins ----------------------------------------------------------------------------------------
 
@@ -70,7 +77,11 @@ def do_add_node(
             wrong |= refusal.fields
         if not 1 <= port <= 65_535:
             wrong["port"] = "Must be between 1 and 65535."
-        if len(host_key.split()) != 2:
+        try:
+            check_account(account)
+        except EnrolmentError as fault:
+            wrong["account"] = str(fault)
+        if not HOST_KEY.fullmatch(host_key):
             wrong["host_key"] = "Confirm the host key first."
     if wrong:
         raise Invalid(fields=wrong)
@@ -129,8 +140,9 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
             )
         if state is NodeState.READY:
             require_hello(row)
+            row.addresses = addresses_in(row.hello)
         row.state, row.state_reason = state.value, reason[:500]
-        row.save(update_fields=["state", "state_reason"])
+        row.save(update_fields=["state", "state_reason", "addresses"])
         if state is NodeState.DRAINED:
             sentence = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
             tasks = held.values_list("pk", flat=True)
@@ -142,8 +154,8 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
 def record_return(actor: User | None, node: Node, *, reason: str) -> None:
     """Takes a node back into service after its check. The caller's transaction holds its row, and the right."""
     before = {"state": node.state, "reason": node.state_reason}
-    node.state, node.state_reason = NodeState.READY.value, reason
-    node.save(update_fields=["state", "state_reason"])
+    node.state, node.state_reason, node.addresses = NodeState.READY.value, reason, addresses_in(node.hello)
+    node.save(update_fields=["state", "state_reason", "addresses"])
     _tell_state(actor, node, before)
 
 
@@ -204,6 +216,8 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
         if not silent:
             node.simulated = any(gpu.get("simulated") for gpu in hello["gpus"])
         _seen(node)
+        if node.addresses is None:
+            node.addresses = addresses_in(hello)
         if node.state == NodeState.ENROLLING.value:
             node.state = NodeState.READY.value
             record_act(None, "node.ready", node, after={"gpus": len(hello["gpus"])})
@@ -218,6 +232,23 @@ def record_hello(node_id: int, hello: dict[str, Any], *, received_s: float) -> b
         announce("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
         wake("node")
     return rebooted
+
+
+def addresses_in(hello: Mapping[str, Any]) -> list[str]:
+    """The addresses that a node reports as its own, to which no container of any node may connect; at most 64.
+
+    They are taken over when it is enrolled and when an administrator takes it into service, and not in between.
+    """
+    told = [
+        str(each).partition("/")[0]
+        for row in hello.get("interfaces", ())
+        for each in row.get("addresses", ())
+    ]
+    found = set()
+    for address in told[:64]:
+        with contextlib.suppress(ValueError):
+            found.add(str(ipaddress.ip_address(address)))
+    return sorted(found)
 
 
 def record_network_facts(node_id: int, facts: dict[str, Any]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
+from agents.node.egress import DNS, MAX_TARGETS, parse_target
 from portal.access import Verb, require, require_admin
 from portal.errors import Conflict, Invalid, Stale
 from portal.events import announce
@@ -58,11 +60,14 @@ def do_change_project(
     ``choice``: what becomes of jobs whose owners may not run them once it has moved.
     """
     require(actor, Verb.MANAGE, project)
-    unknown = set(changes) - {"name", "title", "parent", "archived_at"}
+    unknown = set(changes) - {"name", "title", "parent", "archived_at", "egress_allow"}
     if unknown:
         raise ValueError(f"not changeable: {unknown}")
     if "parent" in changes or "name" in changes or "archived_at" in changes:
         require_admin(actor, "rename, move or archive a project")
+    if "egress_allow" in changes:
+        require_admin(actor, "change where a project's jobs may connect")
+        changes["egress_allow"] = _targets(changes["egress_allow"])
     if "name" in changes:
         _check_name(changes["name"])
     try:
@@ -238,6 +243,22 @@ def _check_numbers(numbers: QuotaNumbers) -> None:
         raise Invalid(fields=wrong)
 
 
+def _targets(entries: Sequence[str]) -> list[str]:
+    """The entries of a list of destinations, each once. Raises Invalid for one that is of no form."""
+    found = list(dict.fromkeys(" ".join(entry.split()) for entry in entries if entry.strip()))
+    try:
+        for entry in found:
+            if entry != DNS:
+                parse_target(entry)
+    except ValueError as fault:
+        raise Invalid(
+            fields={"egress_allow": f"{fault}. Write 10.1.0.0/16, 10.1.2.3 443 or {DNS}."}
+        ) from fault
+    if len(found) > MAX_TARGETS:
+        raise Invalid(fields={"egress_allow": f"At most {MAX_TARGETS} entries; these are {len(found)}."})
+    return found
+
+
 def _check_name(name: str) -> None:
     if fault := fault_of_name(name):
         raise Invalid(fields={"name": fault})
@@ -280,4 +301,5 @@ def _shown(project: Project) -> dict[str, Any]:
         "title": project.title,
         "parent": project.parent.name if project.parent else None,
         "archived_at": project.archived_at.isoformat() if project.archived_at else None,
+        "egress_allow": project.egress_allow,
     }

@@ -165,6 +165,9 @@ def _facts(row: Node) -> list[tuple[str, str]]:
     ]
     if hello.get("shares"):
         facts.append(("Shares", str(hello["shares"]["sentence"])))
+    if "egress" in hello:
+        held = hello["egress"].get(row.runtime)
+        facts.append(("Network policies", "held" if held else "not held: jobs of open projects only"))
     facts.extend(_versions(hello.get("versions") or {}))
     if hello.get("disk_free_mib") is not None:
         facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))

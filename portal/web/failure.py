@@ -94,6 +94,14 @@ def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None)
             "launch",
         )
         return "It used more than its share of a GPU", [larger, logs]
+    if reason is EndReason.DISK_LIMIT_EXCEEDED:
+        elsewhere = Fix(
+            "Write large files to a volume",
+            "Its home, a project's volume or a scratch folder; the limit counts /tmp and the image's own folders.",
+            "Change and launch",
+            "launch",
+        )
+        return "It wrote too much to the node's disk", [elsewhere, logs]
     if reason is EndReason.TIME_LIMIT:
         longer = Fix(
             "Ask for a longer time limit",

@@ -40,6 +40,7 @@ for _name in (
     "amount",
     "rate",
     "layout",
+    "short_digest",
 ):
     register.filter(_name, getattr(words, _name))
 

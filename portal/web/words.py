@@ -153,3 +153,8 @@ def plural(count: int, names: str) -> str:
     """1 node, 3 nodes; 1 person, 2 people for the names ``person,people``."""
     one, _, many = names.partition(",")
     return f"{count:,}{NB}{one if count == 1 else (many or one + 's')}"
+
+
+def short_digest(pin: str) -> str:
+    """The first 12 hex digits of an image's digest."""
+    return f"sha256:{pin.rpartition(':')[2][:12]}"

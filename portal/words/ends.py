@@ -22,7 +22,14 @@ RETRIED = frozenset(
 )
 """Ends of the cluster's making: the job waits again until its tries are used up."""
 
-OWN_FAILURES = frozenset({EndReason.EXIT_CODE, EndReason.OUT_OF_MEMORY, EndReason.GPU_SHARE_EXCEEDED})
+OWN_FAILURES = frozenset(
+    {
+        EndReason.EXIT_CODE,
+        EndReason.OUT_OF_MEMORY,
+        EndReason.GPU_SHARE_EXCEEDED,
+        EndReason.DISK_LIMIT_EXCEEDED,
+    }
+)
 """Ends of the command's own making: such a job waits again only if it asked for that."""
 
 END_STATES: dict[EndReason, AttemptState] = {
@@ -39,6 +46,7 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.START_REFUSED: AttemptState.FAILED,
     EndReason.IMAGE_MISSING: AttemptState.FAILED,
     EndReason.DISK_FULL: AttemptState.FAILED,
+    EndReason.DISK_LIMIT_EXCEEDED: AttemptState.FAILED,
     EndReason.PREEMPTED: AttemptState.PREEMPTED,
     EndReason.RECLAIMED: AttemptState.PREEMPTED,
     EndReason.CONSOLIDATED: AttemptState.PREEMPTED,

@@ -42,6 +42,8 @@ class Choice:
 
 
 DAY_S = 86_400.0
+TASK_DISK = "task_disk_mib"
+EGRESS = "egress"
 
 KNOBS: dict[str, Knob] = {
     knob.name: knob
@@ -308,6 +310,15 @@ KNOBS: dict[str, Knob] = {
             "An image stays for this long after it was brought to a node, or a task used it there.",
             decides=False,
         ),
+        Knob(
+            TASK_DISK,
+            "MiB",
+            0.0,
+            1e9,
+            51_200.0,
+            "A task that writes more than this to its node's disk outside its volumes is ended; 0 sets no limit.",
+            decides=False,
+        ),
     )
 }
 
@@ -360,6 +371,15 @@ CHOICES: dict[str, Choice] = {
             ("off", "notify", "suspend"),
             "notify",
             "What becomes of an idle workspace: nothing, its people are told, or it is suspended after a countdown.",
+            decides=False,
+            per_project=True,
+        ),
+        Choice(
+            EGRESS,
+            ("open", "listed", "none"),
+            "open",
+            "Where containers may connect: anywhere but the portal, the nodes and metadata services; only where "
+            "their project's list says; or nowhere.",
             decides=False,
             per_project=True,
         ),

@@ -56,6 +56,7 @@ class EndReason(StrEnum):
     START_REFUSED = "start_refused"
     IMAGE_MISSING = "image_missing"
     DISK_FULL = "disk_full"
+    DISK_LIMIT_EXCEEDED = "disk_limit_exceeded"
     PREEMPTED = "preempted"
     RECLAIMED = "reclaimed"
     SUSPENDED = "suspended"
@@ -83,6 +84,8 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.START_REFUSED: "The node {node} refused to start it: {detail}",
     EndReason.IMAGE_MISSING: "The image {image} is not on {node} and could not be brought there: {detail}",
     EndReason.DISK_FULL: "The disk of {node} is full.",
+    EndReason.DISK_LIMIT_EXCEEDED: "It wrote {used} to the disk of {node} outside its volumes; {limit} are allowed. "
+    "Files that a job keeps belong in its home or in a volume.",
     EndReason.PREEMPTED: "It gave its GPUs to a job of higher priority and waits again.",
     EndReason.RECLAIMED: "It gave borrowed GPUs back to another project and waits again.",
     EndReason.SUSPENDED: "Suspended; it keeps its files and holds no GPU.",

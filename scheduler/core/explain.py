@@ -192,7 +192,8 @@ class Explainer:
         elif most_tasks == 0 and self._all_unfit(job):
             sentence = (
                 f"No node of {self._pool_names(job)} can run it: each is of another kind than its environment, "
-                "has too old a driver, or lacks a volume that it names"
+                "has too old a driver, does not hold jobs to the network policy of their project, or lacks a volume "
+                "that it names"
                 + (", or the MPS that a share of a GPU needs there." if self._needs_mps(job) else ".")
             )
         elif job.gpus_per_task and total == 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import paramiko
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from agents.enrol import (
     INSTALL_FOLDER,
@@ -21,6 +25,7 @@ from agents.enrol import (
     authorized_keys,
     enrol_with_sudo,
     enrolment_script,
+    fill_script,
     loader_version,
     renewal_script,
 )
@@ -112,6 +117,14 @@ def test_the_script_is_a_pure_function_and_valid_shell(public_keys: PublicKeys, 
         ("abc", replace(ROOTFUL, from_addresses=('10.0.0.1",command="sh',))),
         ("abc", EnrolmentChoices(engine="rootless", runtime="docker")),
         ("abc", EnrolmentChoices(engine="rootless", runtime="process")),
+        ("abc", replace(ROOTFUL, engine="$(touch /tmp/x)")),  # type: ignore[arg-type]
+        ("abc", replace(ROOTFUL, engine="rootful\nid")),  # type: ignore[arg-type]
+        ("abc", replace(ROOTFUL, engine="")),  # type: ignore[arg-type]
+        ("abc", replace(ROOTFUL, runtime="podman; id")),  # type: ignore[arg-type]
+        ("abc", replace(ROOTFUL, runtime="nerdctl")),  # type: ignore[arg-type]
+        ("abc", replace(ROOTFUL, account="fairway\n")),
+        ("abc\n", ROOTFUL),
+        ("abc", replace(ROOTFUL, deny_addresses=("10.0.0.1'; id",))),
     ],
 )
 def test_what_does_not_belong_in_a_root_shell_is_refused(
@@ -119,6 +132,50 @@ def test_what_does_not_belong_in_a_root_shell_is_refused(
 ) -> None:
     with pytest.raises(EnrolmentError):
         enrolment_script(cluster, public_keys, echo, choices)
+
+
+@pytest.mark.parametrize("template", ["enrol.sh", "renew.sh"])
+def test_each_placeholder_of_a_script_is_the_whole_value_of_one_variable(template: str) -> None:
+    """So that quoting by one function is enough: none stands in a comment, in quotes or in a here-document."""
+    text = (INSTALL_FOLDER / template).read_text()
+    placeholders = re.findall(r"@[A-Z_]+@", text)
+    assert placeholders
+    assert re.findall(r"^[a-z_]+=(@[A-Z_]+@)$", text, re.MULTILINE) == placeholders
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=2, max_size=2))
+@example(["'", "'\n; echo"])
+@example(["$(id)`id`\\", "END_OF_KEYS\n'\"'@ENGINE@"])
+@example(["-n", "\n"])
+def test_a_shell_reads_every_value_as_it_was_given(values: list[str]) -> None:
+    script = 'first=@FIRST@\nsecond=@SECOND@\nprintf \'%s\\0%s\' "$first" "$second"\n'
+    filled = fill_script(script, {"FIRST": values[0], "SECOND": values[1]})
+    done = subprocess.run(["sh", "-s"], input=filled.encode(), capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == "\0".join(values)
+
+
+def test_a_value_with_a_zero_byte_is_refused() -> None:
+    with pytest.raises(EnrolmentError, match="zero byte"):
+        fill_script("first=@FIRST@\n", {"FIRST": "a\0b"})
+
+
+def test_hostile_settings_stay_data(public_keys: PublicKeys, echo: SignedAgent, tmp_path: Path) -> None:
+    """The assignments of the real script, run by a shell: nothing of what they say is executed."""
+    mark = tmp_path / "executed"
+    hostile = f"'; touch {mark}; '$(touch {mark})`touch {mark}`\nEND_OF_SETTINGS\ntouch {mark}\n"
+    script = enrolment_script("abc", public_keys, echo, replace(ROOTFUL, settings={"gpus": hostile}))
+    assert subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True).stderr == ""
+    assignments = script[script.index("cluster=") : script.index("library=")]
+    shown = subprocess.run(
+        ["sh", "-s"],
+        input=assignments + "\nprintf '%s' \"$portal_settings\"\n",
+        text=True,
+        capture_output=True,
+    )
+    assert json.loads(shown.stdout)["gpus"] == hostile
+    assert not mark.exists()
 
 
 def test_a_key_that_is_no_key_is_refused(public_keys: PublicKeys) -> None:

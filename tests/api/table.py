@@ -325,6 +325,8 @@ ROWS = [
     Row("gpus_get", "get", "gpus/{gpu}/", EVERYBODY),
     Row("environments_list", "get", "environments/", EVERYBODY),
     Row("environments_get", "get", "environments/{lab}/", EVERYBODY),
+    Row("environments_check_tag", "post", "environments/{lab}/check-tag/", ADMIN, {}, hidden=403),
+    Row("environments_update_image", "post", "environments/{lab}/update-image/", ADMIN, {}, 409, hidden=403),
     Row("templates_list", "get", "templates/", EVERYBODY),
     Row("templates_get", "get", "templates/{template}/", EVERYBODY),
     Row("usage", "get", "usage/", EVERYBODY),

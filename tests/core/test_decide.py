@@ -221,7 +221,7 @@ def test_only_nodes_that_could_run_it_count() -> None:
     assert verdict(alone, "j").code is VerdictCode.NEVER
     assert verdict(alone, "j").sentence == (
         "No node of this cluster can run it: each is of another kind than its environment, has too old a driver, "
-        "or lacks a volume that it names."
+        "does not hold jobs to the network policy of their project, or lacks a volume that it names."
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from agents import link
 from agents.engines.ssh import NodeEngine
-from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Project, Standing
 from portal.services import lifecycle
 from portal.services.jobs import do_resume_job, do_suspend_job
 from portal.words.reasons import EndReason
@@ -66,6 +66,29 @@ def test_the_whole_gang_ends_with_one_of_its_tasks(room, scene) -> None:
     job = submit(scene, "sh", "-c", script, tasks=2)
     reach(scene, is_now(job, JobState.FAILED), job)
     assert (job.exit_code, job.reason) == (2, EndReason.EXIT_CODE)
+    assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
+
+
+def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not_hold_it(room, scene) -> None:
+    parent = record.project("closed")
+    Project.objects.filter(pk=parent.pk).update(policy={"egress": "none"})
+    Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
+    job = submit(scene, "true")
+    reach(scene, lambda: Standing.objects.filter(job=job, code="never").exists(), job)
+    assert "network policy of their project" in Standing.objects.get(job=job).sentence
+    Project.objects.filter(pk=parent.pk).update(policy={})
+    reach(scene, is_now(job, JobState.COMPLETED), job)
+
+
+def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(room, scene) -> None:
+    pool = scene["node"].pool
+    pool.policy = {"task_disk_mib": 24}
+    pool.save()
+    job = submit(scene, "sh", "-c", "head -c 41943040 /dev/urandom > $TMPDIR/f; sleep 600")
+    reach(scene, is_now(job, JobState.FAILED), job, within_s=60.0)
+    attempt = job.attempts.get()
+    assert (attempt.state, attempt.reason) == ("FAILED", EndReason.DISK_LIMIT_EXCEEDED)
+    assert "40 MiB to the disk of" in attempt.sentence and "24 MiB are allowed" in attempt.sentence
     assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
 
 

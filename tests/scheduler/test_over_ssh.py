@@ -9,6 +9,7 @@ import pytest
 from portal.models import EnvironmentOnNode, Job, Node
 from portal.services import lifecycle
 from portal.services.bringing import do_bring
+from portal.services.image_pins import do_update_image
 from portal.services.logs import log_path
 from portal.words.reasons import EndReason
 from portal.words.states import JobState, NodeState
@@ -26,6 +27,22 @@ pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transact
 def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
     """Two enrolled nodes; the first has the tiny image, the second has none."""
     return rig_scene(make_rig, rig_cluster, tiny_image, [[tiny_image.store], []], settings, tmp_path)
+
+
+def mark(machine: RigNode, image: str, afterwards: str = "true") -> None:
+    """Gives the name of an image to another one, which has a file /marked more."""
+    machine.execute(
+        "sh",
+        "-ec",
+        f"podman create --name changed {image} true; echo another > /root/marked;"
+        "podman cp /root/marked changed:/marked;"
+        f"podman export changed | podman import --quiet - {image}; podman rm changed; {afterwards}",
+    )
+
+
+def last_line(job: Job, rank: int = 0) -> str:
+    text = log_path(job.public_id, 1, rank, "k8s").read_text()
+    return text.splitlines()[-1].rpartition(" F ")[2]
 
 
 def containers(machine: RigNode) -> list[str]:
@@ -77,6 +94,49 @@ def test_too_much_memory_a_missing_image_and_a_full_disk_are_said(scene) -> None
     reach(scene, in_state(job, JobState.COMPLETED), job)
     node.refresh_from_db()
     assert (node.state, node.state_reason) == (NodeState.READY, "")
+
+
+def test_a_retagged_image_does_not_run_until_an_administrator_takes_it(scene) -> None:
+    first, environment = scene["machines"][0], scene["environment"]
+    says = ("sh", "-c", "cat /marked 2> /dev/null || echo as it was")
+    environment.refresh_from_db()
+    job = submit(scene, *says)
+    pinned = job.image_digest
+    assert pinned.startswith("sha256:")
+    reach(scene, in_state(job, JobState.COMPLETED), job)
+
+    # Another image takes the name on the first node; the second node gets no work.
+    Node.objects.filter(pk=scene["nodes"][1].pk).update(state="cordoned", state_reason="new fans")
+    mark(first, environment.image)
+    job = submit(scene, *says)
+    reach(scene, in_state(job, JobState.COMPLETED), job)
+    assert (job.image_digest, last_line(job)) == (pinned, "as it was")
+
+    node = scene["nodes"][0]
+    reach(scene, lambda: environment.refresh_from_db() or environment.image_retagged != "")
+    assert (environment.image_retagged_on, environment.image_digest) == (node.name, pinned)
+    earlier = submit(scene, *says)
+    do_update_image(record.person("root", admin=True), environment)
+    environment.refresh_from_db()
+    later = submit(scene, *says)
+    reach(scene, in_state(earlier, JobState.COMPLETED), earlier)
+    reach(scene, in_state(later, JobState.COMPLETED), later)
+    assert [last_line(earlier), last_line(later)] == ["as it was", "another"]
+    assert (earlier.image_digest, later.image_digest) == (pinned, environment.image_digest)
+
+
+@pytest.mark.long  # beside the test above it shows only that the node without the image fetches it
+def test_a_gang_runs_one_image_where_a_tag_names_two(scene) -> None:
+    """The second node has another image under the tag, and not the one that the first resolved."""
+    environment, second = scene["environment"], scene["machines"][1]
+    do_bring(record.person("root", admin=True), environment)
+    there = EnvironmentOnNode.objects.filter(environment=environment, node=scene["nodes"][1])
+    reach(scene, lambda: there.get().state == "present")
+    environment.refresh_from_db()
+    mark(second, environment.image, f"podman rmi --force {environment.image_digest}")
+    job = submit(scene, "sh", "-c", "cat /marked 2> /dev/null || echo as it was", tasks=2, gpus_per_task=4)
+    reach(scene, in_state(job, JobState.COMPLETED), job)
+    assert {last_line(job, rank) for rank in range(2)} == {"as it was"}
 
 
 def test_a_node_that_is_cut_off_keeps_its_job_and_its_gpus(scene) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from django.core.management.base import CommandError
+from django.db import IntegrityError, transaction
 
 from portal.errors import Conflict, Invalid, NotAllowed
+from portal.management.commands.node_setup import Command
 from portal.models import AuditEntry, Gpu, Job, Node
-from portal.services import lifecycle, node_acts, nodes
+from portal.services import enrolment, lifecycle, node_acts, nodes
 from portal.services.gpus import do_give_back_gpu, record_gpu_health
 from portal.words.reasons import EndReason
 from portal.words.states import GpuHealth, LinkKind, NodeState
@@ -243,6 +246,10 @@ def test_a_busy_node_is_not_retired_and_members_cannot_drain(scene):
         {"host": "a b"},
         {"port": 0},
         {"host_key": ""},
+        {"host_key": "ssh-ed25519 $(id)"},
+        {"account": "x; id"},
+        {"account": "root"},
+        {"account": ""},
         {"name": "A!"},
     ],
 )
@@ -250,6 +257,36 @@ def test_nonsense_addresses_are_refused(scene, bad):
     fields = {"name": "fine", "host": "10.0.0.9", "port": 22, "host_key": "ssh-ed25519 AAAA"} | bad
     with pytest.raises(Invalid):
         nodes.do_add_node(scene["admin"], pool=scene["pool"], **fields)
+
+
+@pytest.mark.parametrize("column", ["account", "runtime"])
+def test_the_database_refuses_values_that_no_script_accepts(scene, column):
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Node.objects.filter(pk=scene["node"].pk).update(**{column: "x; id"})
+
+
+@pytest.mark.parametrize(
+    ("field", "choices"),
+    [
+        ("engine", {"engine": "$(id)"}),
+        ("engine", {"runtime": "docker", "engine": "rootless"}),
+        ("runtime", {"runtime": "podman\nid"}),
+        ("account", {"account": "a b"}),
+    ],
+)
+def test_a_script_is_made_of_offered_choices_only(field, choices):
+    with pytest.raises(Invalid) as refused:
+        enrolment.get_script(
+            "10.0.0.9", **{"engine": "auto", "runtime": "podman", "account": "fairway"} | choices
+        )
+    assert list(refused.value.fields) == [field]
+
+
+def test_the_command_offers_the_choices_of_the_script():
+    parser = Command().create_parser("manage.py", "node-setup")
+    for option in ("--engine", "--runtime"):
+        with pytest.raises(CommandError):
+            parser.parse_args([option, "x; id"])
 
 
 def test_check_steps_appear_in_order(scene):

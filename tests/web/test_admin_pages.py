@@ -307,6 +307,14 @@ def test_an_address_that_does_not_answer_is_told_at_its_field(scene, client_of):
     assert client_of("admin").post(reverse("add-node"), form | {"port": "0"}).status_code == 400
     empty = client_of("admin").post(reverse("add-node"), form | {"host": ""}).content.decode()
     assert "Type the machine" in empty
+    for field, problem in (
+        ("engine", "one of auto"),
+        ("runtime", "one of podman"),
+        ("account", "account name"),
+    ):
+        refused = client_of("admin").post(reverse("add-node"), form | {field: "x$(id)"})
+        assert refused.status_code == 400
+        assert problem in refused.content.decode()
     assert not Node.objects.filter(name="far").exists()
 
 

@@ -66,6 +66,17 @@ class Image(NamedTuple):
         return [self.image_id, *self.refs, *self.digests]
 
 
+class Written(NamedTuple):
+    """The folders to which a task writes outside its volumes.
+
+    ``home`` may hold files from before it. ``by``: what runs a program that may read them, before its words.
+    """
+
+    own: List[str]
+    home: List[str] = []
+    by: List[str] = []
+
+
 class Runtime:
     """What each runtime answers, in every state.
 
@@ -143,6 +154,10 @@ class Runtime:
         Asked every second while it runs, and before each read. Repeatable; nothing to do when there is no such task.
         """
 
+    def written(self, name: str) -> Optional[Written]:
+        """The folders to which a running task writes outside its volumes; None where that is not known."""
+        return None
+
     def shell(self, name: str) -> Dict[str, Any]:
         """How a terminal gets a shell in a running task (``agents.node.terminal_shell``).
 
@@ -173,6 +188,13 @@ class Runtime:
     def remove_image(self, image: Image) -> bool:
         """Removes an image with all its names, and never a container; False when the engine keeps it."""
         raise NotImplementedError
+
+    def refresh_firewall(self) -> None:
+        """Puts what containers may not reach into force, also for those that run. Repeatable."""
+
+    def enforces_egress(self) -> bool:
+        """Whether tasks are held to the network policy of their project."""
+        return False
 
     def facts(self) -> Dict[str, Any]:
         """What hello says of this runtime."""

@@ -37,6 +37,8 @@ class Engine(NamedTuple):
     create_flags: Tuple[str, ...]
     log_mib: int
     gpus_by: str = CDI
+    has_ipv6: bool = False  # the kernel knows it; containers get none, since no rule of ours is about it
+    bounds_layers: bool = False  # its file system can hold the writable layer of a container to a limit
 
 
 def labels(order: Order) -> Dict[str, str]:
@@ -57,6 +59,7 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         words += ["--label", f"{key}={value}"]
     words += ["--restart", "no", "--pull=never", "--no-healthcheck", "--stop-signal", "SIGTERM"]
     words += ["--hostname", spec.job, "--network", order.network or "none"]
+    words += _closed(engine, order)
     if spec.meets_here and order.subnet:
         words += ["--ip", rank_address(order.subnet, spec.task)]
     if spec.address is not None:
@@ -69,6 +72,8 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
     if spec.cpu_milli is not None:
         words += ["--cpus", f"{spec.cpu_milli / 1000:g}"]
     words += ["--shm-size", f"{spec.shm_mib or 64}m"]
+    if spec.disk_mib is not None and engine.bounds_layers:
+        words += ["--storage-opt", f"size={spec.disk_mib}m"]
     if podman:
         words += ["--systemd=false", "--http-proxy=false", "--image-volume", "ignore", "--sdnotify", "ignore"]
         words += ["--umask", "0027", "--no-hosts"]
@@ -122,6 +127,18 @@ def _fabric(devices: Sequence[str]) -> List[str]:
     if not devices:
         return []
     return [word for device in devices for word in ("--device", device)] + ["--ulimit", "memlock=-1:-1"]
+
+
+_NO_DNS = "192.0.2.1"  # an address that nobody has; docker's own server would ask from outside the container
+
+
+def _closed(engine: Engine, order: Order) -> List[str]:
+    """What closes a job's own network where the firewall does not reach: IPv6, and docker's name server."""
+    if order.spec.node_network or order.spec.network is not None:
+        return []
+    kinds = ("all", "default") if engine.has_ipv6 else ()
+    words = [word for kind in kinds for word in ("--sysctl", f"net.ipv6.conf.{kind}.disable_ipv6=1")]
+    return words if engine.kind == "podman" or order.spec.egress.names_dns else [*words, "--dns", _NO_DNS]
 
 
 def _groups(engine: Engine, order: Order) -> List[str]:
@@ -306,6 +323,11 @@ def signal_inside(name: str) -> List[str]:
 def store(kind: str) -> List[str]:
     """The words that tell the folder in which an engine keeps its images."""
     return ["info", "--format", "{{.DockerRootDir}}" if kind == "docker" else "{{.Store.GraphRoot}}"]
+
+
+def storage_driver(kind: str) -> List[str]:
+    """The words that tell how an engine keeps the layers of containers."""
+    return ["info", "--format", "{{.Driver}}" if kind == "docker" else "{{.Store.GraphDriverName}}"]
 
 
 def inspect(names: Sequence[str]) -> List[str]:

@@ -13,16 +13,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
-from agents.node import machine, refusals
+from agents.node import egress, machine, quota, refusals
 from agents.node.durable import write_whole
 from agents.node.environment import is_ours
 from agents.node.image_cuda import cuda_wanted
 from agents.node.refusals import Refusal, bad_spec
-from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Image, Order, Runtime, arguments
+from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Image, Order, Runtime, Written, arguments
 from agents.node.runtimes.firewall import Firewall
 from agents.node.runtimes.image_store import Stamp
 from agents.node.settings import RuntimeSettings, Settings
 from agents.node.spec import REFUSED_ENV
+from agents.node.volumes import mounted_at
 
 _COMMAND_WITHIN_S = 60.0
 _PULL_WITHIN_S = 3600.0
@@ -72,10 +73,16 @@ class EngineRuntime(Runtime):
         self._own = own
         self.rootless = os.geteuid() != 0 and own.program[0] != "sudo"
         self.engine = arguments.Engine(
-            own.kind, settings.loopback, self.rootless, own.create_flags, settings.log_mib
+            own.kind,
+            settings.loopback,
+            self.rootless,
+            own.create_flags,
+            settings.log_mib,
+            has_ipv6=os.path.isdir("/proc/sys/net/ipv6"),
         )
         self._version: Optional[str] = None
         self._store_path: Optional[str] = None
+        self._bounds_layers: Optional[bool] = None
         self._images: Dict[str, KnownImage] = {}
         self._prepared: Dict[str, ImageFacts] = {}
         self._firewall = Firewall(settings) if settings.firewall and os.geteuid() == 0 else None
@@ -138,7 +145,11 @@ class EngineRuntime(Runtime):
     def prepare(self, order: Order) -> None:
         spec = order.spec
         if self._firewall is not None:
-            self._firewall.raise_once()
+            self._firewall.refresh()
+        elif spec.egress.mode != egress.OPEN:
+            raise bad_spec(
+                "This node cannot hold containers to a network policy: it has no firewall of ours."
+            )
         if spec.network is not None and self.call(["network", "inspect", spec.network]).code != 0:
             # docker would find out at the start, when others of its gang have begun
             raise bad_spec(f"This node has no network {spec.network} of {self.kind}.")
@@ -157,6 +168,8 @@ class EngineRuntime(Runtime):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(order.folder, "pid"))
         engine = self.engine._replace(gpus_by=self._gpus_by()) if order.real_gpus else self.engine
+        if order.spec.disk_mib is not None:
+            engine = engine._replace(bounds_layers=self.bounds_layers())
         words = arguments.create(engine, order, image.image_id, image.env)
         variables = arguments.environment_file(engine, order).encode()
         write_whole(arguments.environment_path(order.folder), variables, sync=False)
@@ -180,6 +193,23 @@ class EngineRuntime(Runtime):
 
     def _gpus_by(self) -> str:
         return arguments.CDI
+
+    def refresh_firewall(self) -> None:
+        if self._firewall is not None:
+            self._firewall.refresh()
+
+    def enforces_egress(self) -> bool:
+        return self._firewall is not None
+
+    def bounds_layers(self) -> bool:
+        """Whether the file system holds writable layers to a limit: overlay on XFS with project quotas."""
+        if self._bounds_layers is None:
+            root = os.path.realpath(self.store_path() or "/")
+            mounts = machine.read_text("/proc/self/mountinfo") or ""
+            able = not self.rootless and mounted_at(mounts, root)[1] == "xfs" and quota.holds(root)
+            driver = self.must(arguments.storage_driver(self.kind), within_s=10.0).strip() if able else ""
+            self._bounds_layers = driver in ("overlay", "overlay2")
+        return self._bounds_layers
 
     def start(self, name: str) -> None:
         self._drop_environment(name)  # of a creation that was killed before its end
@@ -232,6 +262,14 @@ class EngineRuntime(Runtime):
         answer = self.call(arguments.remove(self.engine, name))
         if answer.code != 0 and not answer.says(_NOT_THERE):
             raise self.refusal("rm", answer)
+
+    def written(self, name: str) -> Optional[Written]:
+        for row in self._rows([name]):
+            upper = ((row.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
+            volumes = [each["Source"] for each in row.get("Mounts") or () if each.get("Type") == "volume"]
+            if upper:  # docker makes volumes of its own where an image says so
+                return Written([upper, *volumes], by=self.command(["unshare"]) if self.rootless else [])
+        return None
 
     def shell(self, name: str) -> Dict[str, Any]:
         return {

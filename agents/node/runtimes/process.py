@@ -15,9 +15,10 @@ from typing import Any, Dict, List, Optional
 
 from agents.node import cgroup, machine, mps, shim, word_files
 from agents.node.durable import locked, read_json, write_json
+from agents.node.egress import OPEN
 from agents.node.environment import fill_in, task_environment, with_secrets
 from agents.node.refusals import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, Refusal, bad_spec
-from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Order, Runtime
+from agents.node.runtimes import CREATED, EXITED, RUNNING, Found, Order, Runtime, Written
 from agents.node.settings import Settings
 
 _START_WITHIN_S = 15.0
@@ -45,6 +46,10 @@ class ProcessRuntime(Runtime):
         path = os.path.join(folder, "order.json")
         if os.path.exists(path):
             raise Refusal(NAME_CONFLICT, f"{spec.name} exists already.")
+        if spec.egress.mode != OPEN:
+            raise bad_spec(
+                "Plain processes are on the node's network: none of them is held to a network policy."
+            )
         if spec.network is not None or order.devices:
             raise bad_spec("Plain processes join no network and are handed no devices: that takes an engine.")
         secrets = os.path.join(folder, "secrets")
@@ -85,6 +90,7 @@ class ProcessRuntime(Runtime):
                 "log_mib": self._log_mib,
                 "tmp": temporary,
                 "private_tmp": not any(place.startswith("/tmp/") for place in needed),  # noqa: S108
+                "private_var_tmp": not any(place.startswith("/var/tmp/") for place in needed),  # noqa: S108
                 "binds": _binds(order),
                 "shm": order.share.shm if order.share and order.share.shm != mps.SHM else None,
                 "limits": {
@@ -152,6 +158,13 @@ class ProcessRuntime(Runtime):
         if order is None:
             raise Refusal(NO_SUCH_CONTAINER, f"{name} is not running.")
         return {key: order[key] for key in ("name", "env", "workdir", "own_uid", "limits")}
+
+    def written(self, name: str) -> Optional[Written]:
+        order = read_json(os.path.join(self._root, name, "order.json"))
+        if order is None:
+            return None
+        home = order["env"].get("HOME", order["tmp"])
+        return Written([order["tmp"]], [] if home == order["tmp"] else [home])
 
     def signal(self, name: str, signal_name: str) -> None:
         begun = read_json(os.path.join(self._root, name, "pid.json"))

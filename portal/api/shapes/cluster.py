@@ -198,7 +198,17 @@ class Environment(Named):
     description = serializers.CharField(allow_blank=True)
     runtime = serializers.ChoiceField(RUNTIMES)
     image = serializers.CharField(allow_blank=True)
-    image_digest = serializers.CharField(allow_blank=True)
+    image_digest = serializers.CharField(
+        allow_blank=True,
+        help_text="The one image that new jobs run: name@sha256:... of a registry, or sha256:... (the digest of its "
+        "configuration) of one that was loaded. Blank: no node resolved its tag yet.",
+    )
+    image_resolved_at = serializers.DateTimeField(allow_null=True)
+    image_resolved_by = serializers.CharField(allow_blank=True, help_text="The node that resolved its tag.")
+    image_retagged = serializers.CharField(
+        allow_blank=True,
+        help_text="Another image that its tag names now, which runs only after update-image/; blank: none is known.",
+    )
     min_driver = serializers.CharField(
         allow_blank=True,
         help_text="Jobs with GPUs stay off nodes whose NVIDIA driver is older; blank: any will do.",
@@ -361,6 +371,9 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "runtime": row.runtime,
         "image": row.image,
         "image_digest": row.image_digest,
+        "image_resolved_at": when(row.image_resolved_at),
+        "image_resolved_by": row.image_resolved_by,
+        "image_retagged": row.image_retagged,
         "min_driver": row.min_driver,
         "image_cuda": row.image_cuda,
         "min_cuda": row.min_cuda,

@@ -305,6 +305,10 @@ class JobWhole(Job):
     )
     forecasts = ForecastOut(many=True, help_text="Newest first, at most 20.")
     desired = serializers.ChoiceField([word.value for word in Desired])
+    image_digest = serializers.CharField(
+        allow_blank=True,
+        help_text="The image of all its attempts; blank: its first start sets it, or it has none.",
+    )
     template = Named(allow_null=True)
     gpu_model = serializers.CharField(allow_blank=True)
     min_gpu_memory_mib = serializers.IntegerField(allow_null=True)
@@ -460,6 +464,7 @@ def job_whole(
         "receipts": [receipt(one) for one in receipts],
         "forecasts": [forecast(move, seen) for move in moves],
         "desired": row.desired,
+        "image_digest": row.image_digest,
         "template": named(row.template),
         "gpu_model": row.gpu_model,
         "min_gpu_memory_mib": row.min_gpu_memory_mib,

@@ -25,6 +25,10 @@ class Project(serializers.Serializer[Any]):
     role = serializers.ChoiceField(ROLES, allow_null=True, help_text="My role in effect; null for admins.")
     created_at = serializers.DateTimeField()
     archived_at = serializers.DateTimeField(allow_null=True)
+    egress_allow = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="Where jobs may connect while the policy is listed; its own list.",
+    )
     members = serializers.IntegerField()
     running_jobs = serializers.IntegerField()
     pending_jobs = serializers.IntegerField()
@@ -84,6 +88,7 @@ def project(row: ProjectRow, role: Role | None, counts: Counts) -> dict[str, Any
         "role": role.value if role else None,
         "created_at": when(row.created_at),
         "archived_at": when(row.archived_at),
+        "egress_allow": row.egress_allow,
         "members": counts.members,
         "running_jobs": counts.running_jobs,
         "pending_jobs": counts.pending_jobs,

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from agents.enrol import renewal_script
+from agents.enrol import ENGINES, RUNTIMES, renewal_script
 from portal.config import places
 from portal.errors import FairwayError
 from portal.services.enrolment import get_script
@@ -25,13 +25,13 @@ class Command(BaseCommand):
         parser.add_argument(
             "--engine",
             default="auto",
-            choices=["auto", "rootless", "rootful"],
+            choices=ENGINES,
             help="how the node reaches its container engine",
         )
         parser.add_argument(
             "--runtime",
             default="podman",
-            choices=["podman", "docker", "process"],
+            choices=RUNTIMES,
             help="what runs containers there",
         )
         parser.add_argument(

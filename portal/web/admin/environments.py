@@ -28,6 +28,7 @@ from portal.selectors.environments import offers_for
 from portal.selectors.volumes import named_rows
 from portal.services.bringing import do_bring, do_stop_bringing
 from portal.services.catalogue import EnvironmentWords, do_save_environment, nodes_for
+from portal.services.image_pins import do_check_tag, do_update_image
 from portal.services.rights_changes import ChoiceNeeded
 from portal.web.acts import act_and_return
 from portal.web.admin.job_choice import ask_choice, choice_in
@@ -111,6 +112,23 @@ def bring(request: HttpRequest, public_id: str) -> HttpResponse:
         if not nodes:
             return f"{row.title} is there already."
         return f"{row.title} is brought to {plural(nodes, 'node')}."
+
+    return act_and_return(request, act, reverse("environment", args=[public_id]))
+
+
+@policy(Policy.ADMIN)
+@require_POST
+def change_image(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Look for another image under the tag, or use the one that it names now."""
+    row = _environment(request, public_id)
+
+    def act() -> str:
+        user = signed_in(request.user)
+        if request.POST.get("act") == "update":
+            return f"New jobs run {do_update_image(user, row).image_digest}. Jobs that were submitted keep theirs."
+        return (
+            f"{do_check_tag(user, row).name} pulls {row.image}. This page says when it names another image."
+        )
 
     return act_and_return(request, act, reverse("environment", args=[public_id]))
 
@@ -216,4 +234,5 @@ def _whereabouts(request: HttpRequest, row: Environment) -> dict[str, Any]:
         "moves": any(state.wanted_at or state.state == "loading" for state in found),
         "may_edit": may_edit,
         "may_bring": may_edit and lacking and row.runtime in CONTAINERS,
+        "may_check_tag": may_edit and row.runtime in CONTAINERS and row.image and "@" not in row.image,
     }

@@ -8,6 +8,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from agents.enrol import ENGINES, RUNTIMES, EngineAccess
 from portal.access import Policy, policy, signed_in
 from portal.errors import FairwayError, Invalid, NotThere
 from portal.models import Gpu, Node, NodeCheck, NodePool
@@ -22,6 +23,11 @@ from portal.web.words import whole_number
 from portal.words.states import LinkKind, NodeState, RuntimeKind
 
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
+ENGINE_TITLES: dict[EngineAccess, str] = {
+    "auto": "rootless where it can hold limits",
+    "rootless": "rootless",
+    "rootful": "rootful, by one sudoers line",
+}
 DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "auto"}
 
 
@@ -37,13 +43,10 @@ def add_node(request: HttpRequest) -> HttpResponse:
         if not values.get("host"):
             raise Invalid(fields={"host": "Type the machine's name or address."})
         if "confirmed" not in request.POST:
+            choices = {name: values[name] for name in ("engine", "runtime", "account")}
+            enrolment.check_choices(**choices)
             key = enrolment.get_host_key(values.get("host", ""), port)
-            script = enrolment.get_script(
-                values.get("host", ""),
-                engine=values["engine"],
-                runtime=values["runtime"],
-                account=values["account"],
-            )
+            script = enrolment.get_script(values.get("host", ""), **choices)
             return _form(request, values, host_key=key.line, fingerprint=key.fingerprint, script=script)
         node = nodes.do_add_node(
             signed_in(request.user),
@@ -229,7 +232,8 @@ def _form(
     context = {
         "values": values,
         "pools": NodePool.objects.order_by("name"),
-        "runtimes": [RuntimeKind.PODMAN, RuntimeKind.DOCKER, RuntimeKind.PROCESS],
+        "runtimes": RUNTIMES,
+        "engines": [(engine, ENGINE_TITLES[engine]) for engine in ENGINES],
         "host_key": host_key,
         "fingerprint": fingerprint,
         "script": script,

@@ -22,6 +22,7 @@ from portal.access import (
 )
 from portal.errors import Invalid, NotThere, Stale
 from portal.models import Invitation, Project, Quota, User
+from portal.selectors.egress import allowed_for
 from portal.selectors.projects import in_tree_order, live_jobs_of, people_of
 from portal.services import people, projects
 from portal.services.rights_changes import ChoiceNeeded
@@ -129,6 +130,10 @@ def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
         if "restore" in request.POST:
             projects.do_change_project(user, project, archived_at=None)
             return f"{project.name} is open again."
+        if "egress_allow" in request.POST:
+            entries = request.POST["egress_allow"].replace(",", "\n").splitlines()
+            projects.do_change_project(user, project, egress_allow=entries)
+            return "Saved. Jobs that start from now on follow it."
         projects.do_change_project(user, project, title=request.POST.get("title", "").strip()[:200])
         return "Saved."
 
@@ -218,6 +223,9 @@ def _page(
             "quotas": Quota.objects.filter(project=project).select_related("pool").order_by("pool__name"),
             "invitations": waiting.select_related("created_by").order_by("-id") if manages else [],
             "manages": manages,
+            "allowed": allowed_for(project),
+            "may_list": user.is_admin,
+            "listed": "\n".join(project.egress_allow),
             "may_submit": can(user, Verb.SUBMIT, project),
             "secrets": visible_secrets(user).filter(project=project).order_by("name"),
             "known": visible_people(user).filter(is_active=True).order_by("username")[:500]

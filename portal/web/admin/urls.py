@@ -73,6 +73,7 @@ urlpatterns = [
     path("environments/<slug:public_id>/", environments.environment_page, name="environment"),
     path("environments/<slug:public_id>/save/", environments.save_environment, name="save-environment"),
     path("environments/<slug:public_id>/bring/", environments.bring, name="bring-environment"),
+    path("environments/<slug:public_id>/image/", environments.change_image, name="change-image"),
     path("environments/<slug:public_id>/bring/stop/", environments.stop_bringing, name="stop-bringing"),
     path("scheduler/", scheduler.scheduler_page, name="scheduler"),
     path("scheduler/failed/<slug:public_id>/", scheduler.failed_cycle, name="failed-cycle"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agents.node.egress import parse_egress, parse_target
 from agents.node.refusals import Refusal
 from agents.node.runtimes import Order, arguments
 from agents.node.runtimes.engine import found_in
@@ -259,9 +260,62 @@ def test_firewall_rules() -> None:
     text = rules("lab", "10.197.0.0/16", ["192.0.2.10/32", "2001:db8::/32"])
     assert text.startswith("*mangle\n:FAIRWAY-FORWARD-")
     assert text.endswith("COMMIT\n")
-    assert "-s 10.197.0.0/16 -d 169.254.0.0/16 -j DROP" in text
-    assert "-d 192.0.2.10/32 -j DROP" in text
+    forward = [
+        line.partition(" ")[2].partition(" ")[2] for line in text.splitlines() if "-A FAIRWAY-F" in line
+    ]
+    assert forward[:2] == [
+        "-m conntrack --ctstate ESTABLISHED,RELATED --ctdir REPLY -j RETURN",
+        "! -s 10.197.0.0/16 -j RETURN",
+    ]
+    for place in ("169.254.0.0/16", "100.100.100.200/32", "192.0.2.10/32"):
+        assert f"-d {place} -j DROP" in forward
     assert "2001:db8" not in text
+    assert not any("-s " in line.replace("! -s", "") for line in forward)  # open: nothing else is closed
+
+
+def test_a_policy_closes_the_network_of_its_job_after_what_nobody_reaches() -> None:
+    listed = parse_egress(
+        {"mode": "listed", "allow": ["10.1.0.0/16 443", "10.9.9.9", "dns", "10.2.0.1 5-7/udp"]}
+    )
+    closed = parse_egress({"mode": "none", "allow": []})
+    jobs = [("10.197.0.0/26", listed), ("10.197.0.64/26", closed)]
+    text = rules("lab", "10.197.0.0/16", ["192.0.2.10/32"], jobs, ["10.0.0.53"])
+    lines = [line.partition(" ")[2].partition(" ")[2] for line in text.splitlines() if "-A FAIRWAY-F" in line]
+    assert lines[lines.index("-d 192.0.2.10/32 -j DROP") + 2 :] == [
+        "-s 10.197.0.0/26 -d 10.197.0.0/26 -j RETURN",
+        "-s 10.197.0.0/26 -d 10.1.0.0/16 -p tcp --dport 443:443 -j RETURN",
+        "-s 10.197.0.0/26 -d 10.9.9.9/32 -j RETURN",
+        "-s 10.197.0.0/26 -d 10.0.0.53 -p udp --dport 53:53 -j RETURN",
+        "-s 10.197.0.0/26 -d 10.0.0.53 -p tcp --dport 53:53 -j RETURN",
+        "-s 10.197.0.0/26 -d 10.2.0.1/32 -p udp --dport 5:7 -j RETURN",
+        "-s 10.197.0.0/26 -j DROP",
+        "-s 10.197.0.64/26 -d 10.197.0.64/26 -j RETURN",
+        "-s 10.197.0.64/26 -j DROP",
+    ]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["", "x", "10.0.0.0/33", "::/0", "10.1.1.1:443", "10.1.1.1 0", "10.1.1.1 9-8", "10.1.1.1 70000", "1 -j"],
+)
+def test_what_is_no_destination_is_no_policy(entry: str) -> None:
+    with pytest.raises(ValueError):
+        parse_target(entry)
+    for raw in ({"mode": "listed", "allow": [entry]}, {"mode": "off", "allow": []}, {"mode": "none"}, "none"):
+        with pytest.raises(Refusal):
+            parse_egress(raw)
+
+
+@pytest.mark.parametrize("kind", ["podman", "docker"])
+def test_a_jobs_own_network_has_no_ipv6_and_a_closed_one_no_name_server_of_docker(kind: str) -> None:
+    engine = (PODMAN if kind == "podman" else DOCKER)._replace(has_ipv6=True)
+    policy = {"egress": {"mode": "none", "allow": []}, "runtime": kind}
+    words = arguments.create(engine, order(SPEC | policy), "I", ())
+    assert "net.ipv6.conf.all.disable_ipv6=1" in words
+    assert ("--dns" in words) == (kind == "docker")
+    assert "--dns" not in arguments.create(engine, order(SPEC | {"runtime": kind}), "I", ())
+    outside = arguments.create(engine, order(SPEC | {"runtime": kind, "network": "fabric0"}), "I", ())
+    assert "--sysctl" not in outside
 
 
 @pytest.mark.parametrize(

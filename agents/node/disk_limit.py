@@ -1,0 +1,119 @@
+"""Ends tasks that write more to the node's disk than they may; the only bound where the file system has none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from agents.node import word_files
+from agents.node.disk_usage import Count
+from agents.node.ledger import RUNNING, Record
+from agents.node.machine import MIB
+from agents.node.runtimes import Written
+from agents.node.tasks import Tasks
+
+FAULT = "disk_limit_exceeded"
+LOOK_EVERY_S = 10.0
+_REST_TIMES = 20.0
+"""After a count that took long, the next one waits for so many times as long: at most 5 % of one processor."""
+_COUNT_WITHIN_S = 600.0
+
+
+class DiskLimit:
+    """Counts what each running task has written outside its volumes, one task after the other.
+
+    What a home of the runtime ``process`` held before its task began does not count.
+    """
+
+    def __init__(self, tasks: Tasks, agent: List[str]) -> None:
+        self._tasks = tasks
+        self._agent = agent
+        self._due_s: Dict[str, float] = {}
+        self._paths: Dict[str, Written] = {}
+        self._home_before: Dict[str, int] = {}
+        self._counting: Optional["subprocess.Popen[bytes]"] = None
+        self._stopped = threading.Event()
+
+    def is_due(self) -> bool:
+        now_s = time.monotonic()
+        return any(self._due_s.get(name, 0.0) <= now_s for name in self._limited())
+
+    def stop(self) -> None:
+        """End a count that is under way, and begin no other."""
+        self._stopped.set()
+        if self._counting is not None:
+            self._counting.kill()
+
+    def look(self) -> None:
+        """Count every task that is due, and end those above their limit."""
+        limited = self._limited()
+        known: Tuple[Dict[str, Any], ...] = (self._due_s, self._paths, self._home_before)
+        for each in known:
+            for name in set(each) - set(limited):
+                del each[name]
+        for name, record in limited.items():
+            began_s = time.monotonic()
+            if self._stopped.is_set() or self._due_s.get(name, 0.0) > began_s:
+                continue
+            try:
+                self._look_at(name, record)
+            finally:
+                ended_s = time.monotonic()
+                self._due_s[name] = ended_s + max(LOOK_EVERY_S, _REST_TIMES * (ended_s - began_s))
+
+    def _look_at(self, name: str, record: Record) -> None:
+        runtime = self._tasks.runtimes[record["runtime"]]
+        if name not in self._paths:
+            written = runtime.written(name)
+            if written is None:
+                return
+            folder = self._tasks.places.folder(name)
+            files = [each.path(folder) for each in word_files.ALL]
+            self._paths[name] = written._replace(own=[*written.own, *files])
+        paths = self._paths[name]
+        found = self._count([*paths.by, *self._agent], [*paths.own, *paths.home], record["pid"] or 0)
+        if found is None:
+            return
+        own, home = sum(found.used_bytes[: len(paths.own)]), sum(found.used_bytes[len(paths.own) :])
+        used_mib = (own + max(0, home - self._home_before.setdefault(name, home))) // MIB
+        if not found.complete or used_mib > record["disk_mib"]:
+            self._tasks.ledger.note(name, fault=FAULT, disk_used_mib=used_mib if found.complete else None)
+            self._tasks.end_now(name)
+
+    def _limited(self) -> Dict[str, Record]:
+        records = self._tasks.ledger.tasks()
+        return {
+            name: record
+            for name, record in records.items()
+            if record["phase"] == RUNNING and record.get("disk_mib") is not None
+        }
+
+    def _count(self, command: List[str], paths: List[str], pid: int) -> Optional[Count]:
+        """What lies at each path; None: nobody can tell now."""
+        request = json.dumps({"paths": paths, "pid": pid})
+        self._counting = subprocess.Popen(
+            [*command, "disk-usage", request],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            if self._stopped.is_set():
+                self._counting.kill()
+            out, err = self._counting.communicate(timeout=_COUNT_WITHIN_S)
+            if self._counting.returncode == 0:
+                return Count(**json.loads(out))
+            why = err.decode(errors="replace").strip()[-300:]
+        except subprocess.TimeoutExpired as error:
+            self._counting.kill()
+            self._counting.communicate()
+            why = str(error)
+        finally:
+            self._counting = None
+        if not self._stopped.is_set():
+            sys.stderr.write(f"what a task has written cannot be counted: {why}\n")
+        return None

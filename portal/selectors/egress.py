@@ -1,0 +1,109 @@
+"""Reads where containers may connect: what no job reaches, and the network policy that holds for a project."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+from agents.node.egress import LISTED, OPEN
+from agents.node.interfaces import own_addresses
+from portal.lineage import lineage
+from portal.models import ClusterSettings, Node, NodePool, Project
+from portal.selectors.project_policy import rules_for
+from portal.words.knobs import EGRESS
+from portal.words.states import NodeState
+
+log = logging.getLogger(__name__)
+
+NAMES_FOR_S = 60.0
+"""How long the addresses of a name are believed; a name that cannot be resolved keeps those it had."""
+_names: dict[str, tuple[float, frozenset[str]]] = {}
+_lock = threading.Lock()
+
+
+def egress_of(pool: NodePool, project: Project) -> dict[str, object]:
+    """The network policy of a project's jobs in a pool, as a node takes it in a spec."""
+    mode = str(rules_for([(pool, project.pk)])[pool.pk, project.pk].knobs[EGRESS])
+    return {"mode": mode, "allow": list(allowed_for(project)) if mode == LISTED else []}
+
+
+def allowed_for(project: Project) -> tuple[str, ...]:
+    """The list of a project: its own, else that of the nearest project above it that has one."""
+    line = lineage(project, lambda below: below.parent)
+    return next((tuple(each.egress_allow) for each in line if each.egress_allow), ())
+
+
+def restricted() -> set[tuple[str, str]]:
+    """Pools and projects, by public id, where the policy of a job is not open."""
+    pools = list(NodePool.objects.all())
+    says = [ClusterSettings.objects.filter(id=1).values_list("policy", flat=True).first() or {}]
+    says += [pool.policy for pool in pools]
+    if (
+        not any(EGRESS in each for each in says)
+        and not Project.objects.filter(policy__has_key=EGRESS).exists()
+    ):
+        return set()
+    projects = dict(Project.objects.values_list("id", "public_id"))
+    held = rules_for((pool, project) for pool in pools for project in projects)
+    ids = {pool.pk: pool.public_id for pool in pools}
+    return {
+        (ids[pool], projects[project])
+        for (pool, project), rules in held.items()
+        if rules.knobs[EGRESS] != OPEN
+    }
+
+
+def denied_addresses() -> list[str]:
+    """What no container may connect to: every address of the portal and of all nodes, as networks, sorted.
+
+    Of a node the address by which it is reached, and those that it reported when it was enrolled or an administrator
+    last took it into service: what it says later binds nobody else.
+    """
+    found = set(settings.EGRESS_DENY)
+    hosts = {urlsplit(settings.PORTAL_URL).hostname or "", settings.APPS_DOMAIN.partition(":")[0]}
+    hosts |= {host for host in settings.ALLOWED_HOSTS if not host.startswith((".", "*"))}
+    found |= set(own_addresses())
+    nodes = Node.objects.exclude(state=NodeState.RETIRED.value).values_list("host", "addresses")
+    for host, addresses in nodes:
+        hosts.add(host)
+        found |= set(addresses or ())
+    for host in hosts:
+        found |= _addresses_of(host.strip("[]"))
+    return sorted({str(network) for network in _networks(found)})
+
+
+def _networks(addresses: Iterable[str]) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    for address in addresses:
+        network = ipaddress.ip_network(address, strict=False)
+        if not network.is_loopback and not network.is_unspecified:
+            yield network
+
+
+def _addresses_of(host: str) -> frozenset[str]:
+    if not host or host == "localhost" or host.endswith(".localhost"):
+        return frozenset()
+    try:
+        return frozenset({str(ipaddress.ip_address(host))})
+    except ValueError:
+        pass
+    with _lock:
+        until_s, known = _names.get(host, (0.0, frozenset()))
+        if time.monotonic() < until_s:
+            return known
+        _names[host] = (time.monotonic() + NAMES_FOR_S, known)  # others go on with it meanwhile
+    try:
+        told = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        log.warning("%s cannot be resolved: %s", host, error)
+        return known
+    found = frozenset(str(each[4][0]).partition("%")[0] for each in told)
+    with _lock:
+        _names[host] = (time.monotonic() + NAMES_FOR_S, found)
+    return found

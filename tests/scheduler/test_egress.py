@@ -1,0 +1,140 @@
+"""Where containers may connect, tried from inside of them: two nodes with real SSH and podman, and a third host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from portal.models import Node, Project
+from portal.selectors.egress import denied_addresses
+from portal.services.logs import log_path
+from portal.words.states import JobState
+from tests import record
+from tests.agents.test_container_walls import Listener, opens, wait_until_open
+from tests.rig.cluster import RigCluster
+from tests.rig.images import RigImage
+from tests.rig_scene import in_state, reach, rig_scene, submit
+
+pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
+
+TRY = """
+import json, os, socket
+def reach(place):
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 1.5).close()
+    except OSError as error:
+        return type(error).__name__
+    return "open"
+routes = [line.split() for line in open("/proc/net/route")][1:]
+gateway = next(r[2] for r in routes if r[1] == "00000000")
+gateway = ".".join(str(int(gateway[i:i + 2], 16)) for i in (6, 4, 2, 0))
+found = {place: reach(place) for place in PLACES + [gateway + ":22"]}
+found["ipv6"] = open("/proc/net/if_inet6").read() if os.path.exists("/proc/net/if_inet6") else ""
+print(json.dumps(found))
+"""
+UNTIL_CLOSED = """
+import socket, sys, time
+standing = socket.create_connection((HOST, 8000), 5)
+standing.settimeout(3)
+for _ in range(600):
+    time.sleep(0.2)
+    try:
+        socket.create_connection((HOST, 8000), 2).close()
+    except OSError:
+        break
+else:
+    sys.exit(3)
+try:
+    standing.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+    sys.exit(4 if standing.recv(10) else 0)
+except OSError:
+    sys.exit(0)
+"""
+
+
+@pytest.fixture
+def scene(
+    make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path
+) -> Iterator[dict[str, object]]:
+    """Two nodes with the image; the second takes no work, and has an address that the portal does not know."""
+    stores = [[tiny_image.store], [tiny_image.store]]
+    made = rig_scene(make_rig, rig_cluster, tiny_image, stores, settings, tmp_path)
+    near, far = made["machines"]
+    Node.objects.filter(name=far.name).update(state="cordoned")
+    outside = far.address.rpartition(".")[0] + ".250"
+    far.execute("ip", "address", "add", f"{outside}/32", "dev", "eth0")
+    far.execute("sysctl", "-qw", "net.ipv4.ip_nonlocal_bind=0", check=False)
+    near.execute("ip", "route", "add", f"{outside}/32", "via", far.address)
+    with ExitStack() as stack:
+        for port in (8000, 8001):
+            words = ("python3", "-m", "http.server", str(port), "--bind", outside, "--directory", "/etc/ssh")
+            server = subprocess.Popen(
+                [*far.console(), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            stack.callback(server.wait)
+            stack.callback(server.kill)
+            wait_until_open(near, outside, port)
+        yield made | {"outside": outside}
+
+
+def places_of(scene, portal_port: int) -> list[str]:
+    near, far = scene["machines"]
+    return [
+        f"{near.address}:22", f"{far.address}:22", f"{near.gateway}:{portal_port}",
+        f"{scene['outside']}:8000", f"{scene['outside']}:8001",
+    ]  # fmt: skip
+
+
+def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_node_or_the_portal(
+    scene,
+) -> None:
+    near, outside, owner = scene["machines"][0], scene["outside"], scene["owner"]
+    listed = record.project("listed", member=owner)
+    closed = record.project("closed", member=owner)
+    below = record.project("below", parent=closed, member=owner)
+    Project.objects.filter(pk=listed.pk).update(
+        policy={"egress": "listed"}, egress_allow=[f"{outside} 8000", f"{near.address} 22"]
+    )
+    Project.objects.filter(pk=closed.pk).update(policy={"egress": "none"}, egress_allow=[outside])
+    with Listener(near.gateway, 0) as portal:
+        places = places_of(scene, portal.port)
+        script = TRY.replace("PLACES", repr(places))
+        jobs = {}
+        for project in (scene["project"], listed, closed, below):
+            jobs[project.name] = submit(scene | {"project": project}, "python3", "-c", script)
+        for job in jobs.values():
+            reach(scene, in_state(job, JobState.COMPLETED), job)
+        for place in places:  # each is there, and open to the node itself
+            assert opens(near, *_split(place)), place
+    seen = {
+        name: json.loads(log_path(job.public_id, 1, 0, "k8s").read_text().rpartition(" F ")[2])
+        for name, job in jobs.items()
+    }
+    reached = {name: [place for place in found if found[place] == "open"] for name, found in seen.items()}
+    assert reached == {
+        scene["project"].name: [f"{outside}:8000", f"{outside}:8001"],
+        "listed": [f"{outside}:8000"],  # a list opens no node
+        "closed": [],
+        "below": [],
+    }
+    assert all(found["ipv6"] == "" for found in seen.values())
+
+
+def test_a_node_that_joins_is_closed_to_containers_that_run(scene) -> None:
+    outside = scene["outside"]
+    assert f"{outside}/32" not in denied_addresses()
+    job = submit(scene, "python3", "-c", UNTIL_CLOSED.replace("HOST", repr(outside)))
+    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
+    Node.objects.create(name="joins", pool=scene["nodes"][0].pool, host=outside, host_key="ssh-ed25519 AAAA")
+    reach(scene, in_state(job, JobState.COMPLETED), job)
+
+
+def _split(place: str) -> tuple[str, int]:
+    host, _, port = place.rpartition(":")
+    return host, int(port)
