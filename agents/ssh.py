@@ -22,6 +22,7 @@ from paramiko.packet import Packetizer
 from agents.keys import fingerprint
 from agents.link import HELLO_WITHIN_S, Link, LinkUnknown
 from agents.watchdog import WATCHDOG
+from agents.wire import sentence
 
 Role = Literal["control", "watch", "bulk"]
 
@@ -303,7 +304,7 @@ class SshStream:
 
     def diagnostics(self) -> str:
         """Gives the last things the agent wrote to stderr."""
-        return b"".join(self._stderr).decode(errors="replace").strip()
+        return sentence(b"".join(self._stderr).decode(errors="replace").strip(), STDERR_KEPT_BYTES)
 
     def exit_status(self, limit_s: float = STATUS_WITHIN_S) -> int | None:
         """Gives the agent's exit status, or None when it did not say one within the limit."""

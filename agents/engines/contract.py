@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agents.link import LinkUnknown as Unknown
-from agents.link import Refused
+from agents.link import Refused, Unreadable
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,15 @@ class PullProgress:
     sentence: str
 
 
-EngineEvent = TaskExited | GpuHealthChanged | GpuFaultTold | PullProgress
+@dataclass(frozen=True)
+class MalformedFrames:
+    """Told when a node sent events that the protocol does not allow: how many since the last, and what was wrong."""
+
+    times: int
+    problem: str
+
+
+EngineEvent = TaskExited | GpuHealthChanged | GpuFaultTold | PullProgress | MalformedFrames
 Tell = Callable[[EngineEvent], None]
 
 __all__ = [
@@ -149,6 +157,7 @@ __all__ = [
     "GpuFaultTold",
     "GpuHealthChanged",
     "LogPiece",
+    "MalformedFrames",
     "PullProgress",
     "Refused",
     "Seen",
@@ -158,6 +167,7 @@ __all__ = [
     "TaskKey",
     "Tell",
     "Unknown",
+    "Unreadable",
 ]
 
 

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from agents.engines.contract import TaskExited
-from agents.engines.ssh import event_of
+from agents.engines.answers import event_of
 from portal.errors import Conflict
 from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageLedger, Volume
 from portal.services import lifecycle
