@@ -5,6 +5,7 @@ Each ``from_wire`` is the one declaration of what an object may hold, and raises
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from agents.wire import LARGEST_EXACT, LARGEST_INT4, Fields, Malformed, sentence
 
 Wire = Mapping[str, Any]
 
+CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 HEALTHS = ("ok", "lost", "quarantined")
 MOST_GPUS = 512
 MOST_TASKS = 4096
@@ -102,13 +104,14 @@ class ImageState:
     @classmethod
     def from_wire(cls, row: Wire) -> ImageState:
         read = Fields(row)
+        cuda = read.name_or_none("cuda", 64)
         return cls(
             image_id=read.name("image_id"),
             runtime=read.name("runtime", 16),
             refs=read.names("refs", 256, 1024),
             digests=read.names("digests", 256, 1024),
             size_mib=read.whole_or_none("size_mib", most=MOST_MIB),
-            cuda=read.name_or_none("cuda", 16),
+            cuda=cuda if cuda is not None and CUDA.fullmatch(cuda) else None,  # makers of images write it
         )
 
 
@@ -193,7 +196,7 @@ class Hello:
             gang_ports=_span(read),
             storage=read.list_of("storage", _storage, 64),
             program=read.name_or_none("program", 64),
-            cuda_driver=read.name_or_none("cuda_driver", 16),
+            cuda_driver=read.name_or_none("cuda_driver", 16, CUDA),
             loader=read.whole_or_none("loader", most=1_000_000),
             shares=Shares.from_wire(row["shares"]) if "shares" in read else None,
             fabric=read.names("fabric", 4096) if "fabric" in read else None,

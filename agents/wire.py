@@ -64,9 +64,16 @@ class Fields:
             raise Malformed(f"{key} is missing")
         return found
 
-    def name_or_none(self, key: str, most: int = NAME_CHARACTERS) -> str | None:
+    def name_or_none(
+        self, key: str, most: int = NAME_CHARACTERS, pattern: re.Pattern[str] | None = None
+    ) -> str | None:
         value = self._row.get(key)
-        return None if value is None else _name(key, value, most)
+        if value is None:
+            return None
+        found = _name(key, value, most)
+        if pattern is not None and not pattern.fullmatch(found):
+            raise Malformed(f"{key} is {_shown(found)}, which does not match {pattern.pattern}")
+        return found
 
     def one_of(self, key: str, allowed: tuple[str, ...]) -> str:
         value = self._row.get(key)

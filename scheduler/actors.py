@@ -24,10 +24,12 @@ from agents.engines.contract import (
     EngineEvent,
     GpuFaultTold,
     GpuHealthChanged,
+    MalformedFrames,
     Refused,
     TaskExited,
     TaskKey,
     Unknown,
+    Unreadable,
 )
 from agents.openings import Openings
 from portal.database.turns import give_back
@@ -54,6 +56,7 @@ log = logging.getLogger(__name__)
 
 INBOX_SIZE = 200
 RECONCILE_EVERY_S = 10.0
+COMPARE_PAUSE_S = 1.0
 UNREACHABLE_AFTER_S = 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 15.0
 STEADY_AFTER_S = 10.0
@@ -97,6 +100,7 @@ class NodeActor:
         self._reconcile_at_s = 0.0
         self._look_at_s = 0.0
         self._heard_s: float | None = None
+        self._compared_s = 0.0
         self._linked_s = 0.0
         self._befell: list[tuple[Trouble, str]] = []
 
@@ -133,6 +137,8 @@ class NodeActor:
                 except Deposed as moved:
                     log.info("%s: %s", self.node_name, moved)
                     return
+                except Unreadable as answer:
+                    self._lose_link(f"{answer}", Trouble.MALFORMED)
                 except Unknown as silence:
                     open_still = self._door is not None and self._door.engine.is_open
                     self._lose_link(f"{silence}", Trouble.NO_ANSWER if open_still else Trouble.LINK_LOST)
@@ -171,7 +177,7 @@ class NodeActor:
         now_s = time.monotonic()
         if now_s >= self._reconcile_at_s:
             reconcile(self._door)
-            self._heard_s = time.monotonic()
+            self._heard_s = self._compared_s = time.monotonic()
             self._reconcile_at_s = self._heard_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
             looked = True
         if self._images_asked:
@@ -225,11 +231,15 @@ class NodeActor:
             self._note_unreachable(node, str(problem), certain=problem.code in CERTAIN)
             return
         try:
-            door = welcome(Door(engine, self.lease, node), time.time())
+            door = Door(engine, self.lease, node)
+            welcome(door, time.time())
             node.refresh_from_db()
-            self.lease = door.lease
             note_images(node, engine.hello["images"], self._images.on_their_way())
             engine.watch(self._keep_event)
+        except CannotOpen as problem:
+            engine.close()
+            self._note_unreachable(node, str(problem), certain=True)
+            return
         except BaseException:
             engine.close()
             raise
@@ -299,6 +309,9 @@ class NodeActor:
                     record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal)
             case GpuFaultTold(uuid, xid, times):
                 record_xid(self.node_id, uuid, xid, times)
+            case MalformedFrames(times, problem):
+                sentence = f"{times} events that cannot be read. The last: {problem}."
+                trust.record_trouble(self.node_id, Trouble.MALFORMED, sentence=sentence)
 
     def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
         task = Task.objects.filter(
@@ -308,7 +321,10 @@ class NodeActor:
             rank=key.task,
         ).first()
         if task is None:
-            self._compare_soon()  # a container that the record does not know has ended: that is settled there
+            # a container that the record does not know has ended: that is settled by a comparison, and however
+            # often the node says so there is not one after the other
+            soon_s = self._compared_s + COMPARE_PAUSE_S
+            self._reconcile_at_s = min(self._reconcile_at_s, soon_s)
             return
         dispatch.record_end(task.pk, event.container)
         if self._door is not None:

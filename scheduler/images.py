@@ -161,7 +161,7 @@ class ImageBringer:
 def _afterwards(engine: Engine, node: Node) -> None:
     """What images ask of drivers, and whether they take too much room; the new one is there whatever comes of it."""
     with contextlib.suppress(Refused, Unknown):
-        note_cuda(engine.images())
+        note_cuda(node, engine.images())
         tidy_if_full(node, engine.store_used_percent())
 
 
@@ -187,16 +187,16 @@ def note_images(node: Node, images: list[dict[str, Any]], on_their_way: Containe
         broken_off = row is not None and row.state == "loading" and environment.pk not in on_their_way
         if row is None or broken_off or (row.state == "present") != present:
             note_environment(environment, node, "present" if present else "missing", "")
-    note_cuda(images)
+    note_cuda(node, images)
 
 
-def note_cuda(images: list[dict[str, Any]]) -> None:
+def note_cuda(node: Node, images: list[dict[str, Any]]) -> None:
     """Writes down which CUDA each environment's image asks of the driver, as a node that has it tells."""
     told = _by_name(images)
     for environment in Environment.objects.filter(runtime__in=CONTAINERS):
         image = _image_of(environment, told)
         if image is not None and "cuda" in image:  # earlier agents do not look
-            record_image_cuda(environment, image["cuda"] or "")
+            record_image_cuda(environment, node, image["cuda"] or "")
 
 
 def _by_name(images: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

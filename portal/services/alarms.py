@@ -1,6 +1,8 @@
-"""Alarms about GPUs: written down as nodes tell of XIDs and foreign programs, acknowledged by administrators."""
+"""Alarms about GPUs: XIDs, foreign programs and GPUs that two nodes name; acknowledged by administrators."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from django.db import transaction
 from django.utils import timezone
@@ -9,7 +11,7 @@ from agents.xids import Grade, grade
 from portal.access import require_admin
 from portal.errors import Conflict, NotThere
 from portal.events import announce
-from portal.models import Gpu, GpuAlarm, User
+from portal.models import Gpu, GpuAlarm, Node, User
 from portal.models.alarms import AlarmKind
 from portal.services.audit import record_act
 
@@ -37,6 +39,27 @@ def record_foreign_seen(gpu: Gpu, who: str) -> None:
         there = GpuAlarm.objects.filter(gpu=gpu, kind=AlarmKind.FOREIGN, over_at__isnull=True)
         there.update(over_at=now, last_at=now)
     _announce(gpu)
+
+
+def record_claimed(node: Node, gpus: Sequence[Gpu]) -> None:
+    """A node (its row is locked) names these GPUs, which are another node's: of no others any more.
+
+    The rows of the GPUs are not locked: that would let one node hold up others.
+    """
+    now = timezone.now()
+    there = GpuAlarm.objects.filter(claimant=node, acknowledged_at__isnull=True)
+    known = {row.gpu_id: row for row in there}
+    for gpu in gpus:
+        row = known.pop(gpu.pk, None)
+        if row is None:
+            GpuAlarm.objects.create(
+                gpu=gpu, kind=AlarmKind.CLAIMED, claimant=node, who=node.name, first_at=now, last_at=now
+            )
+            _announce(gpu)
+        else:
+            GpuAlarm.objects.filter(pk=row.pk).update(last_at=now, times=row.times + 1, over_at=None)
+    gone = [row.pk for row in known.values() if row.over_at is None]
+    GpuAlarm.objects.filter(pk__in=gone).update(over_at=now)
 
 
 def do_acknowledge_alarm(actor: User, public_id: str, note: str = "") -> GpuAlarm:

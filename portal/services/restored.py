@@ -11,8 +11,8 @@ import datetime as dt
 import logging
 from collections.abc import Sequence
 
-from django.db import transaction
-from django.db.models import QuerySet, Value
+from django.db import connection, transaction
+from django.db.models import Max, QuerySet, Value
 from django.db.models.functions import Concat, Substr
 from django.utils import timezone
 
@@ -20,7 +20,7 @@ from agents.engines.contract import Container
 from portal.access import Verb, require
 from portal.errors import Conflict
 from portal.events import announce
-from portal.models import ClusterSettings, Environment, Gpu, Job, Node, Project, UnknownContainer, User
+from portal.models import ClusterSettings, Environment, Gpu, Job, Lease, Node, Project, UnknownContainer, User
 from portal.models.public_id import LONGEST_ID
 from portal.selectors.restored import nodes_to_compare
 from portal.services.adoption import Found, adopt_attempt, skip_attempts
@@ -36,18 +36,40 @@ KEPT_PROJECT = "kept-after-restore"
 COMPARE = "compare"
 """The hint that record and node are to be compared now."""
 
+EPOCH_FLOOR = "restored"
+"""The name of the row of leases below whose epoch none is given any more."""
+EPOCHS_PER_SECOND = 2**20
+EPOCHS_SKIPPED = 2**32
+
 
 # -- the beginning and the end ---------------------------------------------------------------------
 
 
 def begin_looking() -> None:
     """A record that has just been restored: what it says of nodes is of yesterday. Call in a transaction."""
+    _raise_epochs()
     ClusterSettings.objects.update_or_create(id=1, defaults={"adopt_only": True})
     UnknownContainer.objects.all().delete()
     Node.objects.filter(state_reason__startswith=FENCED).update(
         state_reason=Substr(Concat(Value("Before the restore: "), "state_reason"), 1, 500)
     )
     Node.objects.update(reconciled_at=None, reachable=False)
+
+
+def _raise_epochs() -> None:
+    """Makes every lease end, and every later epoch higher than any that was given since the backup was made.
+
+    Nodes refuse an epoch below those they have heard, and what they have heard is not asked of them: they might lie.
+    Epochs are therefore continued from the clock, at a rate that no installation reaches by giving them one by one.
+    Should the clock be wrong, they continue far above those of the backup.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.TURN])
+    highest: int = Lease.objects.aggregate(highest=Max("epoch"))["highest"] or 0
+    now = timezone.now()
+    epoch = max(highest + EPOCHS_SKIPPED, int(now.timestamp()) * EPOCHS_PER_SECOND)
+    Lease.objects.all().delete()
+    Lease.objects.create(name=EPOCH_FLOOR, holder=EPOCH_FLOOR, epoch=epoch, expires_at=now)
 
 
 def end_looking() -> bool:
