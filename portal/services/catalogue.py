@@ -89,9 +89,10 @@ def record_image_cuda(environment: Environment, node: Node, cuda: str) -> None:
     That counts for this node. For those that did not tell counts what more than half of the nodes say that did, and
     not on the word of one alone where others can run the environment, for it would keep jobs from all of them.
     """
+    cuda = cuda if CUDA.fullmatch(cuda) else ""
     rows = EnvironmentOnNode.objects.filter(environment=environment)
     with transaction.atomic():
-        if not rows.filter(node=node).exclude(cuda=cuda[:8]).update(cuda=cuda[:8]):
+        if not rows.filter(node=node).exclude(cuda=cuda).update(cuda=cuda):
             return
         told = Counter(rows.filter(state="present").values_list("cuda", flat=True))
         ((most, times),) = told.most_common(1) or (("", 0),)

@@ -15,7 +15,7 @@ def alarms(scene) -> list[GpuAlarm]:
     gpu = scene.nodes["ada-1"].gpus.get(index=0)
     for xid in (79, 79, 31):
         record_xid(gpu.node_id, gpu.uuid, xid, 1)
-    record_foreign({(gpu.node.public_id, gpu.uuid): "python (process 77) of <carol>"})
+    record_foreign(gpu.node.public_id, {gpu.uuid: "python (process 77) of <carol>"})
     return list(GpuAlarm.objects.order_by("id"))
 
 
