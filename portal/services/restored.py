@@ -28,6 +28,7 @@ from portal.services.audit import record_act
 from portal.services.lifecycle import Seat
 from portal.wake import hint_node, wake
 from portal.words.states import FENCED, JobKind, RuntimeKind
+from portal.words.trust import Phase, Trouble
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ def begin_looking() -> None:
         state_reason=Substr(Concat(Value("Before the restore: "), "state_reason"), 1, 500)
     )
     Node.objects.update(reconciled_at=None, reachable=False)
+    # they told the truth, if only before the database knew
+    Node.objects.filter(trust_cause=Trouble.EPOCH_AHEAD.value).update(
+        trust=Phase.TRUSTED.value, trust_cause="", trust_sentence="", trust_since=timezone.now(), try_at=None
+    )
 
 
 def _raise_epochs() -> None:
