@@ -14,15 +14,17 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 
+from agents.link import Refused
 from agents.node.ledger import Ledger
 from portal import last_samples
+from portal.live.streams import open_watch
 from portal.models import AttemptEnergy, ClusterSettings, Gpu, Job, Lease, Node, NodePool, Task, UsageMinute
 from portal.services import lifecycle
 from portal.words.states import JobState, NodeState
 from scheduler import leases, sweep
 from scheduler.actors import NodeActor
 from scheduler.cycle import run_cycle
-from scheduler.opening import open_engine
+from scheduler.opening import CannotOpen, open_engine
 from tests import record
 from tests.engine_room import Engine, EngineRoom, engine_room, wait_for
 from tests.hostile import Agent, HostileFrames
@@ -214,7 +216,7 @@ class Scene:
 
     def __enter__(self) -> Scene:
         self._holder = leases.new_holder()
-        for node, opener in ((self.honest, open_engine), (self.hostile, lambda node: self.agent.engine())):
+        for node, opener in ((self.honest, open_engine), (self.hostile, self._open_control)):
             lease = leases.claim(leases.node_lease(node.public_id), self._holder, 600.0)
             assert lease is not None
             setattr(self, f"_{node.name}_actor", NodeActor(node, lease, opener))
@@ -227,9 +229,13 @@ class Scene:
         self.attacking.set()
         self._hostile_actor.start()
 
-    def open_watch(self, watched: Any, on_event: Any) -> Any:
-        from portal.live.streams import open_watch
+    def _open_control(self, node: Node) -> Any:
+        try:
+            return self.agent.engine()
+        except Refused as refusal:
+            raise CannotOpen(refusal.message, refusal.code) from refusal
 
+    def open_watch(self, watched: Any, on_event: Any) -> Any:
         if watched.name == "honest":
             return open_watch(watched, on_event)
         self.attacking.wait()
@@ -315,8 +321,7 @@ def attacked(room: EngineRoom, submit: Any, *, frames: int, seed: int, jobs_time
         assert statistics.median(measured_s) <= statistics.median(reference_s) + 1.0
         assert statistics.median(attacked.gaps_s) <= statistics.median(calm.gaps_s) + 1.0
         assert Lease.objects.order_by("-epoch").first().epoch < EPOCHS_NEVER_GIVEN
-        scene.hostile.refresh_from_db()
-        assert scene.hostile.trust == "aside" or scene.hostile.problem
+        wait_for("its trouble", lambda: scene.hostile.troubles.filter(trouble="malformed").exists())
     minutes = UsageMinute.objects.filter(node=honest)
     uuids = list(Gpu.objects.filter(node=honest).order_by("index").values_list("uuid", flat=True))
     assert all(row.gpu_uuids == uuids for row in minutes)
