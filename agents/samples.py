@@ -17,7 +17,7 @@ Wire = Mapping[str, Any]
 
 CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 HEALTHS = ("ok", "lost", "quarantined")
-MOST_GPUS = 512
+MOST_GPUS = 256
 MOST_TASKS = 4096
 MOST_ATTEMPT = 1_000_000
 MOST_PORT = 65_535

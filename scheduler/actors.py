@@ -31,6 +31,7 @@ from agents.engines.contract import (
     Unknown,
     Unreadable,
 )
+from agents.link import Budget
 from agents.openings import Openings
 from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
@@ -57,6 +58,7 @@ log = logging.getLogger(__name__)
 INBOX_SIZE = 200
 RECONCILE_EVERY_S = 10.0
 COMPARE_PAUSE_S = 1.0
+HEALTH_CHANGES_PER_S, HEALTH_CHANGES_AT_ONCE = 1.0, 200.0
 UNREACHABLE_AFTER_S = 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 15.0
 STEADY_AFTER_S = 10.0
@@ -101,6 +103,7 @@ class NodeActor:
         self._look_at_s = 0.0
         self._heard_s: float | None = None
         self._compared_s = 0.0
+        self._health_changes = Budget(HEALTH_CHANGES_PER_S, HEALTH_CHANGES_AT_ONCE)
         self._linked_s = 0.0
         self._befell: list[tuple[Trouble, str]] = []
 
@@ -305,8 +308,10 @@ class NodeActor:
                 self._on_exit(container.key, event)
             case GpuHealthChanged(uuid, health, sentence, fatal):
                 gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
-                if gpu is not None:
-                    record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal)
+                if gpu is None or not record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal):
+                    return
+                if self._health_changes.spend(1.0) > 0:  # each leaves an audit row, and wakes the scheduler
+                    raise Unreadable("The health of its GPUs changes again and again.")
             case GpuFaultTold(uuid, xid, times):
                 record_xid(self.node_id, uuid, xid, times)
             case MalformedFrames(times, problem):

@@ -29,6 +29,8 @@ from scheduler.opening import CannotOpen
 
 log = logging.getLogger(__name__)
 
+STRANGERS_AT_ONCE = 100
+"""Attempts that the record does not know are cleared away so many at a time; the next comparison goes on."""
 MISSED_TWICE_S = 1.0
 """A container that is missing is asked for again after this time, before its task is said to have vanished."""
 
@@ -73,7 +75,8 @@ def reconcile(door: Door) -> Differences:
     if adopting:
         _leave_to_admins(door, found.unknown)
     else:
-        for job, attempt in sorted({(each.key.job, each.key.attempt) for each in found.unknown}):
+        strangers = {(each.key.job, each.key.attempt) for each in found.unknown}
+        for job, attempt in sorted(strangers)[:STRANGERS_AT_ONCE]:
             log.warning("stopping %s/%s on %s: the record does not know it", job, attempt, door.node.name)
             _stop_unknown(door, job, attempt, found.unknown)
     agreed = not (adopting and found.unknown)
@@ -95,8 +98,9 @@ def _apply(door: Door, found: Differences, held: dict[TaskKey, Task]) -> None:
         _stop(door, job, attempt, held)
     for recorded in found.leave:
         _leave(door, recorded, held)
-    attempts = {(c.key.job, c.key.attempt) for _, c in (*found.collect, *found.finish)}
-    for job, attempt in sorted(attempts):
+    attempts = {(c.key.job, c.key.attempt) for task, c in (*found.collect, *found.finish) if task is not None}
+    strangers = {(c.key.job, c.key.attempt) for task, c in found.collect if task is None}
+    for job, attempt in [*sorted(attempts), *sorted(strangers)[:STRANGERS_AT_ONCE]]:
         collect_and_remove(door, job, attempt)
 
 

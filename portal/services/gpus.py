@@ -147,8 +147,10 @@ def record_links(node: Node, told: list[dict[str, Any]]) -> None:
     )
 
 
-def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: bool = False) -> None:
+def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: bool = False) -> bool:
     """Writes a GPU's health; when it is lost, or the fault is ``fatal``, what runs on it ends with that reason.
+
+    True when that is a change.
 
     One that was lost and answers again, or was put in quarantine, stays there until an administrator gives it
     back. The reason of one that is ok is a warning.
@@ -161,7 +163,8 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
             if gpu.health == GpuHealth.OK and gpu.health_reason != reason[:500]:
                 Gpu.objects.filter(pk=gpu_id).update(health_reason=reason[:500])
                 announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
-            return
+                return True
+            return False
         if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
             health = GpuHealth.QUARANTINED
             was = gpu.health_reason.rstrip(".") or "no reason was told"
@@ -177,6 +180,7 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
         Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
         announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
         wake("gpu_health")
+        return True
 
 
 def record_foreign(node: str, users: Mapping[str, str]) -> None:

@@ -37,6 +37,9 @@ KEPT_PROJECT = "kept-after-restore"
 COMPARE = "compare"
 """The hint that record and node are to be compared now."""
 
+MOST_UNKNOWN = 1000
+"""So many containers of one node are written down; while there are more, it counts as not compared."""
+
 EPOCH_FLOOR = "restored"
 """The name of the row of leases below whose epoch none is given any more."""
 EPOCHS_PER_SECOND = 2**20
@@ -110,7 +113,7 @@ def record_unknown(node: Node, live: Sequence[Container]) -> set[tuple[str, int]
             .order_by("pk")
         }
         for container in live:
-            if container.name not in rows:
+            if container.name not in rows and len(rows) < MOST_UNKNOWN:
                 rows[container.name] = _noted(node, container)
         names = {container.name for container in live}
         for row in rows.values():
