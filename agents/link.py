@@ -81,7 +81,7 @@ class Writing(Protocol):
     def flush(self) -> Any: ...
 
 
-class Budget:
+class TokenBucket:
     """Bounds the work that one node makes for us: so many units a second, and so many at once."""
 
     def __init__(self, per_s: float, at_once: float) -> None:
@@ -131,7 +131,7 @@ class Link:
         self._number = 0
         self._broken: str | None = None
         self._over = threading.Event()
-        self._unasked = Budget(
+        self._unasked = TokenBucket(
             UNASKED_PER_S.get(role, OTHERS_PER_S), UNASKED_AT_ONCE.get(role, OTHERS_AT_ONCE)
         )
         self._greeted: queue.SimpleQueue[Wire | LinkUnknown] = queue.SimpleQueue()

@@ -31,7 +31,7 @@ from agents.engines.contract import (
     Unknown,
     Unreadable,
 )
-from agents.link import Budget
+from agents.link import TokenBucket
 from agents.openings import Openings
 from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
@@ -103,7 +103,7 @@ class NodeActor:
         self._look_at_s = 0.0
         self._heard_s: float | None = None
         self._compared_s = 0.0
-        self._health_changes = Budget(HEALTH_CHANGES_PER_S, HEALTH_CHANGES_AT_ONCE)
+        self._health_changes = TokenBucket(HEALTH_CHANGES_PER_S, HEALTH_CHANGES_AT_ONCE)
         self._linked_s = 0.0
         self._befell: list[tuple[Trouble, str]] = []
 

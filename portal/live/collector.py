@@ -22,7 +22,7 @@ from portal.events import send_frame
 from portal.live.directory import Directory, FollowedLog, read_directory
 from portal.live.foreign import ForeignWatch
 from portal.live.frames import SILENT_AFTER_S, Heard, cluster_frame, job_frame, node_frame
-from portal.live.held import own_part
+from portal.live.known_node import own_part
 from portal.live.log_frames import LogTeller
 from portal.live.notes import Notes, write_notes
 from portal.live.overuse import OveruseWatch
@@ -71,19 +71,19 @@ class Collector:
 
     def on_sample(self, node: str, heard: Heard) -> None:
         with self._lock:
-            held = self._directory.held.get(node)
-            if held is None:
+            known = self._directory.known.get(node)
+            if known is None:
                 return
-            sample = own_part(heard.sample, held)
+            sample = own_part(heard.sample, known)
             self._heard[node] = replace(heard, sample=sample)
             self._fresh.add(node)
             notes = self._notes[node]
             notes.users |= self._foreign.setdefault(node, ForeignWatch()).add(heard.heard_s, sample)
             watch = self._overuse.setdefault(node, OveruseWatch())
-            for over in watch.add(heard.heard_s, sample, held.holders, held.room_mib):
+            for over in watch.add(heard.heard_s, sample, known.holders, known.room_mib):
                 notes.over[over.job] = over
             rollup = self._rollups.setdefault(node, NodeRollup())
-            minute = rollup.add(heard.heard_s, sample, held.holders)
+            minute = rollup.add(heard.heard_s, sample, known.holders)
             if minute is not None:
                 self._keep_minute(node, minute)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agents.samples import MOST_GPU_WATTS, GpuSample, NodeSample
-from portal.live.held import Holder
+from portal.live.known_node import Holder
 
 LONGEST_STEP_S = 5.0
 """A longer gap between two samples is a gap, not a straight line: power is not integrated over it."""

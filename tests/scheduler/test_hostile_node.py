@@ -13,21 +13,36 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
+from django.utils import timezone
 
 from agents.link import Refused
 from agents.node.ledger import Ledger
 from portal import last_samples
 from portal.live.streams import open_watch
-from portal.models import AttemptEnergy, ClusterSettings, Gpu, Job, Lease, Node, NodePool, Task, UsageMinute
+from portal.models import (
+    Attempt,
+    AttemptEnergy,
+    ClusterSettings,
+    Gpu,
+    Job,
+    Lease,
+    Node,
+    NodePool,
+    Progress,
+    Task,
+    UsageMinute,
+)
 from portal.services import lifecycle
 from portal.words.states import JobState, NodeState
 from scheduler import leases, sweep
 from scheduler.actors import NodeActor
 from scheduler.cycle import run_cycle
+from scheduler.dispatch import Door
 from scheduler.opening import CannotOpen, open_engine
+from scheduler.reconcile import reconcile
 from tests import record
 from tests.engine_room import Engine, EngineRoom, engine_room, wait_for
-from tests.hostile import Agent, HostileFrames
+from tests.hostile import Agent, HostileFrames, hello
 from tests.live.test_collector import collecting
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -117,6 +132,50 @@ def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(room,
     after = submit("true")
     assert Engine().run_until(lambda: is_done(after), 60)
     assert not ClusterSettings.objects.get().adopt_only
+
+
+# -- tasks of others ---------------------------------------------------------------------------------
+
+
+def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
+    first, second = (
+        record.node(record.pool(), name=name, gpus=1, runtime="process") for name in ("n1", "n2")
+    )
+    Node.objects.filter(pk=second.pk).update(pool=first.pool)
+    job = submit("true", tasks=2)
+    with transaction.atomic():
+        seats = [lifecycle.Seat(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
+        attempt = lifecycle.begin_attempt(job, first.pool, seats, epoch=1)
+    tasks = list(attempt.task_rows.order_by("rank"))
+    for task in tasks:
+        Task.objects.filter(pk=task.pk).update(state="RUNNING", running_at=timezone.now())
+    Attempt.objects.filter(pk=attempt.pk).update(
+        state="RUNNING", running_at=timezone.now(), sent_at=timezone.now()
+    )
+    said = {
+        "cluster": "t1",
+        "digest": "d",
+        "runtime": "process",
+        "ports": {},
+        "gpus": [],
+        "job": job.public_id,
+    }
+    said |= {"attempt": 1, "progress": 5.0, "progress_ago_s": 0.1, "saved_ago_s": 0.1}
+    rank_0 = said | {"name": "a", "task": 0, "state": "exited", "exit_code": 1}
+    listed = [
+        rank_0,
+        rank_0 | {"state": "running", "name": "b"},
+        said | {"name": "c", "task": 1, "state": "running"},
+    ]
+    answer = {"containers": listed, "boot_id": "boot-1", "full_disk": None, "clock_s": time.time()}
+    engine = Agent(lambda: hello([]), lambda request: answer if request["verb"] == "list" else {}).engine()
+    record.cluster()
+    lease = leases.claim(leases.node_lease(second.public_id), "a", 60.0)
+    assert lease is not None
+    reconcile(Door(engine, lease, second))
+    engine.close()
+    assert [Task.objects.get(pk=task.pk).state for task in tasks] == ["RUNNING", "RUNNING"]
+    assert Progress.objects.get(attempt=attempt).rank == 1
 
 
 # -- arbitrary frames --------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ Holder = tuple[str, int, int]
 
 
 @dataclass
-class Held:
-    """What one node has by the record: GPUs by UUID, who holds each, and its running tasks (job, attempt, rank)."""
+class KnownNode:
+    """What the database knows of one node: GPUs by UUID, who holds each, running tasks (job, attempt, rank)."""
 
     room_mib: dict[str, int] = field(default_factory=dict)
     """Of each of its GPUs the memory, less what its driver keeps; in the order of their index."""
@@ -21,20 +21,22 @@ class Held:
     tasks: set[tuple[str, int, int]] = field(default_factory=set)
 
 
-def own_part(sample: NodeSample, held: Held) -> NodeSample:
+def own_part(sample: NodeSample, known: KnownNode) -> NodeSample:
     """The sample without what it says of GPUs and tasks of other nodes, or of none."""
-    attempts = {(job, attempt) for job, attempt, _ in held.tasks}
+    attempts = {(job, attempt) for job, attempt, _ in known.tasks}
     return replace(
         sample,
-        gpus=tuple(_own_gpus(sample.gpus, held, attempts)),
-        tasks=tuple(each for each in sample.tasks if (each.job, each.attempt, each.task) in held.tasks),
+        gpus=tuple(_own_gpus(sample.gpus, known, attempts)),
+        tasks=tuple(each for each in sample.tasks if (each.job, each.attempt, each.task) in known.tasks),
     )
 
 
-def _own_gpus(told: Sequence[GpuSample], held: Held, attempts: set[tuple[str, int]]) -> Iterator[GpuSample]:
+def _own_gpus(
+    told: Sequence[GpuSample], known: KnownNode, attempts: set[tuple[str, int]]
+) -> Iterator[GpuSample]:
     seen: set[str] = set()
     for gpu in told:
-        if gpu.uuid in held.room_mib and gpu.uuid not in seen:
+        if gpu.uuid in known.room_mib and gpu.uuid not in seen:
             seen.add(gpu.uuid)
             own = tuple(user for user in gpu.processes if _is_own(user, attempts))
             yield gpu if len(own) == len(gpu.processes) else replace(gpu, processes=own)
