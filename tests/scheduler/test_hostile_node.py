@@ -103,9 +103,10 @@ def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(room, su
     assert max(Lease.objects.values_list("epoch", flat=True)) < 100
     assert str(epoch) in odd.problem if epoch < 2**53 else "highest_epoch" in odd.problem
     assert not odd.reachable and not Node.objects.get(pk=well.pk).problem
-    if epoch < 2**53:
-        assert (odd.trust, odd.trust_cause) == ("aside", "epoch_ahead")
-        assert "manage.py recovered" in odd.problem
+    if epoch > 2**53:
+        return  # such a hello is not even read
+    assert (odd.trust, odd.trust_cause) == ("aside", "epoch_ahead")
+    assert "manage.py recovered" in odd.problem
     second = submit("true")  # new holders of every lease, as after a restart of the workers
     assert Engine().run_until(lambda: is_done(second), 30)
     assert set(Task.objects.values_list("node__name", flat=True)) == {"well"}
@@ -306,7 +307,7 @@ class Scene:
             sweep.sweep()
             for actor in (self._honest_actor, self._hostile_actor):
                 actor.hint("work")
-            time.sleep(0.05)
+            time.sleep(0.2)
         connection.close()
 
     def __exit__(self, *_: object) -> None:
@@ -396,7 +397,7 @@ def _is_of(pair: tuple[Any, Any], jobs: list[Job]) -> bool:
 
 
 def test_arbitrary_frames_change_nothing_beyond_their_node_and_delay_no_other(room, submit, owner) -> None:
-    attacked(room, submit, frames=500, seed=1, jobs_timed=3)
+    attacked(room, submit, frames=500, seed=1, jobs_timed=2)
 
 
 @pytest.mark.long
