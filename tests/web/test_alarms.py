@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 
 from portal.models import GpuAlarm
-from portal.services.alarms import record_xid
+from portal.services.alarms import record_claimed, record_xid
 from portal.services.gpus import record_foreign
 
 
@@ -37,3 +37,23 @@ def test_administrators_alone_see_and_acknowledge_alarms(alarms, client_of, kind
         assert text.index("XID 31") > text.index("XIDs that programs cause")
         after = client.get(page).content.decode()
         assert "Reseated it" in after and '<span class="fw-nav__n">1</span>' in after
+
+
+def test_a_gpu_that_two_nodes_report_is_an_alarm_with_both_and_a_note_on_the_newcomers_page(
+    scene, client_of
+) -> None:
+    owner, newcomer = (
+        scene.nodes["ada-1"],
+        scene.nodes["a100-2"],
+    )
+    gpu = owner.gpus.get(index=0)
+    record_claimed(newcomer, [gpu])
+    client = client_of("admin")
+    text = client.get(reverse("alarms")).content.decode()
+    assert "Reported by two nodes" in text and f"{newcomer.name} reports the same GPU" in text
+    assert f"it counts for {owner.name} only" in text
+    text = client.get(reverse("node", args=[newcomer.public_id])).content.decode()
+    assert "It reports the GPU" in text and gpu.uuid in text and "It is not used here." in text
+    (row,) = client.get("/api/v1/alarms/").json()["items"]
+    assert (row["kind"], row["grade"], row["node"]["name"]) == ("claimed", "claimed", owner.name)
+    assert row["claimant"]["name"] == newcomer.name and row["xid"] is None
