@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -16,12 +17,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agents.samples import Hello
+from agents.wire import Malformed, sentence
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 1024 * 1024
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_EVENTS_WAITING = 2000
 HELLO_WITHIN_S = 20.0
+
+UNASKED_BYTES = 50 * 1024
+"""A line that nobody asked for counts as one and one more for each so many bytes."""
+UNASKED_PER_S, UNASKED_AT_ONCE = {"watch": 10.0}, {"watch": 100.0}
+"""By role, how many such lines are read a second, and how many at once; what is beyond waits at the node."""
+OTHERS_PER_S, OTHERS_AT_ONCE = 100.0, 3000.0
+
+_CODE = re.compile(r"[a-z][a-z_]{0,39}")
 
 Wire = dict[str, Any]
 
@@ -41,6 +51,10 @@ class LinkUnknown(Exception):
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
+
+
+class Unreadable(LinkUnknown):
+    """The node answered, but not as the protocol says: nobody can tell what it did."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +81,27 @@ class Writing(Protocol):
     def flush(self) -> Any: ...
 
 
+class TokenBucket:
+    """Bounds the work that one node makes for us: so many units a second, and so many at once."""
+
+    def __init__(self, per_s: float, at_once: float) -> None:
+        self._per_s, self._at_once = per_s, at_once
+        self._left, self._at_s = at_once, time.monotonic()
+
+    def spend(self, units: float) -> float:
+        """Takes units; gives for how many seconds nothing more is to be taken."""
+        now_s = time.monotonic()
+        self._left = min(self._at_once, self._left + (now_s - self._at_s) * self._per_s) - units
+        self._at_s = now_s
+        return max(0.0, -self._left / self._per_s)
+
+
 class Link:
     """An open conversation. Threads may ask side by side; one thread of the link reads.
 
     Events go to ``on_event`` in the reader's thread when one is given, else into ``events``; when nobody
-    empties that queue the oldest ``sample`` is dropped first, and an ``exited`` is seen again by ``list``.
+    empties that queue the oldest ``sample`` is dropped first, and an ``exited`` is seen again by ``list``. What a
+    node sends unasked is read at a bounded rate, so that one that floods us holds up only itself.
     """
 
     def __init__(
@@ -100,6 +130,10 @@ class Link:
         self._waiting: dict[int, queue.SimpleQueue[Wire | LinkUnknown]] = {}
         self._number = 0
         self._broken: str | None = None
+        self._over = threading.Event()
+        self._unasked = TokenBucket(
+            UNASKED_PER_S.get(role, OTHERS_PER_S), UNASKED_AT_ONCE.get(role, OTHERS_AT_ONCE)
+        )
         self._greeted: queue.SimpleQueue[Wire | LinkUnknown] = queue.SimpleQueue()
         self._has_greeted = False
         self._reader = threading.Thread(target=self._read, name=f"link-{role}", daemon=True)
@@ -176,11 +210,11 @@ class Link:
         if isinstance(answer, LinkUnknown):
             raise answer
         if "hello" not in answer:
-            raise Refused(str(answer.get("code", "protocol_version")), str(answer.get("message", answer)))
+            raise _refusal(answer, "protocol_version")
         try:
             return Hello.from_wire(answer["hello"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise Refused("protocol_version", f"The node's hello cannot be read: {error!r}.") from error
+        except Malformed as error:
+            raise Refused("protocol_version", f"The node's hello cannot be read: {error}.") from error
 
     def _write(self, message: Wire, *, deadline_s: float | None = None) -> None:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
@@ -210,13 +244,17 @@ class Link:
                 if not isinstance(message, dict):
                     why = "The node sent something that is not an object."
                     break
-                self._deliver(message)
+                if not self._deliver(message):
+                    wait_s = self._unasked.spend(1.0 + len(line) / UNASKED_BYTES)
+                    if wait_s > 0:
+                        self._over.wait(wait_s)
         except Exception as error:  # whatever a node says, a link that nobody reads must not look open
             why = f"The link broke: {error}."
         said = self._diagnostics() if self._diagnostics is not None and self._broken is None else ""
         self._break(f"{why} {said}".strip())
 
-    def _deliver(self, message: Wire) -> None:
+    def _deliver(self, message: Wire) -> bool:
+        """Passes a line on; True when it is what somebody waits for."""
         if "event" in message:
             if self._on_event is not None:
                 self._on_event(message)
@@ -227,9 +265,12 @@ class Link:
                 waiting = self._waiting.pop(message["id"], None)  # one answer to each question
             if waiting is not None:  # else it came after its deadline: the question will be asked again
                 waiting.put(message)
+                return True
         elif not self._has_greeted:
             self._has_greeted = True
             self._greeted.put(message)
+            return True
+        return False
 
     def _keep(self, event: Wire) -> None:
         while True:
@@ -247,6 +288,7 @@ class Link:
                 self._broken = why
             why = self._broken
             waiting, self._waiting = list(self._waiting.values()), {}
+        self._over.set()
         self._greeted.put(LinkUnknown(why))
         for each in waiting:
             each.put(LinkUnknown(why))
@@ -256,4 +298,11 @@ class Link:
 def _accepted(answer: Wire) -> Wire:
     if answer.get("ok"):
         return answer
-    raise Refused(str(answer.get("code", "engine_error")), str(answer.get("message", "")))
+    raise _refusal(answer, "engine_error")
+
+
+def _refusal(answer: Wire, otherwise: str) -> Refused:
+    """The node's refusal; ``otherwise`` is its code where it has none that we could know."""
+    code, message = answer.get("code"), answer.get("message")
+    known = isinstance(code, str) and _CODE.fullmatch(code)
+    return Refused(str(code) if known else otherwise, sentence(message) if isinstance(message, str) else "")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from agents.link import HELLO_WITHIN_S, Link
+from agents.wire import sentence
 
 _LEAVE_WITHIN_S = 5.0
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "XDG_RUNTIME_DIR")
@@ -81,4 +82,4 @@ class _LastWords:
 
     def text(self) -> str:
         self._thread.join(timeout=0.5)
-        return " | ".join(self._lines)[-1000:]
+        return sentence(" | ".join(self._lines)[-1000:])

@@ -1,12 +1,31 @@
-"""The words on the wire as types: what a node says of itself, its GPUs, its containers. Unknown is None."""
+"""The words on the wire as types: what a node says of itself, its GPUs, its containers. Unknown is None.
+
+Each ``from_wire`` is the one declaration of what an object may hold, and raises Malformed for anything else.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.network_facts import InterfaceState, address_of, networks_of
+from agents.wire import LARGEST_EXACT, LARGEST_INT4, Fields, Malformed, sentence, whole_number
+
 Wire = Mapping[str, Any]
+
+CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+HEALTHS = ("ok", "lost", "quarantined")
+MOST_GPUS = 256
+MOST_TASKS = 4096
+MOST_ATTEMPT = 1_000_000
+MOST_PORT = 65_535
+LATEST_S = 1e11
+"""Unix time; every moment up to it has a date."""
+MOST_MIB = 2**50
+PUBLIC_ID_CHARACTERS = 64
+UUID_CHARACTERS = 96
 
 
 @dataclass(frozen=True)
@@ -31,22 +50,23 @@ class GpuState:
 
     @classmethod
     def from_wire(cls, row: Wire) -> GpuState:
+        read = Fields(row)
         return cls(
-            uuid=str(row["uuid"]),
-            index=int(row["index"]),
-            model=str(row["model"]),
-            memory_mib=row.get("memory_mib"),
-            simulated=bool(row["simulated"]),
-            health=str(row["health"]),
-            health_sentence=_text(row.get("health_sentence")),
-            island=measured(row.get("island")),
-            compute_capability=measured(row.get("compute_capability")),
-            mig_profile=_text(row.get("mig_profile")),
-            reserved_mib=measured(row.get("reserved_mib")),
-            bus_id=_text(row.get("bus_id")),
-            numa=measured(row.get("numa")),
-            fatal=bool(row.get("fatal")),
-            ecc_uncorrected=measured(row.get("ecc_uncorrected")),
+            uuid=read.name("uuid", UUID_CHARACTERS),
+            index=read.whole("index", most=MOST_PORT),
+            model=read.name("model", 100),
+            memory_mib=read.whole_or_none("memory_mib"),
+            simulated=read.flag("simulated"),
+            health=read.one_of("health", HEALTHS),
+            health_sentence=read.sentence_or_none("health_sentence", 500),
+            island=read.whole_or_none("island", most=32_767),
+            compute_capability=read.number_or_none("compute_capability", 0, 1000),
+            mig_profile=read.name_or_none("mig_profile", 32),
+            reserved_mib=read.whole_or_none("reserved_mib"),
+            bus_id=read.name_or_none("bus_id", 32),
+            numa=read.whole_or_none("numa", most=32_767),
+            fatal=read.flag("fatal"),
+            ecc_uncorrected=read.whole_or_none("ecc_uncorrected", most=LARGEST_EXACT),
         )
 
 
@@ -61,7 +81,13 @@ class GpuPair:
 
     @classmethod
     def from_wire(cls, row: Wire) -> GpuPair:
-        return cls(str(row["a"]), str(row["b"]), measured(row["nvlinks"]), _text(row["level"]))
+        read = Fields(row)
+        return cls(
+            read.name("a", UUID_CHARACTERS),
+            read.name("b", UUID_CHARACTERS),
+            read.whole_or_none("nvlinks", most=1000),
+            read.name_or_none("level", 12),
+        )
 
 
 @dataclass(frozen=True)
@@ -77,36 +103,15 @@ class ImageState:
 
     @classmethod
     def from_wire(cls, row: Wire) -> ImageState:
+        read = Fields(row)
+        cuda = read.name_or_none("cuda", 64)
         return cls(
-            image_id=str(row["image_id"]),
-            runtime=str(row["runtime"]),
-            refs=tuple(row["refs"]),
-            digests=tuple(row["digests"]),
-            size_mib=row.get("size_mib"),
-            cuda=_text(row.get("cuda")),
-        )
-
-
-@dataclass(frozen=True)
-class InterfaceState:
-    """A network interface of the node; ``chosen`` is the one by which it takes other nodes to reach it."""
-
-    name: str
-    address: str
-    prefix: int
-    speed_mbit: int | None
-    chosen: bool
-    addresses: tuple[str, ...] = ()  # each with the bits of its network; the first is ``address``
-
-    @classmethod
-    def from_wire(cls, row: Wire) -> InterfaceState:
-        return cls(
-            str(row["name"]),
-            str(row["address"]),
-            int(row["prefix"]),
-            measured(row.get("speed_mbit")),
-            bool(row["chosen"]),
-            tuple(map(str, row.get("addresses") or (f"{row['address']}/{row['prefix']}",))),
+            image_id=read.name("image_id"),
+            runtime=read.name("runtime", 16),
+            refs=read.names("refs", 256, 1024),
+            digests=read.names("digests", 256, 1024),
+            size_mib=read.whole_or_none("size_mib", most=MOST_MIB),
+            cuda=cuda if cuda is not None and CUDA.fullmatch(cuda) else None,  # makers of images write it
         )
 
 
@@ -119,7 +124,8 @@ class Shares:
 
     @classmethod
     def from_wire(cls, row: Wire) -> Shares:
-        return cls(bool(row["enforced"]), str(row["sentence"]))
+        read = Fields(row)
+        return cls(read.flag("enforced"), read.sentence("sentence", 500))
 
 
 @dataclass(frozen=True)
@@ -163,44 +169,90 @@ class Hello:
 
     @classmethod
     def from_wire(cls, row: Wire) -> Hello:
+        read = Fields(row)
         return cls(
-            protocol=int(row["protocol"]),
-            agent_version=str(row["agent_version"]),
-            cluster=str(row["cluster"]),
-            boot_id=str(row["boot_id"]),
-            hostname=str(row["hostname"]),
-            python=str(row["python"]),
-            clock_s=float(row["clock_s"]),
-            cpu_count=int(row["cpu_count"]),
-            memory_mib=row.get("memory_mib"),
-            disk_free_mib=row.get("disk_free_mib"),
-            loopback=str(row.get("loopback", "127.77.0.1")),
-            runtimes=tuple((str(each["kind"]), each.get("version")) for each in row["runtimes"]),
-            gpus=tuple(GpuState.from_wire(each) for each in row["gpus"]),
-            driver=row.get("driver"),
-            below_floor=tuple(row["below_floor"]),
-            images=tuple(ImageState.from_wire(each) for each in row["images"]),
-            highest_epoch=int(row["highest_epoch"]),
-            separates_people=bool(row.get("separates_people", True)),
-            takes=tuple(map(str, row.get("takes", ()))),
-            links=tuple(map(GpuPair.from_wire, row["links"])) if "links" in row else None,
-            gpus_silent=_text(row.get("gpus_silent")),
-            versions={str(name): _text(version) for name, version in row.get("versions", {}).items()},
-            interfaces=tuple(map(InterfaceState.from_wire, row.get("interfaces", ()))),
-            gang_ports=_span(row.get("gang_ports")),
-            storage=tuple(dict(each) for each in row.get("storage", ())),
-            program=_text(row.get("program")),
-            cuda_driver=_text(row.get("cuda_driver")),
-            loader=measured(row.get("loader")),
-            shares=Shares.from_wire(row["shares"]) if row.get("shares") else None,
-            fabric=tuple(map(str, row["fabric"])) if row.get("fabric") is not None else None,
-            networks=dict(row["networks"]) if row.get("networks") is not None else None,
-            egress={str(kind): bool(holds) for kind, holds in (row.get("egress") or {}).items()},
+            protocol=read.whole("protocol", most=10_000),
+            agent_version=read.name("agent_version", 32),
+            cluster=read.name("cluster", 64),
+            boot_id=read.name("boot_id", 64),
+            hostname=read.sentence("hostname", 255),
+            python=read.sentence("python", 64),
+            clock_s=read.number("clock_s", 0, LATEST_S),
+            cpu_count=read.whole("cpu_count", most=100_000),
+            memory_mib=read.whole_or_none("memory_mib"),
+            disk_free_mib=read.whole_or_none("disk_free_mib", most=MOST_MIB),
+            loopback=address_of(read.name_or_none("loopback", 64) or "127.77.0.1"),
+            runtimes=read.list_of("runtimes", _runtime, 16),
+            gpus=read.list_of("gpus", GpuState.from_wire, MOST_GPUS),
+            driver=read.name_or_none("driver", 64),
+            below_floor=read.list_of("below_floor", _floor, 64),
+            images=images_of(row),
+            highest_epoch=read.whole("highest_epoch", most=LARGEST_EXACT),
+            separates_people=read.flag("separates_people", default=True),
+            takes=read.names("takes", 256, 64),
+            links=read.list_of("links", GpuPair.from_wire, 20_000) if "links" in read else None,
+            gpus_silent=read.sentence_or_none("gpus_silent", 500),
+            versions=read.pairs_of("versions", _version, 64),
+            interfaces=read.list_of("interfaces", InterfaceState.from_wire, 512),
+            gang_ports=_span(read),
+            storage=read.list_of("storage", _storage, 64),
+            program=read.name_or_none("program", 64),
+            cuda_driver=read.name_or_none("cuda_driver", 16, CUDA),
+            loader=read.whole_or_none("loader", most=1_000_000),
+            shares=Shares.from_wire(row["shares"]) if "shares" in read else None,
+            fabric=read.names("fabric", 4096) if "fabric" in read else None,
+            networks=read.pairs_of("networks", networks_of, 16) if "networks" in read else None,
+            egress=read.pairs_of("egress", _flag, 16),
         )
 
 
-def _span(told: Any) -> tuple[int, int] | None:
-    return None if told is None else (int(told[0]), int(told[1]))
+def images_of(row: Wire) -> tuple[ImageState, ...]:
+    """The images that a hello or an answer lists. People bring some themselves: one we cannot read is left out."""
+    return tuple(Fields(row).readable("images", ImageState.from_wire, 20_000))
+
+
+def _runtime(row: Any) -> tuple[str, str | None]:
+    read = Fields(row)
+    return read.name("kind", 16), read.sentence_or_none("version", 64)
+
+
+def _version(value: Any) -> str | None:
+    return None if value is None else sentence(value, 300)
+
+
+def _floor(value: Any) -> str:
+    return sentence(value, 500)
+
+
+def _storage(row: Any) -> dict[str, Any]:
+    read = Fields(row)
+    return {
+        "use": read.name("use", 16),
+        "path": read.name("path", 4096),
+        "filesystem": read.name("filesystem", 32),
+        "size_mib": read.whole_or_none("size_mib", most=MOST_MIB),
+        "free_mib": read.whole_or_none("free_mib", most=MOST_MIB),
+        "quotas": read.flag("quotas"),
+    }
+
+
+def _span(read: Fields) -> tuple[int, int] | None:
+    ports = read.list_of("gang_ports", _port, 2)
+    if "gang_ports" not in read:
+        return None
+    if len(ports) != 2 or ports[0] > ports[1]:
+        raise Malformed("gang_ports is not a first and a last port")
+    return ports[0], ports[1]
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Malformed("a value is neither true nor false")
+    return value
+
+
+def _port(value: Any) -> int:
+    return whole_number(value, 1024, MOST_PORT)
 
 
 @dataclass(frozen=True)
@@ -236,48 +288,49 @@ class ContainerState:
 
     @classmethod
     def from_wire(cls, row: Wire) -> ContainerState:
+        read = Fields(row)
         return cls(
-            name=str(row["name"]),
-            cluster=str(row["cluster"]),
-            job=str(row["job"]),
-            attempt=int(row["attempt"]),
-            task=int(row["task"]),
-            digest=str(row["digest"]),
-            runtime=str(row["runtime"]),
-            state=str(row["state"]),
-            exit_code=row.get("exit_code"),
-            oom=row.get("oom"),
-            peak_memory_mib=row.get("peak_memory_mib"),
-            started_s=row.get("started_s"),
-            ended_s=row.get("ended_s"),
-            ports={int(port): int(number) for port, number in row["ports"].items()},
-            gpus=tuple((str(each["uuid"]), int(each["milli"])) for each in row["gpus"]),
-            rebooted=bool(row.get("rebooted")),
-            owner=str(row.get("owner") or ""),
-            project=str(row.get("project") or ""),
-            saved_ago_s=measured(row.get("saved_ago_s")),
-            progress=measured(row.get("progress")),
-            progress_ago_s=measured(row.get("progress_ago_s")),
-            fault=_text(row.get("fault")),
-            disk_mib=measured(row.get("disk_mib")),
-            disk_used_mib=measured(row.get("disk_used_mib")),
+            name=read.name("name", 120),
+            cluster=read.name("cluster", 64),
+            job=read.name("job", PUBLIC_ID_CHARACTERS),
+            attempt=read.whole("attempt", most=MOST_ATTEMPT),
+            task=read.whole("task", most=MOST_ATTEMPT),
+            digest=read.name_or_none("digest") or "",
+            runtime=read.name("runtime", 16),
+            state=read.one_of("state", STATES),
+            exit_code=read.whole_or_none("exit_code", -LARGEST_INT4),
+            oom=read.flag("oom"),
+            peak_memory_mib=read.whole_or_none("peak_memory_mib"),
+            started_s=read.number_or_none("started_s", 0, LATEST_S),
+            ended_s=read.number_or_none("ended_s", 0, LATEST_S),
+            ports=ports_of(read),
+            gpus=read.list_of("gpus", _held, MOST_GPUS),
+            rebooted=read.flag("rebooted"),
+            owner=read.name_or_none("owner", PUBLIC_ID_CHARACTERS) or "",
+            project=read.name_or_none("project", PUBLIC_ID_CHARACTERS) or "",
+            saved_ago_s=read.number_or_none("saved_ago_s"),
+            progress=read.number_or_none("progress"),
+            progress_ago_s=read.number_or_none("progress_ago_s"),
+            fault=read.name_or_none("fault", 32),
+            disk_mib=read.whole_or_none("disk_mib", most=MOST_MIB),
+            disk_used_mib=read.whole_or_none("disk_used_mib", most=MOST_MIB),
         )
 
 
-LARGEST = 1e15
+STATES = ("created", "running", "exited")
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def ports_of(read: Fields) -> dict[int, int]:
+    """Ports of a task with the ports of the node's loopback address that lead there."""
+    found = read.pairs_of("ports", lambda each: whole_number(each, 1, MOST_PORT), 256)
+    if not all(port.isascii() and port.isdecimal() and int(port) <= MOST_PORT for port in found):
+        raise Malformed("ports has a name that is no port")
+    return {int(port): number for port, number in found.items()}
 
 
-def measured(value: Any) -> Any:
-    """A number that was measured, or None. ValueError for anything else: frames of all nodes are made of these."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:
-        raise ValueError(f"{str(value)[:40]!r} is no measurement")
-    return value
+def _held(row: Any) -> tuple[str, int]:
+    read = Fields(row)
+    return read.name("uuid", UUID_CHARACTERS), read.whole("milli", 1, 1000)
 
 
 @dataclass(frozen=True)
@@ -291,6 +344,23 @@ class GpuUser:
     foreign: bool
     account: str | None = None
     command: str | None = None
+
+    @classmethod
+    def from_wire(cls, row: Wire) -> GpuUser:
+        read = Fields(row)
+        return cls(
+            read.whole("pid"),
+            read.number_or_none("memory_mib", 0, MOST_MIB),
+            read.name_or_none("job", PUBLIC_ID_CHARACTERS),
+            read.whole_or_none("attempt", most=MOST_ATTEMPT),
+            read.flag("foreign"),
+            read.sentence_or_none("account", 64),
+            read.sentence_or_none("command", 128),
+        )
+
+
+MOST_GPU_WATTS = 10_000.0
+"""No GPU draws more; what a node tells above it is wrong."""
 
 
 @dataclass(frozen=True)
@@ -309,26 +379,16 @@ class GpuSample:
 
     @classmethod
     def from_wire(cls, row: Wire) -> GpuSample:
+        read = Fields(row)
         return cls(
-            uuid=str(row["uuid"]),
-            utilisation_percent=measured(row.get("utilisation_percent")),
-            memory_used_mib=measured(row.get("memory_used_mib")),
-            power_watts=measured(row.get("power_watts")),
-            temperature_c=measured(row.get("temperature_c")),
-            health=str(row["health"]),
-            processes=tuple(
-                GpuUser(
-                    int(each["pid"]),
-                    measured(each["memory_mib"]),
-                    None if each["job"] is None else str(each["job"]),
-                    None if each["attempt"] is None else int(each["attempt"]),
-                    bool(each["foreign"]),
-                    _text(each.get("account")),
-                    _text(each.get("command")),
-                )
-                for each in row["processes"]
-            ),
-            energy_joules=measured(row.get("energy_joules")),
+            uuid=read.name("uuid", UUID_CHARACTERS),
+            utilisation_percent=read.number_or_none("utilisation_percent", 0, 100),
+            memory_used_mib=read.number_or_none("memory_used_mib", 0, MOST_MIB),
+            power_watts=read.number_or_none("power_watts", 0, MOST_GPU_WATTS),
+            temperature_c=read.number_or_none("temperature_c", -1000, 10_000),
+            health=read.one_of("health", HEALTHS),
+            processes=read.list_of("processes", GpuUser.from_wire, 4096),
+            energy_joules=read.number_or_none("energy_joules", 0),
         )
 
 
@@ -344,12 +404,13 @@ class TaskSample:
 
     @classmethod
     def from_wire(cls, row: Wire) -> TaskSample:
+        read = Fields(row)
         return cls(
-            str(row["job"]),
-            int(row["attempt"]),
-            int(row["task"]),
-            measured(row["cpu_percent"]),
-            measured(row["memory_mib"]),
+            read.name("job", PUBLIC_ID_CHARACTERS),
+            read.whole("attempt", most=MOST_ATTEMPT),
+            read.whole("task", most=MOST_ATTEMPT),
+            read.number_or_none("cpu_percent", 0),
+            read.number_or_none("memory_mib", 0, MOST_MIB),
         )
 
 
@@ -366,11 +427,12 @@ class NodeSample:
 
     @classmethod
     def from_wire(cls, row: Wire) -> NodeSample:
+        read = Fields(row)
         return cls(
-            at_s=float(measured(row["at_s"]) or 0.0),
-            cpu_percent=measured(row.get("cpu_percent")),
-            memory_used_mib=measured(row.get("memory_used_mib")),
-            disk_free_mib=measured(row.get("disk_free_mib")),
-            gpus=tuple(GpuSample.from_wire(each) for each in row["gpus"]),
-            tasks=tuple(TaskSample.from_wire(each) for each in row["tasks"]),
+            at_s=read.number("at_s", 0, LATEST_S),
+            cpu_percent=read.number_or_none("cpu_percent", 0),
+            memory_used_mib=read.number_or_none("memory_used_mib", 0, MOST_MIB),
+            disk_free_mib=read.number_or_none("disk_free_mib", 0, MOST_MIB),
+            gpus=read.list_of("gpus", GpuSample.from_wire, MOST_GPUS),
+            tasks=read.list_of("tasks", TaskSample.from_wire, MOST_TASKS),
         )

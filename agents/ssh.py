@@ -22,6 +22,7 @@ from paramiko.packet import Packetizer
 from agents.keys import fingerprint
 from agents.link import HELLO_WITHIN_S, Link, LinkUnknown
 from agents.watchdog import WATCHDOG
+from agents.wire import sentence
 
 Role = Literal["control", "watch", "bulk"]
 
@@ -31,6 +32,8 @@ STATUS_WITHIN_S = 3.0
 KEEPALIVE_S = 5
 SILENCE_LIMIT_S = 15.0
 STDERR_KEPT_BYTES = 8192
+ROOT_OUTPUT_BYTES = 1024 * 1024
+"""So much of what a script prints is kept; a login may print as much before there is a root shell."""
 LOADER = "/usr/local/lib/fairway/fairway-node"
 
 _NOT_FOUND_STATUS = (126, 127)
@@ -303,7 +306,7 @@ class SshStream:
 
     def diagnostics(self) -> str:
         """Gives the last things the agent wrote to stderr."""
-        return b"".join(self._stderr).decode(errors="replace").strip()
+        return sentence(b"".join(self._stderr).decode(errors="replace").strip(), STDERR_KEPT_BYTES)
 
     def exit_status(self, limit_s: float = STATUS_WITHIN_S) -> int | None:
         """Gives the agent's exit status, or None when it did not say one within the limit."""
@@ -388,6 +391,8 @@ class PasswordLogin:
                 output += channel.recv(4096)
             if channel.recv_stderr_ready():
                 errors += channel.recv_stderr(4096)
+            if len(output) + len(errors) > ROOT_OUTPUT_BYTES:
+                raise LoginRefused("The login prints without end.")
             prompts = errors.count(self._PROMPT)
             if prompts > 1:
                 raise LoginRefused("sudo does not take this password.")
@@ -395,7 +400,7 @@ class PasswordLogin:
                 asked = prompts
                 channel.sendall(password.encode() + b"\n")
             if channel.exit_status_ready() and not channel.recv_ready() and not channel.recv_stderr_ready():
-                said = errors.replace(self._PROMPT, b"").decode(errors="replace").strip()
+                said = sentence(errors.replace(self._PROMPT, b"").decode(errors="replace").strip())
                 raise LoginRefused(f"There is no root shell for this account: {said or 'sudo said nothing'}")
             if time.monotonic() > deadline_s:
                 raise LoginRefused("sudo did not answer in time.")
@@ -421,7 +426,8 @@ def _feed_and_collect(channel: paramiko.Channel, script: bytes) -> RootRun:
     def drain() -> None:
         with contextlib.suppress(OSError):
             while data := channel.recv_stderr(4096):
-                errors.append(data)
+                if len(errors) * 4096 < ROOT_OUTPUT_BYTES:
+                    errors.append(data)
 
     def feed() -> None:
         with contextlib.suppress(OSError):
@@ -431,9 +437,9 @@ def _feed_and_collect(channel: paramiko.Channel, script: bytes) -> RootRun:
     helpers = [threading.Thread(target=task, daemon=True) for task in (drain, feed)]
     for helper in helpers:
         helper.start()
-    output = b""
+    output = bytearray()
     while data := channel.recv(65536):
-        output += data
+        output += data[: max(0, ROOT_OUTPUT_BYTES - len(output))]
     for helper in helpers:
         helper.join(STEP_LIMIT_S)
     status = channel.exit_status if channel.status_event.wait(STEP_LIMIT_S) else -1

@@ -24,11 +24,14 @@ from agents.engines.contract import (
     EngineEvent,
     GpuFaultTold,
     GpuHealthChanged,
+    MalformedFrames,
     Refused,
     TaskExited,
     TaskKey,
     Unknown,
+    Unreadable,
 )
+from agents.link import TokenBucket
 from agents.openings import Openings
 from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
@@ -55,6 +58,8 @@ log = logging.getLogger(__name__)
 
 INBOX_SIZE = 200
 RECONCILE_EVERY_S = 10.0
+COMPARE_PAUSE_S = 1.0
+HEALTH_CHANGES_PER_S, HEALTH_CHANGES_AT_ONCE = 1.0, 200.0
 UNREACHABLE_AFTER_S = 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 15.0
 STEADY_AFTER_S = 10.0
@@ -98,6 +103,8 @@ class NodeActor:
         self._reconcile_at_s = 0.0
         self._look_at_s = 0.0
         self._heard_s: float | None = None
+        self._compared_s = 0.0
+        self._health_changes = TokenBucket(HEALTH_CHANGES_PER_S, HEALTH_CHANGES_AT_ONCE)
         self._linked_s = 0.0
         self._denied: list[str] = []
         self._befell: list[tuple[Trouble, str]] = []
@@ -135,6 +142,8 @@ class NodeActor:
                 except Deposed as moved:
                     log.info("%s: %s", self.node_name, moved)
                     return
+                except Unreadable as answer:
+                    self._lose_link(f"{answer}", Trouble.MALFORMED)
                 except Unknown as silence:
                     open_still = self._door is not None and self._door.engine.is_open
                     self._lose_link(f"{silence}", Trouble.NO_ANSWER if open_still else Trouble.LINK_LOST)
@@ -174,7 +183,7 @@ class NodeActor:
         if now_s >= self._reconcile_at_s:
             self._deny(self._door)
             reconcile(self._door)
-            self._heard_s = time.monotonic()
+            self._heard_s = self._compared_s = time.monotonic()
             self._reconcile_at_s = self._heard_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
             looked = True
         if self._images_asked:
@@ -228,13 +237,17 @@ class NodeActor:
             self._note_unreachable(node, str(problem), certain=problem.code in CERTAIN)
             return
         try:
-            door = welcome(Door(engine, self.lease, node), time.time())
+            door = Door(engine, self.lease, node)
+            welcome(door, time.time())
             self._denied = []
             self._deny(door)
             node.refresh_from_db()
-            self.lease = door.lease
             note_images(node, engine.hello["images"], self._images.on_their_way())
             engine.watch(self._keep_event)
+        except CannotOpen as problem:
+            engine.close()
+            self._note_unreachable(node, str(problem), certain=True)
+            return
         except BaseException:
             engine.close()
             raise
@@ -309,10 +322,15 @@ class NodeActor:
                 self._on_exit(container.key, event)
             case GpuHealthChanged(uuid, health, sentence, fatal):
                 gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
-                if gpu is not None:
-                    record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal)
+                if gpu is None or not record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal):
+                    return
+                if self._health_changes.spend(1.0) > 0:  # each leaves an audit row, and wakes the scheduler
+                    raise Unreadable("The health of its GPUs changes again and again.")
             case GpuFaultTold(uuid, xid, times):
                 record_xid(self.node_id, uuid, xid, times)
+            case MalformedFrames(times, problem):
+                sentence = f"{times} events that cannot be read. The last: {problem}."
+                trust.record_trouble(self.node_id, Trouble.MALFORMED, sentence=sentence)
 
     def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
         task = Task.objects.filter(
@@ -322,7 +340,10 @@ class NodeActor:
             rank=key.task,
         ).first()
         if task is None:
-            self._compare_soon()  # a container that the record does not know has ended: that is settled there
+            # a container that the record does not know has ended: that is settled by a comparison, and however
+            # often the node says so there is not one after the other
+            soon_s = self._compared_s + COMPARE_PAUSE_S
+            self._reconcile_at_s = min(self._reconcile_at_s, soon_s)
             return
         dispatch.record_end(task.pk, event.container)
         if self._door is not None:

@@ -179,7 +179,7 @@ def _afterwards(engine: Engine, node: Node, environment: Environment, pin: str) 
     with contextlib.suppress(Refused, Unknown):
         images = engine.images()
         record_tag(environment, node, images)
-        note_cuda(images)
+        note_cuda(node, images)
         tidy_if_full(node, engine.store_used_percent())
         if pin and not has_pin(pin, images):
             tagged = tagged_images(environment, images)
@@ -211,16 +211,16 @@ def note_images(node: Node, images: list[dict[str, Any]], on_their_way: Containe
         broken_off = row is not None and row.state == "loading" and environment.pk not in on_their_way
         if row is None or broken_off or (row.state == "present") != present:
             note_environment(environment, node, "present" if present else "missing", "")
-    note_cuda(images)
+    note_cuda(node, images)
 
 
-def note_cuda(images: list[dict[str, Any]]) -> None:
+def note_cuda(node: Node, images: list[dict[str, Any]]) -> None:
     """Writes down which CUDA each environment's image asks of the driver, as a node that has it tells."""
     told = _by_name(images)
     for environment in Environment.objects.filter(runtime__in=CONTAINERS):
         image = _image_of(environment, told)
         if image is not None and "cuda" in image:  # earlier agents do not look
-            record_image_cuda(environment, image["cuda"] or "")
+            record_image_cuda(environment, node, image["cuda"] or "")
 
 
 def _by_name(images: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Rights held for a time as rows with epochs: to schedule (``leader``), or to speak to a node (law 5).
 
 Times are the database's, never the host's. A new holder gets an epoch above every epoch given before, so one
-number fences commits and commands alike: a write or a command that carries a lower one is refused.
+number fences commits and commands alike: a write or a command that carries a lower one is refused. Epochs come from
+the database alone: nothing that a node says changes one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from dataclasses import dataclass
 
 from django.db import connection, transaction
 
+from portal.models import Lease
+
 LEADER = "leader"
 LEADER_TTL_S = 8.0
 NODE_TTL_S = 15.0
-
-_TURN = 0x_FA1A
-"""Advisory lock that orders take-overs, so that no two leases get the same epoch."""
 
 
 class Deposed(Exception):
@@ -51,7 +51,7 @@ def claim(name: str, holder: str, ttl_s: float) -> Held | None:
     if kept:
         return kept[0]
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_TURN])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.TURN])
         cursor.execute(
             """
             INSERT INTO portal_lease AS lease (name, holder, epoch, expires_at)
@@ -113,21 +113,3 @@ def command_epoch(held: Held) -> int:
     if rows.get(held.name) != (held.holder, held.epoch):
         raise Deposed(f"The lease {held.name} is another worker's now.")
     return max(int(epoch) for _, epoch in rows.values())
-
-
-def lift(held: Held, above: int) -> Held:
-    """A lease of ours with an epoch above ``above``: after a restore nodes have heard higher ones than we know.
-
-    Raises Deposed when the lease is not ours any more.
-    """
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_TURN])
-        cursor.execute(
-            "UPDATE portal_lease SET epoch = 1 + greatest(%s, (SELECT max(epoch) FROM portal_lease))"
-            " WHERE name = %s AND holder = %s AND epoch = %s RETURNING epoch",
-            [above, held.name, held.holder, held.epoch],
-        )
-        row = cursor.fetchone()
-    if row is None:
-        raise Deposed(f"The lease {held.name} is another worker's now.")
-    return Held(held.name, held.holder, row[0])

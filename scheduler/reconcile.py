@@ -11,9 +11,9 @@ from django.utils import timezone
 from agents.engines.contract import Container, TaskKey
 from portal.killpoints import killpoint
 from portal.models import Attempt, ClusterSettings, Node, Task
-from portal.services import checkpoints, lifecycle, nodes, progress, restored
+from portal.services import checkpoints, lifecycle, nodes, progress, restored, trust
 from portal.words.states import ATTEMPT_LIVE, AttemptState
-from scheduler import leases
+from portal.words.trust import Trouble
 from scheduler.compare import Differences, RecordedTask, compare
 from scheduler.dispatch import (
     Door,
@@ -25,27 +25,34 @@ from scheduler.dispatch import (
     stop_task,
     tasks_held,
 )
+from scheduler.opening import CannotOpen
 
 log = logging.getLogger(__name__)
 
+STRANGERS_AT_ONCE = 100
+"""Attempts that the record does not know are cleared away so many at a time; the next comparison goes on."""
 MISSED_TWICE_S = 1.0
 """A container that is missing is asked for again after this time, before its task is said to have vanished."""
 
 
-def welcome(door: Door, received_s: float) -> Door:
-    """Writes down a hello, and gives a door whose epoch the node will accept."""
-    hello = door.engine.hello
-    if hello["highest_epoch"] > door.epoch():
-        log.warning(
-            "%s has heard epoch %s, above ours: the record is older than the node",
-            door.node.name,
-            hello["highest_epoch"],
+def welcome(door: Door, received_s: float) -> None:
+    """Writes down a hello. Raises CannotOpen for one that names an epoch above ours, and takes nothing of it.
+
+    Epochs are given by the database alone. A node that has heard a higher one would refuse every command; whether it
+    lies, or the database was set back without our knowing, an administrator finds out.
+    """
+    hello, epoch = door.engine.hello, door.epoch()
+    if hello["highest_epoch"] > epoch:
+        sentence = (
+            f"It reports epoch {hello['highest_epoch']}, above {epoch}, the highest that this portal gave it, and "
+            "would refuse every command. If the database was set back to an earlier moment, stop the portal and run "
+            "manage.py recovered; else see docs/nodes.md, A node that reports an epoch."
         )
-        door = Door(door.engine, leases.lift(door.lease, hello["highest_epoch"]), door.node)
+        trust.record_trouble(door.node.pk, Trouble.EPOCH_AHEAD, sentence=sentence)
+        raise CannotOpen(sentence, "epoch_ahead")
     if nodes.record_hello(door.node.pk, hello, received_s=received_s):
         log.warning("%s restarted since it was last heard", door.node.name)
     killpoint("hello.recorded")
-    return door
 
 
 def reconcile(door: Door) -> Differences:
@@ -68,7 +75,8 @@ def reconcile(door: Door) -> Differences:
     if adopting:
         _leave_to_admins(door, found.unknown)
     else:
-        for job, attempt in sorted({(each.key.job, each.key.attempt) for each in found.unknown}):
+        strangers = {(each.key.job, each.key.attempt) for each in found.unknown}
+        for job, attempt in sorted(strangers)[:STRANGERS_AT_ONCE]:
             log.warning("stopping %s/%s on %s: the record does not know it", job, attempt, door.node.name)
             _stop_unknown(door, job, attempt, found.unknown)
     agreed = not (adopting and found.unknown)
@@ -90,8 +98,9 @@ def _apply(door: Door, found: Differences, held: dict[TaskKey, Task]) -> None:
         _stop(door, job, attempt, held)
     for recorded in found.leave:
         _leave(door, recorded, held)
-    attempts = {(c.key.job, c.key.attempt) for _, c in (*found.collect, *found.finish)}
-    for job, attempt in sorted(attempts):
+    attempts = {(c.key.job, c.key.attempt) for task, c in (*found.collect, *found.finish) if task is not None}
+    strangers = {(c.key.job, c.key.attempt) for task, c in found.collect if task is None}
+    for job, attempt in [*sorted(attempts), *sorted(strangers)[:STRANGERS_AT_ONCE]]:
         collect_and_remove(door, job, attempt)
 
 
@@ -99,7 +108,10 @@ def _note_words(held: list[Task], containers: tuple[Container, ...], asked_at: d
     """Writes down who saved its work and how far each has come; of a gang it is enough that one task says so."""
     saved_s: dict[tuple[str, int], float] = {}
     told: dict[tuple[str, int], Container] = {}
+    here = set(map(_key, held))
     for container in sorted(containers, key=lambda each: each.key.task):
+        if container.key not in here:
+            continue  # another node speaks for that rank
         whose = container.key.job, container.key.attempt
         if container.saved_ago_s is not None:
             saved_s[whose] = min(container.saved_ago_s, saved_s.get(whose, container.saved_ago_s))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-from portal.models import Environment, Node
+from django.db.models import F
+
+from portal.models import Environment, EnvironmentOnNode, Node
 from portal.selectors.egress import restricted
 from portal.services.volumes import limited_volumes, nodes_with
 from portal.words.driver import CUDA, DRIVER, cuda_needed, cuda_will_do, driver_will_do
@@ -100,7 +102,7 @@ class Unfit:
 
 
 def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collection[NodeId]) -> Unfit:
-    """Every environment and volume against ``machines``, by the id of the node; two queries, or five.
+    """Every environment and volume against ``machines``, by the id of the node; three queries, or six.
 
     ``held_to`` are the nodes of pools in which shares of a GPU are to be enforced.
     """
@@ -125,6 +127,10 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collecti
             invalid[id_] = Fault(RowKind.ENVIRONMENT, public_id, f"environments[{public_id}]", what)
             driver = cuda[id_] = ""
         without[id_], with_[id_] = unfit(Needs(runtime)), unfit(Needs(runtime, driver, cuda[id_]))
+    for id_, node, needs in _told_otherwise():
+        if id_ in with_ and node in machines:
+            others = [each for each in with_[id_] if each != node]
+            with_[id_] = tuple(sorted([*others, *unfit_nodes(needs, [(node, machines[node])])]))
     unenforced = tuple(sorted(node for node in held_to if not machines[node].enforces))
     unwired = tuple(sorted(NodeId(node) for node, machine in machines.items() if machine.lacks))
     unheld, unheld_gangs = _unheld(machines, set(unlent))
@@ -158,6 +164,15 @@ def _unheld(
             id_ for id_, machine in inside if not machine.holds_egress or id_ not in unlent
         )
     return found, gangs
+
+
+def _told_otherwise() -> Iterator[tuple[int, str, Needs]]:
+    """By environment, the nodes that told another CUDA of its image than all agree on: that counts for each alone."""
+    rows = EnvironmentOnNode.objects.filter(environment__min_cuda="").exclude(cuda="")
+    rows = rows.exclude(cuda=F("environment__image_cuda"))
+    columns = ("environment_id", "node__public_id", "environment__runtime", "environment__min_driver", "cuda")
+    for id_, node, runtime, driver, cuda in rows.values_list(*columns):
+        yield id_, node, Needs(runtime, driver, cuda)
 
 
 def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:

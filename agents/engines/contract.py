@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agents.link import LinkUnknown as Unknown
-from agents.link import Refused
+from agents.link import Refused, Unreadable
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,15 @@ class PullProgress:
     sentence: str
 
 
-EngineEvent = TaskExited | GpuHealthChanged | GpuFaultTold | PullProgress
+@dataclass(frozen=True)
+class MalformedFrames:
+    """Told when a node sent events that the protocol does not allow: how many since the last, and what was wrong."""
+
+    times: int
+    problem: str
+
+
+EngineEvent = TaskExited | GpuHealthChanged | GpuFaultTold | PullProgress | MalformedFrames
 Tell = Callable[[EngineEvent], None]
 
 __all__ = [
@@ -153,6 +161,7 @@ __all__ = [
     "GpuFaultTold",
     "GpuHealthChanged",
     "LogPiece",
+    "MalformedFrames",
     "PullProgress",
     "Refused",
     "Seen",
@@ -162,6 +171,7 @@ __all__ = [
     "TaskKey",
     "Tell",
     "Unknown",
+    "Unreadable",
 ]
 
 

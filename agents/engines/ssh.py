@@ -6,30 +6,33 @@ import base64
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from agents.engines import answers
 from agents.engines.contract import (
     Check,
-    Container,
     EngineEvent,
-    GpuFaultTold,
-    GpuHealthChanged,
     LogPiece,
-    PullProgress,
+    MalformedFrames,
     Seen,
     Started,
     Stopped,
-    TaskExited,
     TaskKey,
     Tell,
 )
-from agents.link import Link, Refused
+from agents.link import Link, Refused, Unreadable
 from agents.local import open_local
+from agents.network_facts import network_facts
 from agents.node.spec import CHECKS_FABRIC, DENIES, LOGINS, OPENS_TERMINALS, PREPARES, STOPS_TASKS
-from agents.samples import ContainerState, Hello, measured
+from agents.samples import (
+    MOST_PORT,
+    Hello,
+)
 from agents.ssh import Role, SshTarget, open_ssh
+from agents.wire import Fields, Malformed
 
 ANSWER_WITHIN_S = 20.0
 START_WITHIN_S = 60.0
@@ -37,8 +40,12 @@ PULL_WITHIN_S = 3600.0
 HELLO_WITHIN_S = 10.0
 PREFLIGHT_WITHIN_S = 60.0
 GC_WITHIN_S = 180.0
-LOG_PIECE_BYTES = 262_144
 PROGRAM_PIECE_BYTES = 512 * 1024
+EVENTS_BEFORE_WATCH = 200
+"""So many events wait for the first watch; the next comparison finds what others told."""
+MALFORMED_TOLD_EVERY_S = 10.0
+
+Read = TypeVar("Read")
 
 
 class NodeEngine:
@@ -47,6 +54,8 @@ class NodeEngine:
     def __init__(self) -> None:
         self._tell: Tell | None = None
         self._early: list[EngineEvent] = []
+        self._malformed = 0
+        self._malformed_told_s: float | None = None
         self._lock = threading.Lock()
         self._link: Link
 
@@ -86,8 +95,7 @@ class NodeEngine:
         return hello_as_json(self._link.hello)
 
     def images(self) -> list[dict[str, Any]]:
-        answer = self._link.ask("hello", timeout_s=ANSWER_WITHIN_S)
-        return list(answer["hello"].get("images", []))
+        return self._ask("hello", lambda row: answers.images(row["hello"]), timeout_s=ANSWER_WITHIN_S)
 
     @property
     def is_open(self) -> bool:
@@ -104,19 +112,10 @@ class NodeEngine:
         return self._bring_up("prepare", epoch, spec)
 
     def _bring_up(self, verb: str, epoch: int, spec: Mapping[str, Any]) -> Started:
-        answer = self._link.ask(verb, timeout_s=START_WITHIN_S, epoch=epoch, spec=dict(spec))
-        return Started(
-            container=str(answer["container"]),
-            ports={str(port): int(number) for port, number in answer.get("ports", {}).items()},
-            state=str(answer.get("state", "running")),
-            already=bool(answer.get("already")),
-        )
+        return self._ask(verb, answers.started, timeout_s=START_WITHIN_S, epoch=epoch, spec=dict(spec))
 
     def poll(self) -> Seen:
-        answer = self._link.ask("list", timeout_s=ANSWER_WITHIN_S)
-        rows = (ContainerState.from_wire(row) for row in answer["containers"])
-        seen = tuple(map(_container, rows))
-        return Seen(seen, str(answer["boot_id"]), answer.get("full_disk"), answer.get("clock_s"))
+        return self._ask("list", answers.seen, timeout_s=ANSWER_WITHIN_S)
 
     @property
     def stops_tasks(self) -> bool:
@@ -125,8 +124,9 @@ class NodeEngine:
     def stop(
         self, epoch: int, job: str, attempt: int, *, grace_s: float, tasks: Sequence[int] | None = None
     ) -> Stopped:
-        answer = self._link.ask(
+        answer = self._ask(
             "stop",
+            answers.stopped,
             timeout_s=ANSWER_WITHIN_S,
             epoch=epoch,
             job=job,
@@ -135,42 +135,40 @@ class NodeEngine:
             grace_s=grace_s,
             **({} if tasks is None else {"tasks": list(tasks)}),
         )
-        rows = (ContainerState.from_wire(row) for row in answer.get("tasks", ()))
-        return Stopped(bool(answer.get("gone")), tuple(map(_container, rows)), answer.get("stuck_s"))
+        ended = tuple(each for each in answer.ended if (each.key.job, each.key.attempt) == (job, attempt))
+        return dataclasses.replace(answer, ended=ended)
 
     def remove(self, epoch: int, job: str, attempt: int) -> None:
         self._link.ask("remove", timeout_s=ANSWER_WITHIN_S, epoch=epoch, job=job, attempt=attempt)
 
     def logs(self, key: TaskKey, offset: int) -> LogPiece:
-        answer = self._link.ask(
+        return self._ask(
             "logs",
+            answers.log_piece,
             timeout_s=ANSWER_WITHIN_S,
             **_named(key),
             offset=offset,
-            limit=LOG_PIECE_BYTES,
-        )
-        return LogPiece(
-            base64.b64decode(answer["data_b64"]), int(answer["offset"]), str(answer["format"]), answer["eof"]
+            limit=answers.LOG_PIECE_BYTES,
         )
 
     def probe(self, key: TaskKey, port: int, path: str) -> int | None:
-        answer = self._link.ask(
+        return self._ask(
             "probe",
+            lambda row: Fields(row).whole_or_none("status", 0, 999),
             timeout_s=ANSWER_WITHIN_S,
             **_named(key),
             port=port,
             path=path,
         )
-        status = answer.get("status")
-        return None if status is None else int(status)
 
     @property
     def opens_terminals(self) -> bool:
         return OPENS_TERMINALS in self._link.hello.takes
 
     def terminal(self, key: TaskKey, *, secret: str, cols: int, rows: int, idle_s: int) -> int:
-        answer = self._link.ask(
+        return self._ask(
             "terminal",
+            lambda row: Fields(row).whole("port", 1, MOST_PORT),
             timeout_s=ANSWER_WITHIN_S,
             **_named(key),
             secret=secret,
@@ -178,19 +176,16 @@ class NodeEngine:
             rows=rows,
             idle_s=idle_s,
         )
-        return int(answer["port"])
 
     def has_image(self, image: str) -> bool:
-        answer = self._link.ask("images", timeout_s=ANSWER_WITHIN_S)
         return any(
             image in (row["image_id"], *row["refs"], *row["digests"])
             or row["image_id"].removeprefix("sha256:") == image.removeprefix("sha256:")
-            for row in answer["images"]
+            for row in self._ask("images", answers.images, timeout_s=ANSWER_WITHIN_S)
         )
 
     def store_used_percent(self) -> float | None:
-        told = self._link.ask("images", timeout_s=ANSWER_WITHIN_S).get("store_used_percent")
-        return None if told is None else float(told)
+        return self._ask("images", answers.store_used_percent, timeout_s=ANSWER_WITHIN_S)
 
     def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
         if login is None:
@@ -208,7 +203,9 @@ class NodeEngine:
         if sha256 is not None:
             fields |= {"last": True, "sha256": sha256}
         timeout_s = ANSWER_WITHIN_S if sha256 is None else PULL_WITHIN_S
-        return int(self._link.ask("load", timeout_s=timeout_s, **fields)["size"])
+        return self._ask(
+            "load", lambda row: Fields(row).whole("size", most=2**50), timeout_s=timeout_s, **fields
+        )
 
     def upgrade(self, program: bytes, signature: str, *, trial_s: float) -> None:
         for offset in range(0, len(program), PROGRAM_PIECE_BYTES):
@@ -231,21 +228,20 @@ class NodeEngine:
     def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[Check]:
         known = fabric is not None and CHECKS_FABRIC in self._link.hello.takes
         fields = {"fabric": dict(fabric or {})} if known else {}
-        answer = self._link.ask("preflight", timeout_s=PREFLIGHT_WITHIN_S, **fields)
-        return [Check(str(row["name"]), bool(row["ok"]), str(row["sentence"])) for row in answer["checks"]]
+        read = lambda row: list(Fields(row).list_of("checks", answers.check, 256))  # noqa: E731
+        return self._ask("preflight", read, timeout_s=PREFLIGHT_WITHIN_S, **fields)
 
     def network_facts(self) -> dict[str, Any]:
-        told = self._link.ask("hello", timeout_s=ANSWER_WITHIN_S)["hello"]
-        return {key: told[key] for key in ("interfaces", "fabric", "networks") if key in told}
+        return self._ask("hello", lambda row: network_facts(row["hello"]), timeout_s=ANSWER_WITHIN_S)
 
     def reach(self, key: TaskKey, address: str, port: int, *, within_s: float) -> str | None:
         place = {"address": address, "port": port, "within_s": within_s}
         fields = {"job": key.job, "attempt": key.attempt, **place}
-        why = self._link.ask("reach", timeout_s=ANSWER_WITHIN_S, **fields)["why"]
-        return None if why is None else str(why)
+        read = lambda row: Fields(row).sentence_or_none("why", 500)  # noqa: E731
+        return self._ask("reach", read, timeout_s=ANSWER_WITHIN_S, **fields)
 
     def gc(self, **how: Any) -> dict[str, Any]:
-        return self._link.ask("gc", timeout_s=GC_WITHIN_S, **how)
+        return self._ask("gc", answers.freed, timeout_s=GC_WITHIN_S, **how)
 
     def signal(self, epoch: int, job: str, attempt: int, signal: str) -> None:
         fields = {"epoch": epoch, "job": job, "attempt": attempt, "signal": signal}
@@ -261,50 +257,39 @@ class NodeEngine:
         with contextlib.suppress(OSError):
             self._link.close()
 
+    def _ask(
+        self, verb: str, read: Callable[[dict[str, Any]], Read], *, timeout_s: float, **fields: Any
+    ) -> Read:
+        """An answer as ``read`` gives it. Raises Unreadable for one that the protocol does not allow."""
+        answer = self._link.ask(verb, timeout_s=timeout_s, **fields)
+        try:
+            return read(answer)
+        except (KeyError, ValueError) as problem:
+            raise Unreadable(f"Its answer to {verb} cannot be read: {problem}.") from problem
+
     def _on_event(self, message: dict[str, Any]) -> None:
         """Called in the link's reading thread; events before the first watch wait for it."""
-        event = event_of(message)
+        try:
+            event = answers.event_of(message)
+        except Malformed as problem:
+            event = self._note_malformed(str(problem))
         if event is None:
             return
         with self._lock:
             tell = self._tell
-            if tell is None:
+            if tell is None and len(self._early) < EVENTS_BEFORE_WATCH:
                 self._early.append(event)
         if tell is not None:
             tell(event)
 
-
-def event_of(message: Mapping[str, Any]) -> EngineEvent | None:
-    """A pushed line as an event; None for samples and for words this version does not know."""
-    match message.get("event"):
-        case "exited":
-            return TaskExited(
-                Container(
-                    key=TaskKey(message["job"], int(message["attempt"]), int(message["task"])),
-                    name=str(message["container"]),
-                    digest="",
-                    state="exited",
-                    exit_code=message.get("exit_code"),
-                    oom=bool(message.get("oom")),
-                    peak_memory_mib=message.get("peak_memory_mib"),
-                    rebooted=bool(message.get("rebooted")),
-                    fault=message.get("fault"),
-                    disk_mib=measured(message.get("disk_mib")),
-                    disk_used_mib=measured(message.get("disk_used_mib")),
-                )
-            )
-        case "gpu_health":
-            return GpuHealthChanged(
-                str(message["uuid"]),
-                str(message["health"]),
-                str(message.get("message") or ""),
-                bool(message.get("fatal")),
-            )
-        case "gpu_xid":
-            return GpuFaultTold(str(message["uuid"]), int(message["xid"]), int(message["times"]))
-        case "pull_progress":
-            return PullProgress(str(message["image"]), str(message.get("line", "")))
-    return None
+    def _note_malformed(self, problem: str) -> MalformedFrames | None:
+        """Counts an event that cannot be read; from time to time they are told."""
+        self._malformed += 1
+        now_s = time.monotonic()
+        if self._malformed_told_s is not None and now_s - self._malformed_told_s < MALFORMED_TOLD_EVERY_S:
+            return None
+        self._malformed_told_s, times, self._malformed = now_s, self._malformed, 0
+        return MalformedFrames(times, problem)
 
 
 def _named(key: TaskKey) -> dict[str, Any]:
@@ -317,27 +302,3 @@ def hello_as_json(hello: Hello) -> dict[str, Any]:
     told = dataclasses.asdict(hello)
     told["runtimes"] = [{"kind": kind, "version": version} for kind, version in hello.runtimes]
     return told
-
-
-def _container(row: ContainerState) -> Container:
-    return Container(
-        key=TaskKey(row.job, row.attempt, row.task),
-        name=row.name,
-        digest=row.digest,
-        state=row.state,
-        exit_code=row.exit_code,
-        oom=bool(row.oom),
-        peak_memory_mib=None if row.peak_memory_mib is None else int(row.peak_memory_mib),
-        ports={str(port): number for port, number in row.ports.items()},
-        rebooted=row.rebooted,
-        started_s=row.started_s,
-        gpus=row.gpus,
-        owner=row.owner,
-        project=row.project,
-        saved_ago_s=row.saved_ago_s,
-        progress=row.progress,
-        fault=row.fault,
-        disk_mib=row.disk_mib,
-        disk_used_mib=row.disk_used_mib,
-        progress_ago_s=row.progress_ago_s,
-    )

@@ -39,22 +39,25 @@ class AlarmOut(serializers.Serializer[Any]):
     id = serializers.CharField()
     kind = serializers.ChoiceField(AlarmKind.values)
     xid = serializers.IntegerField(
-        allow_null=True, help_text="null: a foreign program; 0: uncorrected memory errors were counted."
+        allow_null=True, help_text="null: of another kind; 0: uncorrected memory errors were counted."
     )
     grade = serializers.ChoiceField(
-        [*(each.value for each in Grade), "foreign"],
+        [*(each.value for each in Grade), "foreign", "claimed"],
         help_text="fatal: the GPU is out and its work was ended; quarantine: it takes nothing new; "
-        "program: of a program, no alarm.",
+        "program: of a program, no alarm; claimed: another node reports the same GPU.",
     )
     meaning = serializers.CharField(
-        help_text="Of the XID after NVIDIA's catalog; whose the foreign program is."
+        help_text="Of the XID after NVIDIA's catalog; whose the foreign program is; which node reports it too."
     )
-    node = Named()
+    node = Named(help_text="The node to which the GPU counts.")
+    claimant = Named(allow_null=True, help_text="Another node that reports the same GPU, and cannot use it.")
     gpu = serializers.CharField(help_text="Its UUID.")
     first_at = serializers.DateTimeField()
     last_at = serializers.DateTimeField()
     times = serializers.IntegerField()
-    over_at = serializers.DateTimeField(allow_null=True, help_text="When the foreign program was gone.")
+    over_at = serializers.DateTimeField(
+        allow_null=True, help_text="When the foreign program was gone, or the claimant stopped."
+    )
     acknowledged_at = serializers.DateTimeField(allow_null=True)
     acknowledged_by = PersonName(allow_null=True)
     note = serializers.CharField(allow_blank=True)
@@ -70,6 +73,7 @@ def shown(row: GpuAlarm) -> dict[str, Any]:
         "grade": alarm.grade,
         "meaning": alarm.meaning,
         "node": named(row.gpu.node),
+        "claimant": named(row.claimant) if row.claimant else None,
         "gpu": row.gpu.uuid,
         "first_at": when(row.first_at),
         "last_at": when(row.last_at),

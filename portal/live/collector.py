@@ -7,8 +7,10 @@ import json
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from django.db import Error as DatabaseError
@@ -20,16 +22,15 @@ from portal.events import send_frame
 from portal.live.directory import Directory, FollowedLog, read_directory
 from portal.live.foreign import ForeignWatch
 from portal.live.frames import SILENT_AFTER_S, Heard, cluster_frame, job_frame, node_frame
+from portal.live.known_node import own_part
 from portal.live.log_frames import LogTeller
-from portal.live.overuse import OVER_S, Overuse, OveruseWatch
-from portal.live.rollup import NodeRollup, columns
+from portal.live.notes import Notes, write_notes
+from portal.live.overuse import OveruseWatch
+from portal.live.rollup import Minute, NodeRollup, columns
 from portal.live.streams import open_watch
 from portal.live.watched import watched_topics
 from portal.live.watching import NodeWatch, OpenWatch
-from portal.services.gpu_shares import end_overuse
-from portal.services.gpus import record_foreign
-from portal.services.logs import note_log_progress
-from portal.services.minutes import delete_old_minutes, write_minutes
+from portal.services.minutes import delete_old_minutes
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +39,9 @@ READ_DIRECTORY_S = 1.0
 NOTE_LOGS_S = 2.0
 DELETE_EVERY_S = 3600.0
 MINUTES_WAITING = 20_000
-"""Rollups that wait for a database that is away; the oldest are dropped beyond."""
+"""Rollups of all nodes that wait for a database that is away; of each node the oldest are dropped beyond its part."""
 SENDS_AT_ONCE = 64
-
-Row = tuple[str, int, dict[str, object]]
+MALFORMED_EVERY_S = 20.0
 
 
 class Collector:
@@ -54,12 +54,9 @@ class Collector:
         self._fresh: set[str] = set()
         self._rollups: dict[str, NodeRollup] = {}
         self._foreign: dict[str, ForeignWatch] = {}
-        self._users: dict[tuple[str, str], str] = {}
         self._overuse: dict[str, OveruseWatch] = {}
-        self._over: dict[str, Overuse] = {}
-        self._joules: dict[tuple[str, int], float] = {}
-        self._rows: list[Row] = []
-        self._grown: dict[int, int] = {}
+        self._notes: dict[str, Notes] = defaultdict(Notes)
+        self._malformed: dict[str, MalformedCount] = {}
         self._watches: dict[str, NodeWatch] = {}
         self._directory = Directory()
         self._watched: frozenset[str] = frozenset()
@@ -74,24 +71,32 @@ class Collector:
 
     def on_sample(self, node: str, heard: Heard) -> None:
         with self._lock:
-            self._heard[node] = heard
+            known = self._directory.known.get(node)
+            if known is None:
+                return
+            sample = own_part(heard.sample, known)
+            self._heard[node] = replace(heard, sample=sample)
             self._fresh.add(node)
-            users = self._foreign.setdefault(node, ForeignWatch()).add(heard.heard_s, heard.sample)
-            self._users |= {(node, gpu): who for gpu, who in users.items()}
-            directory = self._directory
+            notes = self._notes[node]
+            notes.users |= self._foreign.setdefault(node, ForeignWatch()).add(heard.heard_s, sample)
             watch = self._overuse.setdefault(node, OveruseWatch())
-            for over in watch.add(heard.heard_s, heard.sample, directory.holders, directory.room_mib):
-                self._over[over.job] = over
-            minute = self._rollups.setdefault(node, NodeRollup()).add(
-                heard.heard_s, heard.sample, self._directory.holders
-            )
+            for over in watch.add(heard.heard_s, sample, known.holders, known.room_mib):
+                notes.over[over.job] = over
+            rollup = self._rollups.setdefault(node, NodeRollup())
+            minute = rollup.add(heard.heard_s, sample, known.holders)
             if minute is not None:
-                self._keep_row(node, minute)
+                self._keep_minute(node, minute)
 
-    def on_log(self, followed: FollowedLog, offset: int) -> None:
+    def on_log(self, node: str, followed: FollowedLog, offset: int) -> None:
         with self._lock:
-            self._grown[followed.task_id] = offset
+            self._notes[node].logs[followed.task_id] = offset
         self._log_teller.grew(followed, offset)
+
+    def on_malformed(self, node: str, problem: str) -> None:
+        with self._lock:
+            if node in self._directory.nodes:
+                count = self._malformed.setdefault(node, MalformedCount())
+                self._notes[node].malformed = count.add(problem) or self._notes[node].malformed
 
     def on_state(self, node: str, problem: str) -> None:
         known = self._directory.nodes.get(node)
@@ -147,7 +152,7 @@ class Collector:
             for node, rollup in self._rollups.items():
                 minute = rollup.due(now_s - 2)
                 if minute is not None:
-                    self._keep_row(node, minute)
+                    self._keep_minute(node, minute)
         directory = self._directory
         frames: dict[str, str] = {}
         texts: dict[str, str] = {}
@@ -187,7 +192,7 @@ class Collector:
                 watch.stop()
                 del self._watches[public_id]
                 with self._lock:
-                    self._heard.pop(public_id, None)
+                    self._forget(public_id)
         for public_id, node in wanted.items():
             found = self._watches.get(public_id)
             if found is None:
@@ -195,25 +200,30 @@ class Collector:
                 found.start()
             found.follow(self._directory.logs.get(public_id, ()), self._watched)
 
+    def _forget(self, node: str) -> None:
+        """Drops what was made of the samples of a node that is watched no more, or at another address."""
+        rollup = self._rollups.pop(node, None)
+        if rollup is not None and (minute := rollup.rest()) is not None:
+            self._keep_minute(node, minute)
+        self._heard.pop(node, None)
+        self._foreign.pop(node, None)
+        self._overuse.pop(node, None)
+        self._malformed.pop(node, None)
+
     async def _note(self) -> None:
         """Writes down what has gathered: finished minutes, how far logs are mirrored, who works on GPUs."""
         with self._lock:
-            rows, self._rows = self._rows, []
-            grown, self._grown = self._grown, {}
-            users, self._users = self._users, {}
-            joules, self._joules = self._joules, {}
-            over, self._over = self._over, {}  # who is over is told again with the next sample
-        if not rows and not grown and not users and not over:
+            notes, self._notes = self._notes, defaultdict(Notes)
+        notes = {node: each for node, each in notes.items() if each != Notes()}
+        if not notes:
             return
         try:
-            await self._in_record(_write, rows, joules, grown, users, over)
+            await self._in_record(write_notes, notes)
         except DatabaseError:
             with self._lock:
-                self._rows = (rows + self._rows)[-MINUTES_WAITING:]
-                self._grown = grown | self._grown
-                self._users = users | self._users
-                for attempt, more in joules.items():
-                    self._joules[attempt] = self._joules.get(attempt, 0.0) + more
+                most = MINUTES_WAITING // max(1, len(self._directory.nodes))
+                for node, each in notes.items():
+                    self._notes[node].put_back(each, most)
             raise
 
     async def _in_record(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -223,12 +233,11 @@ class Collector:
 
         return await asyncio.get_running_loop().run_in_executor(self._record, asked)
 
-    def _keep_row(self, node: str, minute: Any) -> None:
+    def _keep_minute(self, node: str, minute: Minute) -> None:
         order = self._directory.gpu_orders.get(node) or tuple(minute.gpus)
         order = order + tuple(uuid for uuid in minute.gpus if uuid not in order)
-        self._rows.append((node, minute.start_s, columns(minute, order)))
-        for attempt, joules in minute.attempts.items():
-            self._joules[attempt] = self._joules.get(attempt, 0.0) + joules
+        self._notes[node].add_minute(node, minute.start_s, columns(minute, order))
+        self._notes[node].add_joules(minute.attempts)
 
     async def _close(self) -> None:
         for watch in self._watches.values():
@@ -237,7 +246,7 @@ class Collector:
             for node, rollup in self._rollups.items():
                 minute = rollup.rest()
                 if minute is not None:
-                    self._keep_row(node, minute)
+                    self._keep_minute(node, minute)
         try:
             await self._note()
         except (DatabaseError, OSError) as problem:
@@ -247,19 +256,18 @@ class Collector:
         self._last.shutdown(wait=False)
 
 
-def _write(
-    rows: list[Row],
-    joules: dict[tuple[str, int], float],
-    grown: dict[int, int],
-    users: dict[tuple[str, str], str],
-    over: dict[str, Overuse],
-) -> None:
-    if rows:
-        write_minutes(rows, joules)
-    for task_id, offset in grown.items():
-        note_log_progress(task_id, offset, complete=False)
-    if users:
-        record_foreign(users)
-    for each in over.values():
-        figures = {"used_mib": each.used_mib, "share_mib": each.share_mib}
-        end_overuse(each.job, each.attempt, each.uuid, seconds=OVER_S, **figures)
+class MalformedCount:
+    """Counts the frames of a node that cannot be read; they are told of at once, and then once in a while."""
+
+    def __init__(self) -> None:
+        self._times = 0
+        self._told_s: float | None = None
+
+    def add(self, problem: str) -> str:
+        """Counts one more; a sentence of all since the last where it is to be told now, else blank."""
+        self._times += 1
+        now_s = time.monotonic()
+        if self._told_s is not None and now_s - self._told_s < MALFORMED_EVERY_S:
+            return ""
+        self._told_s, times, self._times = now_s, self._times, 0
+        return f"{times} frames of its live data cannot be read. The last: {problem}."

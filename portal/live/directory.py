@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from portal.live.frames import Seat
-from portal.live.rollup import Holder
+from portal.live.known_node import KnownNode
 from portal.models import Allocation, ClusterSettings, Gpu, Node, Task
 from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
 
@@ -52,8 +52,7 @@ class Directory:
     nodes: dict[str, WatchedNode] = field(default_factory=dict)
     gpu_orders: dict[str, tuple[str, ...]] = field(default_factory=dict)
     seats: dict[str, list[Seat]] = field(default_factory=dict)  # by job
-    holders: dict[str, list[Holder]] = field(default_factory=dict)  # by GPU
-    room_mib: dict[str, int] = field(default_factory=dict)  # by GPU: its memory less what its driver keeps
+    known: dict[str, KnownNode] = field(default_factory=dict)  # by node, each that is watched
     logs: dict[str, list[FollowedLog]] = field(default_factory=dict)  # by node
 
 
@@ -74,14 +73,14 @@ def read_directory() -> Directory:
             settings=json.dumps(node.settings, sort_keys=True, indent=1),
             cluster=cluster,
         )
-    orders: dict[str, list[str]] = defaultdict(list)
+        found.known[node.public_id] = KnownNode()
     gpus = Gpu.objects.filter(present=True).order_by("node_id", "index")
     for uuid, owner, mib, kept_mib in gpus.values_list(
         "uuid", "node__public_id", "memory_mib", "reserved_mib"
     ):
-        orders[owner].append(uuid)
-        found.room_mib[uuid] = mib - (kept_mib or 0)
-    found.gpu_orders = {owner: tuple(uuids) for owner, uuids in orders.items()}
+        if owner in found.known:
+            found.known[owner].room_mib[uuid] = mib - (kept_mib or 0)
+    found.gpu_orders = {node: tuple(each.room_mib) for node, each in found.known.items()}
     held: dict[int, list[tuple[str, int]]] = defaultdict(list)
     allocations = Allocation.objects.filter(ended_at__isnull=True)
     for task_id, uuid, milli in allocations.values_list("task_id", "gpu__uuid", "milli"):
@@ -104,7 +103,9 @@ def _add(found: Directory, task: Task, held: Sequence[tuple[str, int]]) -> None:
     job, attempt, node = task.attempt.job.public_id, task.attempt.number, task.node.public_id
     gpus = tuple(uuid for uuid, _ in held)
     found.seats.setdefault(job, []).append(Seat(job, attempt, task.rank, node, gpus))
-    for uuid, milli in held:
-        found.holders.setdefault(uuid, []).append((job, attempt, milli))
+    if node in found.known:
+        found.known[node].tasks.add((job, attempt, task.rank))
+        for uuid, milli in held:
+            found.known[node].holders.setdefault(uuid, []).append((job, attempt, milli))
     if not task.log_complete:
         found.logs.setdefault(node, []).append(FollowedLog(task.pk, job, attempt, task.rank, task.log_bytes))

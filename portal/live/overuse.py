@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from agents.samples import GpuSample, NodeSample
-from portal.live.rollup import Holder
+from portal.live.known_node import Holder
 
 WHOLE_MILLI = 1000
 OVER_S = 10.0

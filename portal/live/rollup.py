@@ -6,15 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.samples import GpuSample, NodeSample
+from agents.samples import MOST_GPU_WATTS, GpuSample, NodeSample
+from portal.live.known_node import Holder
 
 LONGEST_STEP_S = 5.0
 """A longer gap between two samples is a gap, not a straight line: power is not integrated over it."""
 LONGEST_COUNT_S = 300.0
 """A counter goes on while nobody listens; after a longer gap nobody knows whose work it was."""
-
-Holder = tuple[str, int, int]
-"""A job's public id, the number of its attempt, and how many thousandths of a GPU it holds."""
 
 
 @dataclass
@@ -131,7 +129,7 @@ class NodeRollup:
         step_s = at_s - self._before[0]
         if then.energy_joules is not None and gpu.energy_joules is not None:
             grown = gpu.energy_joules - then.energy_joules
-            if grown >= 0 and 0 < step_s <= LONGEST_COUNT_S:
+            if 0 < step_s <= LONGEST_COUNT_S and 0 <= grown <= MOST_GPU_WATTS * step_s:
                 return grown
         if then.power_watts is None or gpu.power_watts is None or not 0 < step_s <= LONGEST_STEP_S:
             return None

@@ -5,8 +5,6 @@ A node that does not answer holds up nobody but its own thread, and is tried aga
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 import random
 import threading
@@ -15,9 +13,11 @@ import zlib
 from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 
+from agents.engines.answers import LOG_PIECE_BYTES, log_piece
 from agents.link import Link, LinkUnknown, Refused
 from agents.openings import Openings
 from agents.samples import NodeSample
+from agents.wire import Malformed
 from portal.live.directory import FollowedLog, WatchedNode
 from portal.live.frames import Heard
 from portal.live.streams import CannotWatch
@@ -31,9 +31,10 @@ LONGEST_PAUSE_S = 30.0
 LOOK_AT_LOGS_S = 0.5
 UNWATCHED_LOGS_S = 4.0
 """Logs that nobody has open are mirrored at this pace."""
-LOG_PIECE_BYTES = 262_144
 LOG_PIECES_A_LOOK = 4
 ANSWER_WITHIN_S = 10.0
+OLDEST_SAMPLE_S = 60.0
+"""A sample that says it is older counts as so old: clocks of nodes say anything."""
 SILENT_AFTER_S = 15.0
 """A stream without a sample for so long is closed and opened anew."""
 
@@ -52,8 +53,11 @@ class Listener(Protocol):
     def on_sample(self, node: str, heard: Heard) -> None:
         """A new sample of a node."""
 
-    def on_log(self, followed: FollowedLog, offset: int) -> None:
-        """The mirror of a log has grown to ``offset``."""
+    def on_log(self, node: str, followed: FollowedLog, offset: int) -> None:
+        """The mirror of a log of a node has grown to ``offset``."""
+
+    def on_malformed(self, node: str, problem: str) -> None:
+        """A node sent something that the protocol does not allow."""
 
     def on_state(self, node: str, problem: str) -> None:
         """The stream opened (no problem) or broke, with a sentence."""
@@ -151,13 +155,14 @@ class NodeWatch:
             return
         try:
             sample = NodeSample.from_wire(event)
-        except (KeyError, TypeError, ValueError) as problem:
-            log.warning("a sample of %s cannot be read: %r", self.node.name, problem)
+        except Malformed as problem:
+            self._listener.on_malformed(self.node.public_id, str(problem))
             return
         now_s = time.time()
         self._heard_at = time.monotonic()
         taken_s = sample.at_s - self._skew_s if self._skew_s is not None else now_s
-        self._listener.on_sample(self.node.public_id, Heard(sample, min(taken_s, now_s), now_s))
+        taken_s = min(max(taken_s, now_s - OLDEST_SAMPLE_S), now_s)
+        self._listener.on_sample(self.node.public_id, Heard(sample, taken_s, now_s))
 
     def _mirror_logs(self, link: Link) -> None:
         all_due = time.monotonic() >= self._all_logs_at
@@ -182,7 +187,7 @@ class NodeWatch:
                 with self._lock:
                     if followed.task_id in self._offsets:
                         self._offsets[followed.task_id] = grown
-                self._listener.on_log(followed, grown)
+                self._listener.on_log(self.node.public_id, followed, grown)
 
     def _mirror(self, link: Link, followed: FollowedLog, offset: int) -> int:
         for _ in range(LOG_PIECES_A_LOOK):
@@ -198,15 +203,14 @@ class NodeWatch:
                 limit=LOG_PIECE_BYTES,
             )
             try:
-                data = base64.b64decode(answer["data_b64"], validate=True)
-            except binascii.Error as problem:
+                piece = log_piece(answer)
+            except ValueError as problem:
+                self._listener.on_malformed(self.node.public_id, f"logs: {problem}")
                 raise LinkUnknown("The node's log bytes cannot be read.") from problem
+            begin, data = piece.offset, piece.data
             if not data:
                 break
-            begin = int(answer["offset"])
-            offset = write_log_bytes(
-                followed.job, followed.attempt, followed.rank, answer["format"], begin, data
-            )
+            offset = write_log_bytes(followed.job, followed.attempt, followed.rank, piece.format, begin, data)
             if offset == begin + len(data) and len(data) < LOG_PIECE_BYTES:
                 break
         return offset

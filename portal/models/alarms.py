@@ -1,4 +1,4 @@
-"""What an administrator should look at: XIDs and foreign programs on GPUs, and rows with invalid values."""
+"""What an administrator should look at: trouble of GPUs, GPUs that two nodes report, and rows with invalid values."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class AlarmKind(models.TextChoices):
 
     XID = "xid"
     FOREIGN = "foreign"
+    CLAIMED = "claimed"
 
 
 class GpuAlarm(models.Model):
@@ -22,12 +23,28 @@ class GpuAlarm(models.Model):
     public_id = PublicIdField()
     gpu = models.ForeignKey("Gpu", on_delete=models.CASCADE, related_name="alarms")
     kind = models.CharField(max_length=8)
-    code = models.PositiveIntegerField(default=0, help_text="The XID; of a foreign program 0.")
-    who = models.CharField(max_length=200, blank=True, help_text="The foreign program, as its node told it.")
+    code = models.PositiveIntegerField(default=0, help_text="The XID; of other alarms 0.")
+    who = models.CharField(
+        max_length=200,
+        blank=True,
+        help_text="The foreign program, as its node told it; or the claimant's name.",
+    )
+    claimant = models.ForeignKey(
+        "Node",
+        null=True,
+        blank=True,
+        on_delete=models.CASCADE,
+        related_name="claims",
+        help_text="Another node that names this GPU as well, for which it does not count.",
+    )
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
     times = models.PositiveBigIntegerField(default=1)
-    over_at = models.DateTimeField(null=True, blank=True, help_text="When the foreign program was gone.")
+    over_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="When the foreign program was gone, or the claimant named it no more.",
+    )
     acknowledged_at = models.DateTimeField(null=True, blank=True)
     acknowledged_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
@@ -43,9 +60,15 @@ class GpuAlarm(models.Model):
                 name="gpu_alarm_acknowledged_by_somebody",
             ),
             models.UniqueConstraint(
-                fields=["gpu", "kind", "code"],
+                fields=["gpu", "kind", "code", "claimant"],
                 condition=Q(acknowledged_at__isnull=True),
+                nulls_distinct=False,
                 name="gpu_alarm_open_once",
+            ),
+            models.CheckConstraint(
+                condition=Q(kind=AlarmKind.CLAIMED.value, claimant__isnull=False)
+                | Q(~Q(kind=AlarmKind.CLAIMED.value), claimant__isnull=True),
+                name="gpu_alarm_claimant",
             ),
         ]
         indexes = [

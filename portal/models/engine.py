@@ -38,6 +38,9 @@ class Lease(models.Model):
     epoch = models.BigIntegerField(default=0)
     expires_at = models.DateTimeField()
 
+    TURN = 0x_FA1A
+    """Advisory lock under which epochs are given, so that no two leases get the same one."""
+
 
 class Outbox(models.Model):
     """A hint that must go out after its transaction: written with the act, sent after it, swept if lost."""

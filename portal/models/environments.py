@@ -67,7 +67,7 @@ class Environment(models.Model):
         blank=True,
         default="",
         db_default="",
-        help_text="CUDA that its image asks of the driver, told by a node that has it; blank: none, or unknown.",
+        help_text="CUDA that its image asks of the driver, as nodes agree; blank: none, or they do not.",
     )
     min_cuda = models.CharField(
         max_length=8,
@@ -123,6 +123,13 @@ class EnvironmentOnNode(models.Model):
         default=False,
         db_default=False,
         help_text="An administrator wanted it there ahead of jobs: it stays while it is offered.",
+    )
+    cuda = models.CharField(
+        max_length=8,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="CUDA that the image asks of the driver, as this node told; blank: none, or not told.",
     )
     checked_at = models.DateTimeField(auto_now=True)
 

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from agents.xids import Grade, grade
 from portal.access import require_admin
 from portal.errors import Conflict, NotThere
 from portal.events import announce
-from portal.models import Gpu, GpuAlarm, InvalidRow, User
+from portal.models import Gpu, GpuAlarm, InvalidRow, Node, User
 from portal.models.alarms import AlarmKind
 from portal.services.audit import record_act
 
 LARGEST_XID = 65_535
+MOST_OPEN = 64
+"""Open alarms of one node: more would only hide those of others."""
 MOST_TIMES = 1_000_000
 """So many times at most are counted of one word of a node."""
 
@@ -40,6 +43,27 @@ def record_foreign_seen(gpu: Gpu, who: str) -> None:
         there = GpuAlarm.objects.filter(gpu=gpu, kind=AlarmKind.FOREIGN, over_at__isnull=True)
         there.update(over_at=now, last_at=now)
     _announce(gpu)
+
+
+def record_claimed(node: Node, gpus: Sequence[Gpu]) -> None:
+    """A node (its row is locked) names these GPUs, which are another node's: of no others any more.
+
+    The rows of the GPUs are not locked: that would let one node hold up others.
+    """
+    now = timezone.now()
+    there = GpuAlarm.objects.filter(claimant=node, acknowledged_at__isnull=True)
+    known = {row.gpu_id: row for row in there}
+    again = [known.pop(gpu.pk).pk for gpu in gpus if gpu.pk in known]
+    GpuAlarm.objects.filter(pk__in=again).update(last_at=now, times=F("times") + 1, over_at=None)
+    GpuAlarm.objects.filter(pk__in=[row.pk for row in known.values()], over_at__isnull=True).update(
+        over_at=now
+    )
+    seen = {row.gpu_id for row in there}
+    for gpu in [gpu for gpu in gpus if gpu.pk not in seen][: max(0, MOST_OPEN - len(seen))]:
+        GpuAlarm.objects.create(
+            gpu=gpu, kind=AlarmKind.CLAIMED, claimant=node, who=node.name, first_at=now, last_at=now
+        )
+        _announce(gpu)
 
 
 def do_acknowledge_alarm(actor: User, public_id: str, note: str = "") -> GpuAlarm:
@@ -140,6 +164,8 @@ def _raised(gpu: Gpu, kind: AlarmKind, *, code: int = 0, who: str = "", times: i
     now = timezone.now()
     row = GpuAlarm.objects.filter(gpu=gpu, kind=kind, code=code, acknowledged_at__isnull=True).first()
     if row is None:
+        if GpuAlarm.objects.filter(gpu__node=gpu.node_id, acknowledged_at__isnull=True).count() >= MOST_OPEN:
+            return False
         GpuAlarm.objects.create(
             gpu=gpu, kind=kind, code=code, who=who[:200], first_at=now, last_at=now, times=times
         )

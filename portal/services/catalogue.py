@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,12 +93,22 @@ def do_save_environment(
     return row
 
 
-def record_image_cuda(environment: Environment, cuda: str) -> None:
-    """A node that has its image told which CUDA that asks of the driver; blank: it does not say."""
-    told = Environment.objects.filter(pk=environment.pk).exclude(image_cuda=cuda[:8])
+def record_image_cuda(environment: Environment, node: Node, cuda: str) -> None:
+    """A node that has the image of an environment told which CUDA that asks of the driver; blank: none.
+
+    That counts for this node. For those that did not tell counts what more than half of the nodes say that did, and
+    not on the word of one alone where others can run the environment, for it would keep jobs from all of them.
+    """
+    cuda = cuda if CUDA.fullmatch(cuda) else ""
+    rows = EnvironmentOnNode.objects.filter(environment=environment)
     with transaction.atomic():
-        if told.update(image_cuda=cuda[:8]):
-            wake("environment")
+        if not rows.filter(node=node).exclude(cuda=cuda).update(cuda=cuda):
+            return
+        told = Counter(rows.filter(state="present").values_list("cuda", flat=True))
+        ((most, times),) = told.most_common(1) or (("", 0),)
+        enough = 2 * times > told.total() and (times > 1 or nodes_for(environment) == [node])
+        Environment.objects.filter(pk=environment.pk).update(image_cuda=most if enough else "")
+        wake("environment")
 
 
 def nodes_for(environment: Environment) -> list[Node]:

@@ -8,12 +8,16 @@ from portal.words.amounts import memory
 from portal.words.reasons import EndReason, end_sentence
 
 
-def end_overuse(job: str, attempt: int, uuid: str, *, used_mib: int, share_mib: int, seconds: float) -> None:
-    """Asks an attempt (public id of its job, number) to leave that still holds a share of this GPU.
+def end_overuse(
+    node: str, job: str, attempt: int, uuid: str, *, used_mib: int, share_mib: int, seconds: float
+) -> None:
+    """Asks an attempt (public id of its job, number) to leave that still holds a share of this GPU of ``node``.
 
     The figures are its reason. Repeatable.
     """
     held = Allocation.objects.filter(
+        task__node__public_id=node,
+        gpu__node__public_id=node,
         task__attempt__job__public_id=job,
         task__attempt__number=attempt,
         gpu__uuid=uuid,

@@ -5,21 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef, Q
 
 from portal.access import Verb, require
 from portal.errors import Conflict
 from portal.events import announce
-from portal.models import Gpu, Link, Node, User
+from portal.models import Allocation, Gpu, Link, Node, User
 from portal.services import elastic
-from portal.services.alarms import record_foreign_seen
+from portal.services.alarms import record_claimed, record_foreign_seen
 from portal.services.audit import record_act
 from portal.wake import wake
 from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import GpuHealth
+from portal.words.states import GpuHealth, NodeState
 
 UNSEEN_ERRORS = "Its memory had errors that could not be corrected while no agent watched it."
 
@@ -47,11 +48,18 @@ def do_give_back_gpu(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
 
 
 def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
-    """Makes the GPU rows of a node match what it tells; rows are never deleted, history points at them."""
-    rows = {
-        gpu.uuid: gpu for gpu in Gpu.objects.select_for_update(no_key=True).filter(node=node).order_by("pk")
-    }
+    """Makes the GPU rows of a node match what it tells; rows are never deleted, history points at them.
+
+    A GPU of another node comes here only once it is neither present nor allocated there. Until then it is left out,
+    and an alarm names both nodes. The row of ``node`` is locked by the caller.
+    """
+    told = list({gpu["uuid"]: gpu for gpu in reversed(told)}.values())[::-1]  # the first of each UUID
+    free, taken = _of_other_nodes(node, [gpu["uuid"] for gpu in told])
+    here = Gpu.objects.select_for_update(no_key=True).filter(node=node).order_by("pk")
+    rows = {gpu.uuid: gpu for gpu in here} | free
     for gpu in told:
+        if gpu["uuid"] in taken:
+            continue
         row = rows.pop(gpu["uuid"], None)
         fields = {
             "index": gpu["index"],
@@ -68,10 +76,17 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
             "ecc_uncorrected": gpu.get("ecc_uncorrected"),
         }
         if row is None:
-            # a GPU that was moved to this node from another keeps its row and its history
-            fields |= {"node": node, "health": GpuHealth.OK.value, "health_reason": ""}
-            row, _ = Gpu.objects.update_or_create(uuid=gpu["uuid"], defaults=fields)
+            row, is_new = Gpu.objects.get_or_create(uuid=gpu["uuid"], defaults=fields | {"node": node})
+            if not is_new:
+                continue  # another node named it at the same moment; the next hello raises the alarm
         else:
+            if gpu["uuid"] in free:  # it keeps its row and its history
+                fields |= {
+                    "node": node,
+                    "health": GpuHealth.OK.value,
+                    "health_reason": "",
+                    "foreign_user": "",
+                }
             Gpu.objects.filter(pk=row.pk).update(**fields)
         health = GpuHealth(gpu.get("health") or GpuHealth.OK)
         sentence, fatal = str(gpu.get("health_sentence") or ""), bool(gpu.get("fatal"))
@@ -82,6 +97,22 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
         if row.present:
             Gpu.objects.filter(pk=row.pk).update(present=False)
             record_gpu_health(row.pk, GpuHealth.LOST, "The node does not name it any more.")
+
+
+def _of_other_nodes(node: Node, uuids: Sequence[str]) -> tuple[dict[str, Gpu], set[str]]:
+    """Of the GPUs, the rows that may come here from another node, locked, and those that are another's.
+
+    About each of the latter there is an alarm afterwards.
+    """
+    others = Gpu.objects.filter(uuid__in=uuids).exclude(node=node)
+    held = Allocation.objects.filter(gpu=OuterRef("pk"), ended_at__isnull=True)
+    away = Q(present=False) | Q(node__state=NodeState.RETIRED.value)
+    # nothing else of other nodes is locked: one that names all their GPUs must not hold them up
+    movable = others.filter(away, ~Exists(held), used_milli=0).order_by("pk")
+    free = {gpu.uuid: gpu for gpu in movable.select_for_update(of=("self",), no_key=True)}
+    taken = list(others.exclude(uuid__in=free))
+    record_claimed(node, taken)
+    return free, {gpu.uuid for gpu in taken}
 
 
 def record_silent(node: Node, why: str) -> None:
@@ -104,6 +135,9 @@ def record_links(node: Node, told: list[dict[str, Any]]) -> None:
             wanted.add(("nvlink", a, b, pair["nvlinks"], ""))
         if pair["level"]:
             wanted.add(("pcie", a, b, None, str(pair["level"])[:12]))
+    wanted = set(
+        {each[:3]: each for each in sorted(wanted, key=str)}.values()
+    )  # a pair has one link of a kind
     known = Link.objects.filter(gpu_a__in=gpus.values(), gpu_b__isnull=False)
     rows = {(row.kind, row.gpu_a_id, row.gpu_b_id, row.lines, row.level): row.pk for row in known}
     Link.objects.filter(pk__in=[rows[each] for each in rows.keys() - wanted]).delete()
@@ -113,8 +147,10 @@ def record_links(node: Node, told: list[dict[str, Any]]) -> None:
     )
 
 
-def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: bool = False) -> None:
+def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: bool = False) -> bool:
     """Writes a GPU's health; when it is lost, or the fault is ``fatal``, what runs on it ends with that reason.
+
+    True when that is a change.
 
     One that was lost and answers again, or was put in quarantine, stays there until an administrator gives it
     back. The reason of one that is ok is a warning.
@@ -127,7 +163,8 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
             if gpu.health == GpuHealth.OK and gpu.health_reason != reason[:500]:
                 Gpu.objects.filter(pk=gpu_id).update(health_reason=reason[:500])
                 announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
-            return
+                return True
+            return False
         if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
             health = GpuHealth.QUARANTINED
             was = gpu.health_reason.rstrip(".") or "no reason was told"
@@ -143,18 +180,19 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
         Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
         announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
         wake("gpu_health")
+        return True
 
 
-def record_foreign(users: Mapping[tuple[str, str], str]) -> None:
-    """Writes by node (public id) and GPU (UUID) whose program that is no job's works on it; blank for nobody.
+def record_foreign(node: str, users: Mapping[str, str]) -> None:
+    """Writes by UUID whose program that is no job's works on GPUs of a node (public id); blank for nobody.
 
     What runs there goes on; nothing new comes until nobody is left.
     """
     with transaction.atomic():
         rows = Gpu.objects.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
-        for gpu in rows.filter(uuid__in=[uuid for _, uuid in users]):
-            who = users.get((gpu.node.public_id, gpu.uuid))
-            if who is None or gpu.foreign_user == who[:200]:
+        for gpu in rows.filter(uuid__in=list(users), node__public_id=node):
+            who = users[gpu.uuid]
+            if gpu.foreign_user == who[:200]:
                 continue
             before, gpu.foreign_user = gpu.foreign_user, who[:200]
             Gpu.objects.filter(pk=gpu.pk).update(foreign_user=gpu.foreign_user)
@@ -177,6 +215,6 @@ def _grew(before: int | None, now: int | None) -> bool:
 
 def _end_work_on(gpu: Gpu, reason: str) -> None:
     sentence = end_sentence(EndReason.GPU_LOST, node=gpu.node.name)
-    held = gpu.allocations.filter(ended_at__isnull=True)
+    held = gpu.allocations.filter(ended_at__isnull=True, task__node=gpu.node)
     tasks = held.values_list("task_id", flat=True).distinct()
     elastic.end_tasks(tasks, EndReason.GPU_LOST, sentence=f"{sentence} {reason}".strip())

@@ -11,8 +11,8 @@ import datetime as dt
 import logging
 from collections.abc import Sequence
 
-from django.db import transaction
-from django.db.models import QuerySet, Value
+from django.db import connection, transaction
+from django.db.models import Max, QuerySet, Value
 from django.db.models.functions import Concat, Substr
 from django.utils import timezone
 
@@ -20,7 +20,7 @@ from agents.engines.contract import Container
 from portal.access import Verb, require
 from portal.errors import Conflict
 from portal.events import announce
-from portal.models import ClusterSettings, Environment, Gpu, Job, Node, Project, UnknownContainer, User
+from portal.models import ClusterSettings, Environment, Gpu, Job, Lease, Node, Project, UnknownContainer, User
 from portal.models.public_id import LONGEST_ID
 from portal.selectors.restored import nodes_to_compare
 from portal.services.adoption import Found, adopt_attempt, skip_attempts
@@ -28,6 +28,7 @@ from portal.services.audit import record_act
 from portal.services.lifecycle import Seat
 from portal.wake import hint_node, wake
 from portal.words.states import FENCED, JobKind, RuntimeKind
+from portal.words.trust import Phase, Trouble
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +37,47 @@ KEPT_PROJECT = "kept-after-restore"
 COMPARE = "compare"
 """The hint that record and node are to be compared now."""
 
+MOST_UNKNOWN = 1000
+"""So many containers of one node are written down; while there are more, it counts as not compared."""
+
+EPOCH_FLOOR = "restored"
+"""The name of the row of leases below whose epoch none is given any more."""
+EPOCHS_PER_SECOND = 2**20
+EPOCHS_SKIPPED = 2**32
+
 
 # -- the beginning and the end ---------------------------------------------------------------------
 
 
 def begin_looking() -> None:
     """A record that has just been restored: what it says of nodes is of yesterday. Call in a transaction."""
+    _raise_epochs()
     ClusterSettings.objects.update_or_create(id=1, defaults={"adopt_only": True})
     UnknownContainer.objects.all().delete()
     Node.objects.filter(state_reason__startswith=FENCED).update(
         state_reason=Substr(Concat(Value("Before the restore: "), "state_reason"), 1, 500)
     )
     Node.objects.update(reconciled_at=None, reachable=False)
+    # they told the truth, if only before the database knew
+    Node.objects.filter(trust_cause=Trouble.EPOCH_AHEAD.value).update(
+        trust=Phase.TRUSTED.value, trust_cause="", trust_sentence="", trust_since=timezone.now(), try_at=None
+    )
+
+
+def _raise_epochs() -> None:
+    """Makes every lease end, and every later epoch higher than any that was given since the backup was made.
+
+    Nodes refuse an epoch below those they have heard, and what they have heard is not asked of them: they might lie.
+    Epochs are therefore continued from the clock, at a rate that no installation reaches by giving them one by one.
+    Should the clock be wrong, they continue far above those of the backup.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.TURN])
+    highest: int = Lease.objects.aggregate(highest=Max("epoch"))["highest"] or 0
+    now = timezone.now()
+    epoch = max(highest + EPOCHS_SKIPPED, int(now.timestamp()) * EPOCHS_PER_SECOND)
+    Lease.objects.all().delete()
+    Lease.objects.create(name=EPOCH_FLOOR, holder=EPOCH_FLOOR, epoch=epoch, expires_at=now)
 
 
 def end_looking() -> bool:
@@ -83,7 +113,7 @@ def record_unknown(node: Node, live: Sequence[Container]) -> set[tuple[str, int]
             .order_by("pk")
         }
         for container in live:
-            if container.name not in rows:
+            if container.name not in rows and len(rows) < MOST_UNKNOWN:
                 rows[container.name] = _noted(node, container)
         names = {container.name for container in live}
         for row in rows.values():

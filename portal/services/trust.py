@@ -33,6 +33,8 @@ _LOOKED_AT = 50
 _TOLD_WITHIN = dt.timedelta(seconds=5)
 _OF_THE_NODE = frozenset({EndReason.EXIT_CODE, EndReason.CONTAINER_VANISHED})
 """Ends of which a node may be the cause; whether it is, several of them say."""
+_SAID_BY_ITSELF = frozenset({Trouble.MALFORMED, Trouble.EPOCH_AHEAD})
+"""Troubles that a node makes by what it sends, as often as it likes."""
 
 
 # -- what befalls nodes ------------------------------------------------------------------------------
@@ -44,6 +46,8 @@ def record_trouble(
     """Keeps what befell a node, and puts the node aside when that is enough."""
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        if trouble in _SAID_BY_ITSELF and node.trust == Phase.ASIDE.value:
+            return  # such a node could go on for ever, a row each time
         NodeTrouble.objects.create(
             node=node,
             at=timezone.now(),

@@ -15,6 +15,7 @@ from portal.errors import NotThere
 from portal.last_samples import last_frames
 from portal.models import ClusterSettings, Node, Rollout
 from portal.selectors.agent_program import newer_for, old_loader_of
+from portal.selectors.alarms import claims_of
 from portal.selectors.cluster_map import clock_sentence, cluster_map, tasks_on
 from portal.selectors.interfaces import interface_of
 from portal.selectors.links import pairs_of
@@ -92,6 +93,7 @@ def node_page(
         "may_change": user.is_admin,
         "clock_off": clock_sentence(row),
         "windows": windows_of(row),
+        "claims": claims_of(row) if user.is_admin else [],
         "troubles": row.troubles.select_related("job")[:SHOWN_TROUBLES] if user.is_admin else [],
         "labels": sorted(row.labels.items()),
         "interfaces": row.hello.get("interfaces", []),

@@ -40,14 +40,14 @@ def cuda_needed(said_by_image: str, chosen: str) -> str:
 
 def cuda_will_do(known: str | None, needed: str) -> bool:
     """True when a driver that knows CUDA up to ``known`` can run what needs ``needed``; not told will do."""
-    if not needed or known is None or not CUDA.fullmatch(known):
+    if not CUDA.fullmatch(needed) or known is None or not CUDA.fullmatch(known):
         return True
     return _numbers(known) >= _numbers(needed)
 
 
 def newest_cuda(told: Iterable[str]) -> str | None:
-    """The newest of some CUDA versions; None of none."""
-    return max(told, key=_numbers, default=None)
+    """The newest of some CUDA versions, as nodes tell them; None of none."""
+    return max(filter(CUDA.fullmatch, told), key=_numbers, default=None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

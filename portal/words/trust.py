@@ -20,6 +20,8 @@ SILENCES = 3
 CUT_OFFS, CUT_OFF_FROM = 3, 2
 """So often, and from so many other nodes, a node is cut off when it is the cause."""
 LOST_LINKS = 4
+MALFORMED_REPORTS = 3
+"""Each report stands for all malformed frames of a node since the one before; they are some seconds apart."""
 FIRST_ASIDE_S, LONGEST_ASIDE_S = 60.0, 3600.0
 FORGOTTEN_AFTER_S = 6 * 3600.0
 """After so long without being put aside a node begins anew."""
@@ -51,6 +53,8 @@ class Trouble(StrEnum):
     LINK_LOST = "link_lost"  # a link that had stood broke
     STUCK = "stuck"  # what was killed there is still there
     CUT_OFF = "cut_off"  # it and another did not reach each other
+    MALFORMED = "malformed"  # it sent what the protocol does not allow
+    EPOCH_AHEAD = "epoch_ahead"  # it said that it had heard an epoch that was never given
 
 
 OF_JOBS = frozenset({Trouble.START_REFUSED, Trouble.FAILED_SOON})
@@ -100,7 +104,10 @@ def judge(
     cause: Trouble | None = None
     if trust.phase is Phase.TRIAL:
         failed = (each for each in fresh if each.trouble not in OF_JOBS or each.job == on_trial != "")
-        cause = next((each.trouble for each in failed), None)
+        # one other node alone cannot put this one aside
+        cause = next((each.trouble for each in failed if each.trouble is not Trouble.CUT_OFF), None)
+        if cause is None and _is_cut_off(fresh, least=CUT_OFF_FROM):
+            cause = Trouble.CUT_OFF
     elif trust.phase is Phase.TRUSTED and room:
         cause = _cause(fresh, served_s, well_elsewhere)
     if cause is None:
@@ -122,8 +129,11 @@ def _cause(
         return Trouble.NO_ANSWER
     if sum(each.trouble is Trouble.LINK_LOST for each in fresh) >= LOST_LINKS:
         return Trouble.LINK_LOST
-    cut_off = [each.peer for each in fresh if each.trouble is Trouble.CUT_OFF]
-    if len(cut_off) >= CUT_OFFS and len(set(cut_off)) >= CUT_OFF_FROM:
+    if any(each.trouble is Trouble.EPOCH_AHEAD for each in fresh):
+        return Trouble.EPOCH_AHEAD
+    if sum(each.trouble is Trouble.MALFORMED for each in fresh) >= MALFORMED_REPORTS:
+        return Trouble.MALFORMED
+    if _is_cut_off(fresh, least=CUT_OFFS):
         return Trouble.CUT_OFF
     failed = [each for each in fresh if each.trouble in OF_JOBS and each.at_s > (served_s or 0.0)]
     owners = {each.owner for each in failed}
@@ -133,6 +143,12 @@ def _cause(
     refused = {each.job for each in failed if each.trouble is Trouble.START_REFUSED}
     soon = {each.job for each in failed if each.trouble is Trouble.FAILED_SOON}
     return Trouble.START_REFUSED if len(refused) >= len(soon) else Trouble.FAILED_SOON
+
+
+def _is_cut_off(fresh: Collection[Befell], *, least: int) -> bool:
+    """True when a node and at least two others did not reach each other, so often in all."""
+    peers = [each.peer for each in fresh if each.trouble is Trouble.CUT_OFF]
+    return len(peers) >= least and len(set(peers)) >= CUT_OFF_FROM
 
 
 def suspect(pair: tuple[str, str], before: Iterable[tuple[str, str]]) -> str | None:
@@ -190,6 +206,8 @@ WHY: dict[Trouble, str] = {
     Trouble.LINK_LOST: "The connection to it broke again and again.",
     Trouble.STUCK: "Something there cannot be ended, and holds its GPUs.",
     Trouble.CUT_OFF: "Other nodes and it did not reach each other.",
+    Trouble.MALFORMED: "It keeps sending what the protocol does not allow.",
+    Trouble.EPOCH_AHEAD: "It reports an epoch that this portal never gave.",
 }
 """The cause as a sentence for people."""
 
@@ -200,5 +218,7 @@ BEFELL: dict[Trouble, str] = {
     Trouble.LINK_LOST: "The connection broke",
     Trouble.STUCK: "Something could not be ended",
     Trouble.CUT_OFF: "It and another node did not reach each other",
+    Trouble.MALFORMED: "It sent malformed frames",
+    Trouble.EPOCH_AHEAD: "It reported an epoch that was never given",
 }
 """What one trouble is called in a list."""

@@ -135,7 +135,7 @@ def test_nodes_and_gpus_that_are_unwell(scene, admin) -> None:
     Node.objects.filter(pk=silent.pk).update(reachable=False)
     first, second, *_ = node.gpus.all()
     record_gpu_health(first.pk, GpuHealth.LOST, "XID 79")
-    record_foreign({(node.public_id, second.uuid): "python (process 7) of root"})
+    record_foreign(node.public_id, {second.uuid: "python (process 7) of root"})
     told = scraped(admin)
     assert told[("fairway_gpus_unwell", pool, "lost")] == told[("fairway_gpus_unwell", pool, "foreign")] == 1
     assert told[("fairway_gpus", pool, "free")] == node.gpus.count() - 2  # the silent one's are closed

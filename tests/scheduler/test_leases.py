@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import F
+from django.utils import timezone
 
 from portal.models import Lease
+from portal.services import restored
+from portal.services.restored import begin_looking
 from scheduler import leases
-from scheduler.leases import Deposed, check, claim, command_epoch, let_go, lift, renew
+from scheduler.leases import Deposed, check, claim, command_epoch, let_go, renew
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -63,14 +68,33 @@ def test_epochs_are_of_one_row_over_all_leases() -> None:
         command_epoch(node)
 
 
-def test_lifting_above_what_a_node_has_heard() -> None:
+def test_restore_gives_epochs_above_all_given_since_the_backup(monkeypatch) -> None:
     node = claim("node:x", "a", 10)
     assert node is not None
-    lifted = lift(node, 500)
-    assert lifted.epoch == 501
-    assert command_epoch(lifted) == 501
-    with pytest.raises(Deposed):
-        lift(node, 600)
+    heard, now = 0, timezone.now()
+    for seconds in range(
+        3
+    ):  # the same backup again and again: the record is back at the same epoch each time
+        monkeypatch.setattr(restored.timezone, "now", lambda at=now + dt.timedelta(seconds=seconds): at)
+        Lease.objects.all().delete()
+        Lease.objects.create(name="node:x", holder="a", epoch=node.epoch, expires_at=timezone.now())
+        with transaction.atomic():
+            begin_looking()
+        later = claim("node:x", "b", 10)
+        assert later is not None and heard < command_epoch(later) < 2**53
+        heard = command_epoch(later)
+        Lease.objects.filter(name="node:x").update(epoch=F("epoch") + 1000)
+        heard += 1000
+
+
+def test_restore_ends_every_lease() -> None:
+    held = claim("leader", "a", 10)
+    assert held is not None
+    with transaction.atomic():
+        begin_looking()
+    assert renew(["leader"], "a", 10) == []
+    with transaction.atomic(), pytest.raises(Deposed):
+        check(held)
 
 
 def test_of_many_who_claim_at_once_one_gets_it() -> None:

@@ -10,8 +10,8 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from agents.engines.answers import event_of
 from agents.engines.contract import TaskExited
-from agents.engines.ssh import event_of
 from portal.errors import Conflict
 from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageLedger, Volume
 from portal.services import lifecycle
@@ -35,7 +35,7 @@ from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-QUERIES = 29
+QUERIES = 30
 """All reads of one photograph, its two opening statements and the savepoint-free transaction around them."""
 
 
@@ -229,7 +229,8 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(s
         return {row.name: (row.cuda, row.unfit_nodes) for row in pending}
 
     assert rows() == {"with": ("", ()), "without": ("", ())}
-    note_images(nodes["13.0"], [image_row(scene["environment"], "12.4")])
+    for cuda in ("13.0", "12.10"):
+        note_images(nodes[cuda], [image_row(scene["environment"], "12.4")])
     old = ("12.4", (nodes["12.2"].public_id,))
     assert rows() == {"with": old, "without": ("", ())}
     note_images(nodes["12.2"], [image_row(scene["environment"], "12.4") | {"refs": ["another:1"]}])
@@ -238,6 +239,26 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(s
         Environment.objects.update(min_cuda=chosen)
         assert rows()["with"][0] == needed
         assert len(rows()["with"][1]) == {"": 0, "12.1": 0, "13.1": 3}[needed]
+
+
+def test_what_one_node_says_of_an_image_keeps_jobs_off_that_node_alone(scene) -> None:
+    lying, others = (
+        record.node(scene["pool"], hello={"cuda_driver": "13.0"}),
+        [record.node(scene["pool"], hello={"cuda_driver": "13.0"}) for _ in range(2)],
+    )
+    submit(scene, name="with", gpus_per_task=1)
+
+    def row() -> tuple[str, tuple[str, ...]]:
+        (pending,) = take_photo(record.cluster()).snapshot.pending
+        return pending.cuda, pending.unfit_nodes
+
+    for word in ("99.9", "x" * 8, "9" * 64):
+        note_images(lying, [image_row(scene["environment"], word)])
+        assert row() == ("", (lying.public_id,) if word == "99.9" else ())
+    note_images(lying, [image_row(scene["environment"], "99.9")])
+    for node in others:
+        note_images(node, [image_row(scene["environment"], "12.4")])
+    assert row() == ("12.4", (lying.public_id,))
 
 
 def image_row(environment: Environment, cuda: str | None) -> dict[str, object]:
@@ -280,12 +301,12 @@ def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(scene) -> None
     album = Album()
     assert all(gpu.healthy for row in take_photo(record.cluster(), album).snapshot.nodes for gpu in row.gpus)
     gpu = scene["node"].gpus.first()
-    record_foreign({(scene["node"].public_id, gpu.uuid): "python (process 7) of root"})
+    record_foreign(scene["node"].public_id, {gpu.uuid: "python (process 7) of root"})
     (row,) = take_photo(record.cluster(), album).snapshot.nodes
     assert [each.uuid for each in row.gpus if not each.healthy] == [gpu.uuid]
     with transaction.atomic(), pytest.raises(Conflict, match="process 7"):
         take_gpus([(gpu.pk, 1000, 0)])
-    record_foreign({(scene["node"].public_id, gpu.uuid): ""})
+    record_foreign(scene["node"].public_id, {gpu.uuid: ""})
     (row,) = take_photo(record.cluster(), album).snapshot.nodes
     assert all(each.healthy for each in row.gpus)
 

@@ -54,7 +54,7 @@ def test_an_xid_is_counted_until_somebody_looked_and_then_begins_anew(gpu) -> No
 
 def test_a_foreign_program_is_an_alarm_while_it_is_there_and_until_somebody_looked(gpu) -> None:
     def seen(who: str) -> GpuAlarm:
-        record_foreign({(gpu.node.public_id, gpu.uuid): who})
+        record_foreign(gpu.node.public_id, {gpu.uuid: who})
         return GpuAlarm.objects.order_by("-id").get()
 
     row = seen("python (process 77) of carol")

@@ -8,7 +8,7 @@ from django.db import IntegrityError, transaction
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.management.commands.node_setup import Command
-from portal.models import AuditEntry, Gpu, Job, Node
+from portal.models import AuditEntry, Gpu, GpuAlarm, Job, Link, Node
 from portal.services import enrolment, lifecycle, node_acts, nodes
 from portal.services.gpus import do_give_back_gpu, record_gpu_health
 from portal.words.reasons import EndReason
@@ -190,6 +190,49 @@ def test_a_gpu_that_moves_to_another_node_is_not_held_against_it(scene):
     nodes.record_hello(other.pk, hello(scene, gpus=told[:1]), received_s=100)
     moved = Gpu.objects.get(uuid=told[0]["uuid"])
     assert (moved.node, moved.health, moved.health_reason) == (other, GpuHealth.OK, "")
+
+
+def test_a_gpu_that_another_node_has_or_holds_does_not_move_and_raises_an_alarm(scene):
+    job, node = running(scene), scene["node"]
+    newcomer = record.node(scene["pool"], gpus=0)
+    told = hello(scene)["gpus"]
+    own = {"uuid": "GPU-own", "index": 9, "model": "X", "memory_mib": 1000, "health": "ok"}
+    for _ in range(2):
+        nodes.record_hello(newcomer.pk, hello(scene, gpus=[*told, own]), received_s=100)
+    assert node.gpus.count() == len(told) and newcomer.gpus.get().uuid == "GPU-own"
+    open_alarms = GpuAlarm.objects.filter(kind="claimed")
+    assert {(row.gpu.node, row.claimant, row.times) for row in open_alarms} == {(node, newcomer, 2)}
+    assert open_alarms.count() == len(told)
+    # what the newcomer says of that GPU ends nothing, and what is not present is still held
+    for gpu in told:
+        gpu["health"] = "lost"
+    nodes.record_hello(newcomer.pk, hello(scene, gpus=[*told, own]), received_s=100)
+    node.gpus.update(present=False)
+    nodes.record_hello(newcomer.pk, hello(scene, gpus=told[:1]), received_s=100)
+    job.refresh_from_db()
+    assert (job.state, job.attempts.get().stop_reason) == ("RUNNING", "")
+    assert Gpu.objects.get(uuid=told[0]["uuid"]).node == node, "its allocation is there"
+    assert open_alarms.filter(over_at__isnull=True).get().gpu.uuid == told[0]["uuid"]
+
+
+def test_a_gpu_of_a_retired_node_moves(scene):
+    Node.objects.filter(pk=scene["node"].pk).update(state=NodeState.RETIRED.value)
+    newcomer = record.node(scene["pool"], gpus=0)
+    nodes.record_hello(newcomer.pk, hello(scene), received_s=100)
+    assert newcomer.gpus.count() == 4 and not GpuAlarm.objects.exists()
+
+
+def test_a_gpu_that_a_hello_names_twice_counts_once_and_keeps_its_health(scene):
+    gpu = scene["node"].gpus.get(index=0)
+    record_gpu_health(gpu.pk, GpuHealth.QUARANTINED, "Its memory had errors.")
+    told = hello(scene)["gpus"]
+    pairs = [
+        {"a": told[0]["uuid"], "b": told[1]["uuid"], "nvlinks": lines, "level": "single"} for lines in (1, 2)
+    ]
+    nodes.record_hello(scene["node"].pk, hello(scene, gpus=[*told, *told], links=pairs), received_s=100)
+    gpu.refresh_from_db()
+    assert (scene["node"].gpus.count(), gpu.health) == (4, GpuHealth.QUARANTINED)
+    assert Link.objects.filter(kind="nvlink").count() == Link.objects.filter(kind="pcie").count() == 1
 
 
 def test_a_full_disk_takes_a_node_out_of_service_until_there_is_room(scene):

@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 
 from portal.models import AuditEntry, GpuAlarm, InvalidRow
-from portal.services.alarms import InvalidRowReport, record_xid, report_invalid_rows
+from portal.services.alarms import InvalidRowReport, record_claimed, record_xid, report_invalid_rows
 from portal.services.gpus import record_foreign
 
 
@@ -15,7 +15,7 @@ def alarms(scene) -> list[GpuAlarm]:
     gpu = scene.nodes["ada-1"].gpus.get(index=0)
     for xid in (79, 79, 31):
         record_xid(gpu.node_id, gpu.uuid, xid, 1)
-    record_foreign({(gpu.node.public_id, gpu.uuid): "python (process 77) of <carol>"})
+    record_foreign(gpu.node.public_id, {gpu.uuid: "python (process 77) of <carol>"})
     return list(GpuAlarm.objects.order_by("id"))
 
 
@@ -61,3 +61,23 @@ def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(sc
     assert "Invalid data" not in client.get(page).content.decode()
     report_invalid_rows([report])  # it is wrong again: a new alarm
     assert InvalidRow.objects.filter(acknowledged_at__isnull=True, over_at__isnull=True).count() == 1
+
+
+def test_a_gpu_that_two_nodes_report_is_an_alarm_with_both_and_a_note_on_the_newcomers_page(
+    scene, client_of
+) -> None:
+    owner, newcomer = (
+        scene.nodes["ada-1"],
+        scene.nodes["a100-2"],
+    )
+    gpu = owner.gpus.get(index=0)
+    record_claimed(newcomer, [gpu])
+    client = client_of("admin")
+    text = client.get(reverse("alarms")).content.decode()
+    assert "Reported by two nodes" in text and f"{newcomer.name} reports the same GPU" in text
+    assert f"it counts for {owner.name} only" in text
+    text = client.get(reverse("node", args=[newcomer.public_id])).content.decode()
+    assert "It reports the GPU" in text and gpu.uuid in text and "It is not used here." in text
+    (row,) = client.get("/api/v1/alarms/").json()["items"]
+    assert (row["kind"], row["grade"], row["node"]["name"]) == ("claimed", "claimed", owner.name)
+    assert row["claimant"]["name"] == newcomer.name and row["xid"] is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agents.link import Link
 from agents.node import progress, word_files
-from agents.samples import measured
+from agents.wire import measured
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
 from tests.agents.node.test_checkpoint import ODD
 from tests.agents.node.test_process import eventually, needs_root, start

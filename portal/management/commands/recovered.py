@@ -1,0 +1,40 @@
+"""`manage.py recovered`: PostgreSQL set the database back, so nothing starts until nodes were compared."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections, transaction
+
+from portal.config import places
+from portal.services.restored import begin_looking
+from portal.standalone.account import service_account
+from portal.standalone.borrowed import borrowed_database
+from portal.standalone.errors import StartError
+from portal.standalone.folder import DataFolder
+
+
+class Command(BaseCommand):
+    help = (
+        "Tells Fairway that its database was set back to an earlier moment otherwise than by manage.py restore, such "
+        "as by point-in-time recovery."
+    )
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--data-dir", type=Path)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            with borrowed_database(DataFolder(places.data_dir(), service_account()), alone=True):
+                with transaction.atomic():
+                    begin_looking()
+                connections.close_all()
+        except StartError as trouble:
+            raise CommandError(str(trouble)) from trouble
+        self.stdout.write(
+            "The engine starts nothing until every node was compared once, or an administrator declares it fenced."
+        )

@@ -1,0 +1,406 @@
+"""A hostile node beside an honest one: epochs that were never given, and arbitrary frames on both of its links."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.utils import timezone
+
+from agents.link import Refused
+from agents.node.ledger import Ledger
+from portal import last_samples
+from portal.live.streams import open_watch
+from portal.models import (
+    Attempt,
+    AttemptEnergy,
+    ClusterSettings,
+    Gpu,
+    Job,
+    Lease,
+    Node,
+    NodePool,
+    Progress,
+    Task,
+    UsageMinute,
+)
+from portal.services import lifecycle
+from portal.words.states import JobState, NodeState
+from scheduler import leases, sweep
+from scheduler.actors import NodeActor
+from scheduler.cycle import run_cycle
+from scheduler.dispatch import Door
+from scheduler.opening import CannotOpen, open_engine
+from scheduler.reconcile import reconcile
+from tests import record
+from tests.engine_room import Engine, EngineRoom, engine_room, wait_for
+from tests.hostile import Agent, HostileFrames, hello
+from tests.live.test_collector import collecting
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+EPOCHS_NEVER_GIVEN = 2**40
+
+
+@pytest.fixture
+def room(settings) -> Iterator[EngineRoom]:
+    with engine_room() as made:
+        settings.DATA_DIR = made.folder
+        settings.LOG_DIR = Path(made.folder) / "logs"
+        yield made
+
+
+@pytest.fixture
+def owner() -> Any:
+    return record.person("ada")
+
+
+@pytest.fixture
+def submit(owner) -> Any:
+    project, environment = record.project(member=owner), record.environment(runtime="process", tool=False)
+
+    def submitted(*command: str, **fields: Any) -> Job:
+        fields = {"cpu_milli": 100, "memory_mib": 64, "stop_grace_s": 1, "command": list(command), **fields}
+        return record.job(owner, project, environment, **fields)
+
+    return submitted
+
+
+# -- epochs ------------------------------------------------------------------------------------------
+
+
+def set_heard_epoch(room: EngineRoom, name: str, epoch: int) -> None:
+    folder = room.folder / name / "state"
+    folder.mkdir(exist_ok=True)
+    with Ledger(str(folder)).change() as state:
+        state["epoch"] = epoch
+
+
+def is_done(job: Job) -> bool:
+    return bool(Job.objects.get(pk=job.pk).state == JobState.COMPLETED)
+
+
+@pytest.mark.parametrize("epoch", [2**53 - 1, 2**63 - 2])
+def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(room, submit, epoch) -> None:
+    pool, engine = record.pool(), Engine()
+    odd, well = (room.known(room.node(pool=pool, name=name)) for name in ("odd", "well"))
+    set_heard_epoch(room, "odd", epoch)
+
+    def told() -> bool:
+        odd.refresh_from_db()
+        return bool(odd.problem)
+
+    first = submit("true")
+    assert engine.run_until(lambda: is_done(first) and told(), 30)
+    assert max(Lease.objects.values_list("epoch", flat=True)) < 100
+    assert str(epoch) in odd.problem if epoch < 2**53 else "highest_epoch" in odd.problem
+    assert not odd.reachable and not Node.objects.get(pk=well.pk).problem
+    if epoch > 2**53:
+        return  # such a hello is not even read
+    assert (odd.trust, odd.trust_cause) == ("aside", "epoch_ahead")
+    assert "manage.py recovered" in odd.problem
+    second = submit("true")  # new holders of every lease, as after a restart of the workers
+    assert Engine().run_until(lambda: is_done(second), 30)
+    assert set(Task.objects.values_list("node__name", flat=True)) == {"well"}
+
+    set_heard_epoch(room, "odd", 0)  # what an administrator does there
+    assert engine.run_until(lambda: Node.objects.get(pk=odd.pk).reachable, 40)
+
+
+def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(room, submit, monkeypatch) -> None:
+    node, engine = room.known(room.node(name="n1")), Engine()
+    monkeypatch.setenv("FAIRWAY_DATA_DIR", str(room.folder))
+    before = submit("true")
+    assert engine.run_until(lambda: is_done(before), 30)
+    Lease.objects.all().delete()
+    set_heard_epoch(room, "n1", 500)  # given since the moment to which the database was set back
+
+    def refused() -> bool:
+        node.refresh_from_db()
+        return "500" in node.problem
+
+    assert engine.run_until(refused, 30)
+    call_command("recovered")
+    assert ClusterSettings.objects.get().adopt_only
+    after = submit("true")
+    assert Engine().run_until(lambda: is_done(after), 60)
+    assert not ClusterSettings.objects.get().adopt_only
+
+
+# -- tasks of others ---------------------------------------------------------------------------------
+
+
+def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
+    first, second = (
+        record.node(record.pool(), name=name, gpus=1, runtime="process") for name in ("n1", "n2")
+    )
+    Node.objects.filter(pk=second.pk).update(pool=first.pool)
+    job = submit("true", tasks=2)
+    with transaction.atomic():
+        seats = [lifecycle.Seat(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
+        attempt = lifecycle.begin_attempt(job, first.pool, seats, epoch=1)
+    tasks = list(attempt.task_rows.order_by("rank"))
+    for task in tasks:
+        Task.objects.filter(pk=task.pk).update(state="RUNNING", running_at=timezone.now())
+    Attempt.objects.filter(pk=attempt.pk).update(
+        state="RUNNING", running_at=timezone.now(), sent_at=timezone.now()
+    )
+    said = {
+        "cluster": "t1",
+        "digest": "d",
+        "runtime": "process",
+        "ports": {},
+        "gpus": [],
+        "job": job.public_id,
+    }
+    said |= {"attempt": 1, "progress": 5.0, "progress_ago_s": 0.1, "saved_ago_s": 0.1}
+    rank_0 = said | {"name": "a", "task": 0, "state": "exited", "exit_code": 1}
+    listed = [
+        rank_0,
+        rank_0 | {"state": "running", "name": "b"},
+        said | {"name": "c", "task": 1, "state": "running"},
+    ]
+    answer = {"containers": listed, "boot_id": "boot-1", "full_disk": None, "clock_s": time.time()}
+    engine = Agent(lambda: hello([]), lambda request: answer if request["verb"] == "list" else {}).engine()
+    record.cluster()
+    lease = leases.claim(leases.node_lease(second.public_id), "a", 60.0)
+    assert lease is not None
+    reconcile(Door(engine, lease, second))
+    engine.close()
+    assert [Task.objects.get(pk=task.pk).state for task in tasks] == ["RUNNING", "RUNNING"]
+    assert Progress.objects.get(attempt=attempt).rank == 1
+
+
+# -- arbitrary frames --------------------------------------------------------------------------------
+
+PASSING = {"portal_outbox", "portal_cycle", "portal_totals", "portal_lease", "portal_attemptenergy"}
+"""Tables that an honest cluster writes all the while; what matters of them is looked at by itself."""
+LIVE_OF_A_NODE = {"last_seen_at", "reconciled_at", "clock_skew_s"}
+
+
+class Rows:
+    """Every row of the record, and which of them belong to one node: its own, those of its tasks and its alarms."""
+
+    def __init__(self, node: Node, apart: list[Job]) -> None:
+        """``apart`` are jobs that the test itself makes meanwhile."""
+        self._node, self._apart = node, apart
+
+    def others(self) -> dict[str, dict[str, Any]]:
+        """By table and row, what does not belong to the node."""
+        tables = [name for name in connection.introspection.table_names() if name.startswith("portal_")]
+        rows = {table: self._table(table) for table in sorted(set(tables) - PASSING)}
+        own = self._own(rows)
+        return {
+            f"{table} {key}": {name: value for name, value in row.items() if name not in LIVE_OF_A_NODE}
+            for table, found in rows.items()
+            for key, row in found.items()
+            if not own(table, row)
+        }
+
+    def _table(self, table: str) -> dict[str, dict[str, Any]]:
+        with connection.cursor() as cursor:
+            cursor.execute(f'SELECT to_jsonb(each)::text FROM "{table}" AS each')
+            rows = [json.loads(text) for (text,) in cursor.fetchall()]
+        return {str(row.get("id") or sorted(row.items(), key=str)): row for row in rows}
+
+    def _own(self, rows: dict[str, dict[str, dict[str, Any]]]) -> Any:
+        def ids(table: str, column: str, wanted: set[Any]) -> set[Any]:
+            return {row["id"] for row in rows[table].values() if row[column] in wanted}
+
+        nodes = {self._node.pk}
+        gpus = ids("portal_gpu", "node_id", nodes)
+        here = {row["attempt_id"] for row in rows["portal_task"].values() if row["node_id"] in nodes}
+        jobs = {row["job_id"] for row in rows["portal_attempt"].values() if row["id"] in here}
+        jobs |= {job.pk for job in self._apart}
+        attempts = ids("portal_attempt", "job_id", jobs)
+        tasks = ids("portal_task", "attempt_id", attempts)
+        allocations = ids("portal_allocation", "task_id", tasks)
+        named = {row["public_id"] for row in rows["portal_job"].values() if row["id"] in jobs}
+        named |= {
+            row["public_id"] for row in rows["portal_unknowncontainer"].values() if row["node_id"] in nodes
+        }
+        named.add(self._node.public_id)
+        columns = {
+            "node_id": nodes, "gpu_id": gpus, "gpu_a_id": gpus, "claimant_id": nodes, "job_id": jobs,
+            "attempt_id": attempts, "task_id": tasks, "allocation_id": allocations, "object_id": named,
+        }  # fmt: skip
+        themselves = {"portal_node": nodes, "portal_gpu": gpus, "portal_job": jobs, "portal_attempt": attempts,
+                      "portal_task": tasks, "portal_allocation": allocations}  # fmt: skip
+
+        def own(table: str, row: dict[str, Any]) -> bool:
+            if table == "portal_usageminute" and row["node_id"] not in nodes:
+                return True  # looked at by itself: an honest node's grow all the while
+            if row.get("id") in themselves.get(table, ()):
+                return True
+            return any(row.get(column) in wanted for column, wanted in columns.items())
+
+        return own
+
+
+class Scene:
+    """An honest node with a real agent and a job on it, and a hostile one with jobs of its own; actors and cycles."""
+
+    def __init__(self, room: EngineRoom, submit: Any, frames: int, seed: int) -> None:
+        self.submit = submit
+        self.honest = room.known(room.node(name="honest"))
+        self.hostile = record.node(NodePool.objects.create(name="hostile"), name="hostile", runtime="process")
+        Node.objects.filter(pk=self.hostile.pk).update(state=NodeState.CORDONED.value, boot_id="boot-1")
+        self.victim = submit("sleep", "600", name="victim", pool=self.honest.pool)
+        self.own = [submit("sleep", "600", pool=self.hostile.pool) for _ in range(4)]
+        for job, gpu in zip(self.own, self.hostile.gpus.order_by("pk"), strict=True):
+            with transaction.atomic():
+                seat = lifecycle.Seat(self.hostile, [(gpu.pk, 1000)])
+                lifecycle.begin_attempt(job, self.hostile.pool, [seat], epoch=1)
+        jobs = [self.victim.public_id, *(job.public_id for job in self.own), "unknown"]
+        gpus = [list(node.gpus.values_list("uuid", flat=True)) for node in (self.hostile, self.honest)]
+        drawn = HostileFrames(seed, *gpus, jobs, images=["localhost/test:1"])
+        self.attacking = threading.Event()
+        self.agent = Agent(drawn.hello, drawn.answer, lambda role: self._gated(drawn.frames(role)))
+        self._frames = frames
+        self._ending = threading.Event()
+
+    def _gated(self, frames: Iterator[Any]) -> Iterator[Any]:
+        for frame in frames:
+            self.attacking.wait()
+            if self.agent.sent >= self._frames:
+                self._ending.wait(0.2)
+            yield frame
+
+    def __enter__(self) -> Scene:
+        self._holder = leases.new_holder()
+        for node, opener in ((self.honest, open_engine), (self.hostile, self._open_control)):
+            lease = leases.claim(leases.node_lease(node.public_id), self._holder, 600.0)
+            assert lease is not None
+            setattr(self, f"_{node.name}_actor", NodeActor(node, lease, opener))
+        self._honest_actor.start()
+        self._loop = threading.Thread(target=self._run, daemon=True)
+        self._loop.start()
+        return self
+
+    def attack(self) -> None:
+        self.attacking.set()
+        self._hostile_actor.start()
+
+    def _open_control(self, node: Node) -> Any:
+        try:
+            return self.agent.engine()
+        except Refused as refusal:
+            raise CannotOpen(refusal.message, refusal.code) from refusal
+
+    def open_watch(self, watched: Any, on_event: Any) -> Any:
+        if watched.name == "honest":
+            return open_watch(watched, on_event)
+        self.attacking.wait()
+        return self.agent.open("watch", on_event=on_event)
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            run_cycle("test", self._holder)
+            sweep.sweep()
+            for actor in (self._honest_actor, self._hostile_actor):
+                actor.hint("work")
+            time.sleep(0.2)
+        connection.close()
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self.attacking.set()
+        self._loop.join(20)
+        for actor in (self._honest_actor, self._hostile_actor):
+            actor.end()
+            if actor.is_alive():
+                actor.join(20)
+
+    def dispatch_s(self, jobs: list[Job]) -> float:
+        """How long a job takes from its submit until it has ended on the honest node."""
+        began = time.monotonic()
+        jobs.append(self.submit("true", pool=self.honest.pool))
+        wait_for("the job", lambda: is_done(jobs[-1]), 30)
+        return time.monotonic() - began
+
+
+class Ticks:
+    """Gaps between the frames of a node that pages get."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._over = node, threading.Event()
+        self.gaps_s: list[float] = []
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        at_s = last = 0.0
+        while not self._over.wait(0.02):
+            frame = last_samples.last_frames([self._node.public_id]).get(self._node.public_id)
+            if frame is not None and frame["at_s"] - frame["lag_s"] > at_s + 0.5:
+                at_s, now = frame["at_s"] - frame["lag_s"], time.monotonic()
+                self.gaps_s += [now - last] if last else []
+                last = now
+
+    def __enter__(self) -> Ticks:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(5)
+
+
+def attacked(room: EngineRoom, submit: Any, *, frames: int, seed: int, jobs_timed: int) -> None:
+    timed: list[Job] = []
+    began = time.monotonic()
+    with Scene(room, submit, frames, seed) as scene, collecting(scene.open_watch):
+        honest = scene.honest
+        wait_for("the victim", lambda: scene.victim.attempts.filter(state="RUNNING").exists(), 30)
+        wait_for("live data", lambda: last_samples.last_frames([honest.public_id]), 30)
+        with Ticks(honest) as calm:
+            reference_s = [scene.dispatch_s(timed) for _ in range(jobs_timed)]
+            wait_for("ticks", lambda: len(calm.gaps_s) >= 3)
+        rows = Rows(scene.hostile, timed)
+        before = rows.others()
+        scene.attack()
+        with Ticks(honest) as attacked:
+            measured_s = [scene.dispatch_s(timed) for _ in range(jobs_timed)]
+            wait_for(f"{frames} frames", lambda: scene.agent.sent >= frames, frames / 40)
+            wait_for("ticks", lambda: len(attacked.gaps_s) >= 3)
+        after = rows.others()
+        changed = {
+            key: (before.get(key), after.get(key))
+            for key in before | after
+            if before.get(key) != after.get(key)
+        }
+        changed = {key: pair for key, pair in changed.items() if not _is_of(pair, timed)}
+        assert not changed, changed
+        assert statistics.median(measured_s) <= statistics.median(reference_s) + 1.0
+        assert statistics.median(attacked.gaps_s) <= statistics.median(calm.gaps_s) + 1.0
+        assert Lease.objects.order_by("-epoch").first().epoch < EPOCHS_NEVER_GIVEN
+        wait_for("its trouble", lambda: scene.hostile.troubles.filter(trouble="malformed").exists())
+    minutes = UsageMinute.objects.filter(node=honest)
+    uuids = list(Gpu.objects.filter(node=honest).order_by("index").values_list("uuid", flat=True))
+    assert all(row.gpu_uuids == uuids for row in minutes)
+    assert {job for row in minutes for each in row.holders for job in each} <= {scene.victim.public_id}
+    joules = AttemptEnergy.objects.filter(attempt__job=scene.victim).values_list("joules", flat=True)
+    assert sum(joules) < 1000.0 * (time.monotonic() - began), "no GPU here draws as much"
+
+
+def _is_of(pair: tuple[Any, Any], jobs: list[Job]) -> bool:
+    """True for rows of the jobs that the test submitted between the two looks."""
+    ids, names = {job.pk for job in jobs}, {job.public_id for job in jobs}
+    return any(row and (row.get("job_id") in ids or row.get("object_id") in names) for row in pair)
+
+
+def test_arbitrary_frames_change_nothing_beyond_their_node_and_delay_no_other(room, submit, owner) -> None:
+    attacked(room, submit, frames=500, seed=1, jobs_timed=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_ten_thousand_arbitrary_frames_do_not_either(room, submit, owner, seed) -> None:
+    attacked(room, submit, frames=2_500, seed=seed, jobs_timed=20)
