@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0040_kept_places'),
+        ("portal", "0040_kept_places"),
     ]
 
     operations = [

@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0040_kept_places'),
+        ("portal", "0041_claims_of_nodes"),
     ]
 
     operations = [

@@ -13,7 +13,7 @@ def end_sessions(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0040_kept_places'),
+        ("portal", "0043_invalid_rows"),
         ('sessions', '0001_initial'),
     ]
 

@@ -10,7 +10,7 @@ JOB_HELP = "The image of all its attempts, recorded at submit; blank: its first 
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0040_kept_places")]
+    dependencies = [("portal", "0045_hashed_sessions")]
 
     operations = [
         migrations.AddConstraint(

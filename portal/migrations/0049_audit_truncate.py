@@ -9,7 +9,7 @@ REFUSE = """
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0040_kept_places")]
+    dependencies = [("portal", "0047_job_boundaries")]
 
     operations = [
         migrations.RunSQL(REFUSE, "DROP TRIGGER IF EXISTS portal_audit_no_truncate ON portal_auditentry"),
