@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from portal.access import Person, Verb, can, project_ids, signed_in
 from portal.models import Job, Project, User
@@ -43,13 +43,17 @@ def eyes_of(person: Person) -> Eyes:
     return Eyes(user, None if user.is_admin else frozenset(project_ids(user)))
 
 
-def visible_environ(person: Person, job: Job) -> Mapping[str, str] | None:
-    """The variables of a job, for those who may control it; None for others, since values may be secret."""
-    environ: Mapping[str, str] = job.environ
-    return environ if can(person, Verb.CONTROL, job) else None
+class PrivateFields(NamedTuple):
+    """What a job holds for those who may control it; None for others."""
+
+    environ: Mapping[str, str] | None
+    secrets: list[dict[str, Any]] | None
 
 
-def visible_job_secrets(person: Person, job: Job) -> list[dict[str, Any]] | None:
-    """Which secrets a job gets, for those who may control it; None for others."""
-    secrets: list[dict[str, Any]] = job.secrets
-    return secrets if can(person, Verb.CONTROL, job) else None
+def private_fields(person: Person, job: Job) -> PrivateFields:
+    """The variables of a job, whose values may be secret, and which secrets it gets."""
+    return (
+        PrivateFields(job.environ, job.secrets)
+        if can(person, Verb.CONTROL, job)
+        else PrivateFields(None, None)
+    )

@@ -41,7 +41,7 @@ from portal.services.jobs import (
     do_suspend_job,
 )
 from portal.services.tokens import Scope
-from portal.visibility import visible_environ, visible_job_secrets
+from portal.visibility import private_fields
 from portal.words.states import JobKind, JobState
 
 TIMELINE = 100
@@ -103,8 +103,7 @@ def whole(person: User, row: Job) -> dict[str, Any]:
         seen=ahead | seen_around(person, attempts, room_made, chain),
         moves=moves,
         receipts=receipts_for(person, row) if standing else [],
-        environ=visible_environ(person, row),
-        secrets=visible_job_secrets(person, row),
+        private=private_fields(person, row),
         extensions=extensions_of(row),
         idle=idleness_of(row, attempts[0] if attempts else None),
     )

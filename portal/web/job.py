@@ -30,7 +30,7 @@ from portal.selectors.progress import layouts_compared, progress_of
 from portal.selectors.receipts import receipts_for
 from portal.services import workspaces
 from portal.services.jobs import do_cancel_job, do_hold_job, do_resume_job, do_start_again, do_suspend_job
-from portal.visibility import visible_environ, visible_job_secrets
+from portal.visibility import private_fields
 from portal.web.failure import failure_of
 from portal.web.idle_words import idle_rule
 from portal.web.job_row import STATE_LOOKS, JobRow, numbers_of, rows_of, standing_of
@@ -278,8 +278,7 @@ def run(request: HttpRequest, public_id: str) -> HttpResponse:
     shown = {
         "tab": "run",
         "request_rows": request_rows(found),
-        "environ": visible_environ(user, found),
-        "secrets": visible_job_secrets(user, found),
+        **private_fields(user, found)._asdict(),
     }
     return render(request, "job/run.html", heading(user, found) | shown)
 

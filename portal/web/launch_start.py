@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from portal.models import Job, Template, User
-from portal.visibility import visible_environ, visible_job_secrets
+from portal.visibility import private_fields
 from portal.web.launch_data import secret_lines, volume_lines
 from portal.web.launch_form import SHELL
 from portal.web.words import duration, whole_number
@@ -14,8 +14,8 @@ from portal.web.words import duration, whole_number
 
 def initial_of(user: User, job: Job) -> dict[str, Any]:
     """A job written back into the form; variables and secrets only where the person may read them."""
-    environ = visible_environ(user, job) or {}
-    secrets = visible_job_secrets(user, job) or []
+    private = private_fields(user, job)
+    environ, secrets = private.environ or {}, private.secrets or []
     command = list(job.command)
     text = command[2] if len(command) == 3 and command[:2] == SHELL else shlex.join(command)
     return {

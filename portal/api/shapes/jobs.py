@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from rest_framework import serializers
@@ -23,6 +23,7 @@ from portal.selectors.progress import KnownLayout as KnownLayoutRow
 from portal.selectors.progress import progress_of
 from portal.selectors.receipts import Receipt
 from portal.selectors.time_limits import ends_at
+from portal.visibility import PrivateFields
 from portal.words.states import AttemptState, Desired, JobKind, JobState
 
 STATES = [state.value for state in JobState]
@@ -446,15 +447,11 @@ def job_whole(
     seen: Collection[str],
     moves: list[Move],
     receipts: list[Receipt],
-    environ: Mapping[str, str] | None,
-    secrets: list[dict[str, Any]] | None,
+    private: PrivateFields,
     extensions: list[ExtensionRow],
     idle: Idleness | None,
 ) -> dict[str, Any]:
-    """One job with everything that is known of it; other jobs are named only when in ``seen``.
-
-    ``environ`` and ``secrets`` come from ``portal.visibility``.
-    """
+    """One job with everything that is known of it; other jobs are named only when in ``seen``."""
     missing = why_none(row, standing_of(row))
     return {
         **job(row),
@@ -479,9 +476,9 @@ def job_whole(
         "retry_failures": row.retry_failures,
         "launcher": row.launcher,
         "command": row.command,
-        "environ": environ,
+        "environ": private.environ,
         "volumes": row.volumes,
-        "secrets": secrets,
+        "secrets": private.secrets,
         "version": row.version,
         "stub": row.stub,
         "attempts": [attempt(one, seen) for one in attempts],
