@@ -57,6 +57,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.NodeTrouble: {"sentence": ADMIN},
     models.GpuAlarm: dict.fromkeys(("who", "note"), ADMIN),
     models.ClusterSettings: {"alarm": ADMIN},
+    models.InvalidRow: dict.fromkeys(("row", "field", "message", "note"), ADMIN),
     models.FailedCycle: dict.fromkeys(("sentence", "field"), ADMIN),
     models.UnknownContainer: dict.fromkeys(("owner", "project"), ADMIN),
     models.RegistryLogin: dict.fromkeys(("host", "username", "changed_by"), ADMIN),
@@ -79,7 +80,7 @@ OTHERS: dict[str, str] = {
     "EnvironmentOnNode": "state detail",
     "Gpu": "uuid model health health_reason foreign_user mig_profile bus_id",
     "Link": "kind level",
-    "Node": "name state state_reason link host account host_key runtime settings labels interface lacks problem "
+    "Node": "addresses name state state_reason link host account host_key runtime settings labels interface lacks problem "
     "boot_id agent_version hello trust trust_cause trust_sentence",
     "NodePool": "name engine policy fabric_interface fabric_network fabric_devices fabric_adapters",
     "Reservation": "name reason",
@@ -123,6 +124,7 @@ OTHERS: dict[str, str] = {
     "WorkspaceSession": "cookie_sha256 session_key",
     "WorkspaceTicket": "code_sha256 session_key",
     # given back to the person who asked alone, or to nobody
+    "InvalidRow": "kind",
     "IdempotencyKey": "key route body_sha256 body",
     "Question": "kind body answer",
     "Terminal": "session_key secret refusal",
