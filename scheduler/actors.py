@@ -35,7 +35,6 @@ from agents.link import TokenBucket
 from agents.openings import Openings
 from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
-from portal.selectors.egress import denied_addresses
 from portal.services import nodes, trust
 from portal.services.alarms import record_xid
 from portal.services.bringing import BRING
@@ -81,7 +80,13 @@ _OPENINGS = Openings()
 class NodeActor:
     """The only one who speaks to its node, as long as the lease is ours."""
 
-    def __init__(self, node: Node, lease: Held, opener: Callable[[Node], Engine] = open_engine) -> None:
+    def __init__(
+        self,
+        node: Node,
+        lease: Held,
+        denied_now: Callable[[], list[str]],
+        opener: Callable[[Node], Engine] = open_engine,
+    ) -> None:
         self._thread = threading.Thread(target=self._run, name=f"node-{node.name}", daemon=True)
         self.node_id = node.pk
         self.node_name = node.name
@@ -107,6 +112,7 @@ class NodeActor:
         self._health_changes = TokenBucket(HEALTH_CHANGES_PER_S, HEALTH_CHANGES_AT_ONCE)
         self._linked_s = 0.0
         self._denied: list[str] = []
+        self._denied_now = denied_now
         self._befell: list[tuple[Trouble, str]] = []
 
     def start(self) -> None:
@@ -260,7 +266,7 @@ class NodeActor:
         """Tells the node to which addresses no container may connect, before any start and when they changed."""
         if not door.engine.denies:
             return
-        addresses = denied_addresses()
+        addresses = self._denied_now()
         if addresses != self._denied:
             door.engine.deny(addresses)
             self._denied = addresses

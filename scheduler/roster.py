@@ -11,6 +11,7 @@ from django.db import close_old_connections, connection
 from django.db.models import Q
 
 from portal.models import Lease, Node, Task
+from portal.selectors.egress import DeniedAddresses
 from portal.services.bringing import BRING, nodes_with_wanted
 from portal.services.node_acts import ORDERS, nodes_with_orders
 from portal.services.sent_signals import nodes_with_signals
@@ -29,6 +30,7 @@ class Roster:
     def __init__(self) -> None:
         self.holder = leases.new_holder()
         self._actors: dict[str, NodeActor] = {}
+        self._denied = DeniedAddresses()
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -126,7 +128,7 @@ class Roster:
             if self._stopping.is_set():
                 leases.let_go([name], self.holder)  # nobody has to wait until it runs out
                 return
-            actor = NodeActor(node, lease)
+            actor = NodeActor(node, lease, self._denied)
             self._actors[node.public_id] = actor
             actor.start()
 

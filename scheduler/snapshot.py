@@ -111,6 +111,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             machines,
             tuple(sorted(node.id for node in nodes if node.pool not in lending)),
             [node.id for node in nodes if node.pool in strict],
+            settings.policy,
         )
         homes = read_homes()
         guests = guests_of(pools, held.values())

@@ -101,10 +101,13 @@ class Unfit:
         return tuple(sorted({*cannot, *chain.from_iterable(more)})) if more else cannot
 
 
-def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collection[NodeId]) -> Unfit:
+def read_unfit(
+    machines: Mapping[str, Machine], unlent: Nodes, held_to: Collection[NodeId], knobs: Mapping[str, Any]
+) -> Unfit:
     """Every environment and volume against ``machines``, by the id of the node; three queries, or six.
 
-    ``held_to`` are the nodes of pools in which shares of a GPU are to be enforced.
+    ``held_to`` are the nodes of pools in which shares of a GPU are to be enforced, ``knobs`` those of the cluster.
+    With network policies of projects it takes some more, however many there are.
     """
     known: dict[Needs, Nodes] = {}
     invalid: dict[int, Fault] = {}
@@ -133,7 +136,7 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collecti
             with_[id_] = tuple(sorted([*others, *unfit_nodes(needs, [(node, machines[node])])]))
     unenforced = tuple(sorted(node for node in held_to if not machines[node].enforces))
     unwired = tuple(sorted(NodeId(node) for node, machine in machines.items() if machine.lacks))
-    unheld, unheld_gangs = _unheld(machines, set(unlent))
+    unheld, unheld_gangs = _unheld(machines, set(unlent), knobs)
     return Unfit(
         without,
         with_,
@@ -149,11 +152,11 @@ def read_unfit(machines: Mapping[str, Machine], unlent: Nodes, held_to: Collecti
 
 
 def _unheld(
-    machines: Mapping[str, Machine], unlent: Collection[NodeId]
+    machines: Mapping[str, Machine], unlent: Collection[NodeId], knobs: Mapping[str, Any]
 ) -> tuple[dict[str, Nodes], dict[str, Nodes]]:
     """By project with a network policy, the nodes that cannot hold its tasks to it: of its jobs, and of its gangs."""
     pools: dict[str, set[str]] = {}
-    for pool, project in restricted():
+    for pool, project in restricted(knobs):
         pools.setdefault(project, set()).add(pool)
     found: dict[str, Nodes] = {}
     gangs: dict[str, Nodes] = {}

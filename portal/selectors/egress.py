@@ -7,15 +7,16 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from django.conf import settings
+from django.db.models import Exists, Q
 
 from agents.node.egress import LISTED, OPEN
 from agents.node.interfaces import own_addresses
 from portal.lineage import lineage
-from portal.models import ClusterSettings, Node, NodePool, Project
+from portal.models import Node, NodePool, Project
 from portal.selectors.project_policy import rules_for
 from portal.words.knobs import EGRESS
 from portal.words.states import NodeState
@@ -40,16 +41,16 @@ def allowed_for(project: Project) -> tuple[str, ...]:
     return next((tuple(each.egress_allow) for each in line if each.egress_allow), ())
 
 
-def restricted() -> set[tuple[str, str]]:
-    """Pools and projects, by public id, where the policy of a job is not open."""
-    pools = list(NodePool.objects.all())
-    says = [ClusterSettings.objects.filter(id=1).values_list("policy", flat=True).first() or {}]
-    says += [pool.policy for pool in pools]
-    if (
-        not any(EGRESS in each for each in says)
-        and not Project.objects.filter(policy__has_key=EGRESS).exists()
-    ):
+def restricted(cluster: Mapping[str, object]) -> set[tuple[str, str]]:
+    """Pools and projects, by public id, where the policy of a job is not open; one query where all are.
+
+    ``cluster`` are the knobs that the cluster turns.
+    """
+    of_projects = Exists(Project.objects.filter(policy__has_key=EGRESS))
+    said = Q(policy__has_key=EGRESS) | Q(of_projects)
+    if EGRESS not in cluster and not NodePool.objects.filter(said).exists():
         return set()
+    pools = list(NodePool.objects.all())
     projects = dict(Project.objects.values_list("id", "public_id"))
     held = rules_for((pool, project) for pool in pools for project in projects)
     ids = {pool.pk: pool.public_id for pool in pools}
@@ -77,6 +78,24 @@ def denied_addresses() -> list[str]:
     for host in hosts:
         found |= _addresses_of(host.strip("[]"))
     return sorted({str(network) for network in _networks(found)})
+
+
+class DeniedAddresses:
+    """The same for the many threads of one process, worked out at most once in five seconds."""
+
+    _FOR_S = 5.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until_s = 0.0
+        self._known: list[str] = []
+
+    def __call__(self) -> list[str]:
+        with self._lock:
+            if time.monotonic() >= self._until_s:
+                self._known = denied_addresses()
+                self._until_s = time.monotonic() + self._FOR_S
+            return self._known
 
 
 def _networks(addresses: Iterable[str]) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:

@@ -80,8 +80,8 @@ OTHERS: dict[str, str] = {
     "EnvironmentOnNode": "state detail",
     "Gpu": "uuid model health health_reason foreign_user mig_profile bus_id",
     "Link": "kind level",
-    "Node": "addresses name state state_reason link host account host_key runtime settings labels interface lacks problem "
-    "boot_id agent_version hello trust trust_cause trust_sentence",
+    "Node": "addresses name state state_reason link host account host_key runtime settings labels interface lacks "
+    "problem boot_id agent_version hello trust trust_cause trust_sentence",
     "NodePool": "name engine policy fabric_interface fabric_network fabric_devices fabric_adapters",
     "Reservation": "name reason",
     "Topology": "name levels",

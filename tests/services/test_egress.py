@@ -35,7 +35,7 @@ def hold(project: Project, mode: str) -> None:
 def test_a_project_holds_the_strictest_policy_of_its_pool_and_those_above_it(scene) -> None:
     pool, above, below = scene["pool"], scene["above"], scene["below"]
     assert egress_of(pool, below) == {"mode": "open", "allow": []}
-    assert restricted() == set()
+    assert restricted({}) == set()
     hold(above, "listed")
     do_change_project(scene["admin"], above, egress_allow=["10.1.0.0/16 443", "dns"])
     below = Project.objects.get(pk=below.pk)
@@ -45,7 +45,7 @@ def test_a_project_holds_the_strictest_policy_of_its_pool_and_those_above_it(sce
     hold(below, "none")
     assert egress_of(pool, below) == {"mode": "none", "allow": []}
     assert egress_of(pool, above)["mode"] == "listed"
-    assert restricted() == {(pool.public_id, above.public_id), (pool.public_id, below.public_id)}
+    assert restricted({}) == {(pool.public_id, above.public_id), (pool.public_id, below.public_id)}
     Project.objects.update(policy={})
     pool.policy = {"egress": "none"}
     pool.save()

@@ -247,6 +247,33 @@ def test_strangers_see_no_project(scene, client_of):
     assert client_of("stranger").post(reverse("set-member", args=[project.public_id])).status_code == 404
 
 
+def test_administrators_list_where_jobs_of_a_project_may_connect(scene, client_of):
+    project = next(iter(scene.projects.values()))
+    address = reverse("change-project", args=[project.public_id])
+    shown = client_of("admin").post(address, {"egress_allow": "10.1.0.0/16 443\r\ndns"}, follow=True)
+    assert "10.1.0.0/16 443\ndns" in shown.content.decode()
+    refused = client_of("admin").post(address, {"egress_allow": "example.org"}, follow=True).content.decode()
+    assert "is not an IPv4 address or network" in refused
+    client_of("member").post(address, {"egress_allow": "0.0.0.0/0"})
+    project.refresh_from_db()
+    assert project.egress_allow == ["10.1.0.0/16 443", "dns"]
+
+
+def test_a_page_shows_a_tag_that_names_another_image(scene, client_of):
+    environment = next(iter(scene.environments.values()))
+    pins = {"image_digest": "sha256:" + "1" * 64, "image_retagged": "sha256:" + "2" * 64}
+    type(environment).objects.filter(pk=environment.pk).update(
+        **pins, image_retagged_on="n1", runtime="podman"
+    )
+    page = reverse("environment", args=[environment.public_id])
+    shown = client_of("admin").get(page).content.decode()
+    assert pins["image_digest"] in shown and "names another image on n1" in shown
+    assert client_of("member").post(reverse("change-image", args=[environment.public_id])).status_code == 403
+    act = reverse("change-image", args=[environment.public_id])
+    done = client_of("admin").post(act, {"act": "update"}, follow=True).content.decode()
+    assert f"New jobs run {pins['image_retagged']}" in done and "names another image" not in done
+
+
 def test_members_are_added_and_taken_out(scene, client_of):
     project, person = Project.objects.get(name="vision"), record.person("newcomer")
     client = client_of("admin")
