@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as drawn
 
 from agents.local import open_local
 from agents.node import watch
+from agents.node.disk_limit import DiskLimit
 from agents.node.gpus import LOST, OK, QUARANTINED
 from agents.node.gpus import nvml as by_nvml
 from agents.node.gpus.faults import Faults
@@ -139,9 +141,9 @@ def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(
     write(QUARANTINED, OK, LOST)
     told: list[tuple[str, str]] = []
     monkeypatch.setattr(watch, "_ILL_AGAIN_AFTER_S", 0.0)
+    tasks: Any = SimpleNamespace(gpus=FileGpus(str(tmp_path / "gpus.json")))
     look = watch.Watch(
-        SimpleNamespace(gpus=FileGpus(str(tmp_path / "gpus.json"))),  # type: ignore[arg-type]
-        lambda event: told.append((event["uuid"], event["health"])),
+        tasks, lambda event: told.append((event["uuid"], event["health"])), DiskLimit(tasks, [])
     )
     look._look_at_gpus()
     assert told == [("GPU-0", QUARANTINED)]
