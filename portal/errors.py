@@ -37,7 +37,7 @@ class Invalid(FairwayError):
         super().__init__(sentence or " ".join(self.fields.values()) or "The request is not valid.", **more)
 
 
-class Malformed(Invalid):
+class MalformedRequest(Invalid):
     """A request that does not have the described shape: 400, also in REST, which answers 422 to the others."""
 
 

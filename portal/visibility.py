@@ -18,7 +18,7 @@ ANOTHER_PROJECT = "another project"
 
 
 @dataclass(frozen=True)
-class Eyes:
+class Visibility:
     """Whose names a person may read: None as ``projects`` is everybody's."""
 
     user: User
@@ -37,10 +37,10 @@ class Eyes:
         return project.name if self.sees_project(project.pk) else ANOTHER_PROJECT
 
 
-def eyes_of(person: Person) -> Eyes:
+def visibility_of(person: Person) -> Visibility:
     """Two queries, none for administrators."""
     user = signed_in(person)
-    return Eyes(user, None if user.is_admin else frozenset(project_ids(user)))
+    return Visibility(user, None if user.is_admin else frozenset(project_ids(user)))
 
 
 class PrivateFields(NamedTuple):

@@ -106,7 +106,7 @@ class Name(Text):
         )
 
 
-class Line(Text):
+class NonBlankText(Text):
     """A text that somebody has to give: spaces at its ends go, and something is left."""
 
     def __init__(self, **options: Any) -> None:

@@ -8,7 +8,7 @@ from rest_framework.request import Request
 
 from portal import throttle
 from portal.access import Policy, policy, roles_of
-from portal.api.bodies import Closed, Line, Whole
+from portal.api.bodies import Closed, NonBlankText, Whole
 from portal.api.route import PageQuery, Route, operation, page_of
 from portal.api.shapes import people as shapes
 from portal.selectors.projects import projects_for
@@ -30,7 +30,7 @@ class MeRoute(Route):
 class TokenBody(Closed):
     """A new token."""
 
-    name = Line(max_length=100)
+    name = NonBlankText(max_length=100)
     scopes = serializers.ListField(
         child=serializers.ChoiceField(shapes.SCOPES), allow_empty=False, max_length=len(shapes.SCOPES)
     )

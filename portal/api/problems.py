@@ -14,7 +14,7 @@ from django.http import Http404, HttpResponse, JsonResponse
 from redis.exceptions import RedisError
 from rest_framework import exceptions
 
-from portal.errors import FairwayError, Invalid, Malformed, SignInNeeded, Unavailable
+from portal.errors import FairwayError, Invalid, MalformedRequest, SignInNeeded, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _refused(refusal: FairwayError) -> HttpResponse:
     errors = None
     if isinstance(refusal, Invalid) and refusal.fields:
         errors = [_error(field, refusal.code, sentence) for field, sentence in refusal.fields.items()]
-    shapeless = isinstance(refusal, Malformed)
+    shapeless = isinstance(refusal, MalformedRequest)
     status = UNPROCESSABLE if isinstance(refusal, Invalid) and not shapeless else refusal.status
     return problem(
         status, refusal.code, refusal.sentence, errors=errors, facts=refusal.facts, headers=headers

@@ -18,7 +18,7 @@ from portal.api.shapes.words import Named, PersonName, named, person_name, when
 from portal.models import Job
 from portal.selectors.queue import LAST, QueueFilter, waiting_for, with_rows
 from portal.services.tokens import Scope
-from portal.visibility import Eyes, eyes_of
+from portal.visibility import Visibility, visibility_of
 
 MOST_OFFSET = 1_000_000
 
@@ -66,9 +66,9 @@ class QueueOut(serializers.Serializer[Any]):
     )
 
 
-def waiting(eyes: Eyes, job: Job) -> dict[str, Any]:
+def waiting(visibility: Visibility, job: Job) -> dict[str, Any]:
     """A waiting job as JSON; ``job`` comes from ``selectors.queue.with_rows``."""
-    seen = eyes.sees(job)
+    seen = visibility.sees(job)
     standing = getattr(job, "standing", None)
     turn = int(getattr(job, "turn", LAST))
     return {
@@ -103,13 +103,13 @@ class QueueRoute(Route):
     )
     def get(self, request: Request) -> HttpResponse:
         """From an offset on."""
-        eyes, limit, offset = eyes_of(self.person), self.query["limit"], self.query["offset"]
-        rows = waiting_for(eyes, QueueFilter(pool=self.query["pool"], mine=self.query["mine"]))
+        visibility, limit, offset = visibility_of(self.person), self.query["limit"], self.query["offset"]
+        rows = waiting_for(visibility, QueueFilter(pool=self.query["pool"], mine=self.query["mine"]))
         total = rows.count()
         kept = {
             key: value for key, value in self.query.items() if key != "offset" and value not in ("", False)
         }
         more = offset + limit < total
         following = f"{request.path}?{urlencode({**kept, 'offset': offset + limit})}" if more else None
-        items = [waiting(eyes, job) for job in with_rows(rows[offset : offset + limit])]
+        items = [waiting(visibility, job) for job in with_rows(rows[offset : offset + limit])]
         return self.answer({"total": total, "items": items, "next": following})

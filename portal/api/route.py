@@ -25,7 +25,7 @@ from portal.access import Policy, demand, signed_in
 from portal.api import cursors, problems
 from portal.api.bodies import Closed, StrictJson, Text, read_body, read_query
 from portal.api.credentials import BearerToken, Session, sender_of
-from portal.errors import Malformed, NotAllowed, PreconditionNeeded
+from portal.errors import MalformedRequest, NotAllowed, PreconditionNeeded
 from portal.models import ApiToken, Job, User
 from portal.services import idempotency
 from portal.services.tokens import Scope, has_scope
@@ -261,7 +261,7 @@ class Route(APIView):
         if plan.rate is not None:
             self._take(plan.rate)
         if request.method == "POST" and not plan.idempotent and "Idempotency-Key" in request.headers:
-            raise Malformed("This request takes no Idempotency-Key.", code="idempotency_not_offered")
+            raise MalformedRequest("This request takes no Idempotency-Key.", code="idempotency_not_offered")
         self.query = read_query(request.query_params, plan.query)
         self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
 

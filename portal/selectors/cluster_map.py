@@ -10,7 +10,7 @@ from portal.access import Person, visible_nodes
 from portal.models import Allocation, Gpu, Node, Task
 from portal.selectors.agent_program import newer_for
 from portal.selectors.cluster import GpuFacts, Square, gpu_facts, square_of
-from portal.visibility import ANOTHER_PROJECT, eyes_of
+from portal.visibility import ANOTHER_PROJECT, visibility_of
 from portal.words.states import AttemptState, GpuHealth, NodeState
 from portal.words.trust import CLOCK_OFF_S, Phase
 
@@ -162,7 +162,7 @@ def clock_sentence(node: Node) -> str:
 
 def _holders(person: Person, nodes: list[int]) -> dict[int, tuple[str, str, bool]]:
     """GPU row -> (what to call its holder, job's public id where it may be seen, whether it is starting)."""
-    eyes = eyes_of(person)
+    visibility = visibility_of(person)
     rows = Allocation.objects.filter(ended_at__isnull=True, gpu__node_id__in=nodes).values_list(
         "gpu_id",
         "task__attempt__job__name",
@@ -173,14 +173,14 @@ def _holders(person: Person, nodes: list[int]) -> dict[int, tuple[str, str, bool
     found: dict[int, tuple[str, str, bool]] = {}
     for gpu, name, public_id, project, state in rows:
         starting = state == AttemptState.CONFIGURING.value
-        seen = eyes.sees_project(project)
+        seen = visibility.sees_project(project)
         found[gpu] = (name, public_id, starting) if seen else (ANOTHER_PROJECT, "", starting)
     return found
 
 
 def tasks_on(person: Person, node: Node) -> list[Task]:
     """The tasks that hold something on a node, each with ``seen`` (whether its job may be named) and what to show."""
-    eyes = eyes_of(person)
+    visibility = visibility_of(person)
     rows = list(
         Task.objects.filter(node=node, gone=False)
         .select_related("attempt__job__project", "attempt__job__owner")
@@ -188,7 +188,7 @@ def tasks_on(person: Person, node: Node) -> list[Task]:
         .order_by("attempt_id", "rank")
     )
     for row in rows:
-        row.seen = eyes.sees(row.attempt.job)  # type: ignore[attr-defined]
-        row.project_name = eyes.name_of(row.attempt.job.project)  # type: ignore[attr-defined]
+        row.seen = visibility.sees(row.attempt.job)  # type: ignore[attr-defined]
+        row.project_name = visibility.name_of(row.attempt.job.project)  # type: ignore[attr-defined]
         row.gpu_names = ", ".join(str(a.gpu.index) for a in row.allocations.all() if a.ended_at is None)  # type: ignore[attr-defined]
     return rows

@@ -17,7 +17,7 @@ from django.utils import timezone
 from portal.models import Job
 from portal.selectors.past_use import past_use
 from portal.selectors.receipts import newest_receipts
-from portal.visibility import Eyes
+from portal.visibility import Visibility
 from portal.words.reasons import VerdictCode
 from portal.words.states import Desired, JobState
 
@@ -54,7 +54,7 @@ class Share:
         return max(0, self.allocated_milli - self.guaranteed_milli)
 
 
-def waiting_for(eyes: Eyes, wanted: QueueFilter) -> QuerySet[Job, tuple[int, int]]:
+def waiting_for(visibility: Visibility, wanted: QueueFilter) -> QuerySet[Job, tuple[int, int]]:
     """The waiting jobs in order, as row number and turn (1 is next; LAST: none); slice it for ``with_rows``."""
     ahead = Cast(KeyTextTransform("jobs_ahead", "standing__numbers"), IntegerField())
     turn = Coalesce(
@@ -70,10 +70,10 @@ def waiting_for(eyes: Eyes, wanted: QueueFilter) -> QuerySet[Job, tuple[int, int
     if wanted.pool:
         rows = rows.filter(pool__name=wanted.pool) | rows.filter(pool__isnull=True)
     if wanted.mine:
-        rows = rows.filter(owner=eyes.user)
+        rows = rows.filter(owner=visibility.user)
     if wanted.search:
-        if eyes.projects is not None:
-            rows = rows.filter(project_id__in=eyes.projects)
+        if visibility.projects is not None:
+            rows = rows.filter(project_id__in=visibility.projects)
         rows = rows.filter(name__icontains=wanted.search) | rows.filter(owner__username=wanted.search)
     return (
         rows.annotate(turn=turn)

@@ -9,7 +9,7 @@ from django.db.models import Prefetch, Q
 from django.utils import timezone
 
 from portal.models import Allocation, Job, Node, ReservedNode, Task
-from portal.visibility import Eyes
+from portal.visibility import Visibility
 from portal.words.reasons import VerdictCode
 from portal.words.states import ATTEMPT_LIVE, Desired, JobState
 
@@ -62,7 +62,7 @@ class Lane:
     bands: list[Band] = field(default_factory=list)
 
 
-def node_lanes(eyes: Eyes, nodes: list[Node]) -> list[Lane]:
+def node_lanes(visibility: Visibility, nodes: list[Node]) -> list[Lane]:
     """What runs on these nodes (GPUs prefetched), and what is reserved: four queries, whatever their number."""
     lanes = {}
     for node in nodes:
@@ -89,8 +89,8 @@ def node_lanes(eyes: Eyes, nodes: list[Node]) -> list[Lane]:
         lane.bars.append(
             Bar(
                 "leaving" if attempt.stop_wanted_at else "running",
-                job if eyes.sees(job) else None,
-                job.owner_id == eyes.user.pk,
+                job if visibility.sees(job) else None,
+                job.owner_id == visibility.user.pk,
                 sum(one.milli for one in task.allocations.all()),
                 attempt.created_at,
                 (attempt.running_at or attempt.created_at) + limit if limit else None,
@@ -104,7 +104,7 @@ def node_lanes(eyes: Eyes, nodes: list[Node]) -> list[Lane]:
     return list(lanes.values())
 
 
-def next_lanes(eyes: Eyes, pool: str) -> list[Lane]:
+def next_lanes(visibility: Visibility, pool: str) -> list[Lane]:
     """The waiting jobs that have a start interval, by pool, soonest first: one query."""
     rows = Job.objects.filter(
         state=JobState.PENDING.value, desired=Desired.RUN.value, held=False, standing__p50_at__isnull=False
@@ -126,8 +126,8 @@ def next_lanes(eyes: Eyes, pool: str) -> list[Lane]:
         lane.bars.append(
             Bar(
                 "reserved" if standing.code in reserved else "predicted",
-                job if eyes.sees(job) else None,
-                job.owner_id == eyes.user.pk,
+                job if visibility.sees(job) else None,
+                job.owner_id == visibility.user.pk,
                 job.total_milli,
                 start,
                 start + limit if limit else None,

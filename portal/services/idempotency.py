@@ -18,7 +18,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from portal.errors import Conflict, FairwayError, Impossible, Malformed
+from portal.errors import Conflict, FairwayError, Impossible, MalformedRequest
 from portal.models import IdempotencyKey, User
 
 KEPT_DAYS = 7
@@ -48,11 +48,11 @@ def once(
     ``work`` runs in a transaction. What must not, such as a question to the engine, goes into ``check``: it
     runs before, unless the answer is there, and refuses by raising.
 
-    Raises Malformed for a key that is none, Impossible (422) when the key came with another body, and
+    Raises MalformedRequest for a key that is none, Impossible (422) when the key came with another body, and
     Conflict (409) while the first request with it is still being served.
     """
     if not re.fullmatch(KEY_PATTERN, key):
-        raise Malformed(
+        raise MalformedRequest(
             "The Idempotency-Key must be 1 to 255 printable ASCII characters without spaces.",
             code="bad_idempotency_key",
         )

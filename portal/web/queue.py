@@ -29,7 +29,7 @@ from portal.selectors.queue import (
     with_rows,
 )
 from portal.selectors.timeline import Band, Bar, Lane, next_lanes, node_lanes
-from portal.visibility import Eyes, eyes_of
+from portal.visibility import Visibility, visibility_of
 from portal.web.job_row import WAIT_WORDS, standing_of
 from portal.web.words import gpus as gpus_word
 from portal.web.words import zone
@@ -164,27 +164,27 @@ def queue(request: HttpRequest) -> HttpResponse:
     user = signed_in(request.user)
     pools = {pool.public_id: pool.name for pool in NodePool.objects.order_by("name")}
     asked = Asked.read(request.GET, list(pools.values()))
-    eyes = eyes_of(user)
-    page = Paginator(waiting_for(eyes, asked.wanted), ROWS).get_page(asked.page)
+    visibility = visibility_of(user)
+    page = Paginator(waiting_for(visibility, asked.wanted), ROWS).get_page(asked.page)
     jobs = with_rows(page.object_list)
     context = {
         "asked": asked,
         "pools": list(pools.values()),
         "spans": [(key, name) for key, (name, _) in SPANS.items()],
         "page": page,
-        "rows": tree_of(eyes, jobs, pools),
+        "rows": tree_of(visibility, jobs, pools),
         "asked_milli": asked_milli(),
         "measured": measured(),
         "decided_at": Cycle.objects.order_by("-id").values_list("started_at", flat=True).first(),
-        "plot": plot_of(user, eyes, asked),
+        "plot": plot_of(user, visibility, asked),
     }
     template = "queue/live.html" if request.headers.get("HX-Request") else "queue/page.html"
     return render(request, template, context)
 
 
-def tree_of(eyes: Eyes, jobs: list[Job], pools: dict[str, str]) -> list[Row]:
+def tree_of(visibility: Visibility, jobs: list[Job], pools: dict[str, str]) -> list[Row]:
     """The jobs of a page below their people and projects, which stand where their first job stands."""
-    known = {job.project_id: job.project.public_id for job in jobs if eyes.sees(job)}
+    known = {job.project_id: job.project.public_id for job in jobs if visibility.sees(job)}
     shares = shares_by_project(pools, set(known.values()))
     half_life_s = next(knob.value for knob in policy_sheet(None).knobs if knob.name == "half_life_s")
     past = past_parts(float(half_life_s), set(known))
@@ -192,7 +192,7 @@ def tree_of(eyes: Eyes, jobs: list[Job], pools: dict[str, str]) -> list[Row]:
     project: int | None = None
     person: tuple[int, int] | None = None
     for job in jobs:
-        seen, mine = eyes.sees(job), job.owner_id == eyes.user.pk
+        seen, mine = visibility.sees(job), job.owner_id == visibility.user.pk
         if job.project_id != project:
             project = job.project_id
             rows.append(Row("project", job, seen, shares=shares.get(job.project.public_id, [])))
@@ -204,7 +204,7 @@ def tree_of(eyes: Eyes, jobs: list[Job], pools: dict[str, str]) -> list[Row]:
     return rows
 
 
-def plot_of(user: User, eyes: Eyes, asked: Asked) -> dict[str, Any]:
+def plot_of(user: User, visibility: Visibility, asked: Asked) -> dict[str, Any]:
     """The lanes of the plot with every bar in its place, the ticks of its axis, and the page of nodes."""
     hours = SPANS[asked.span][1]
     start = timezone.now() - dt.timedelta(hours=hours * PAST)
@@ -214,7 +214,7 @@ def plot_of(user: User, eyes: Eyes, asked: Asked) -> dict[str, Any]:
     if asked.wanted.pool:
         nodes = nodes.filter(pool__name=asked.wanted.pool)
     page = Paginator(nodes, NODES).get_page(asked.nodes)
-    lanes = [*node_lanes(eyes, list(page)), *next_lanes(eyes, asked.wanted.pool)]
+    lanes = [*node_lanes(visibility, list(page)), *next_lanes(visibility, asked.wanted.pool)]
     if asked.wanted.mine:
         for lane in lanes:
             lane.bars = [bar for bar in lane.bars if bar.mine]

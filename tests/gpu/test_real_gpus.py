@@ -1,4 +1,4 @@
-"""The same eyes on real GPUs: what the stand-in taught us to read, read from NVIDIA's own driver."""
+"""The same visibility on real GPUs: what the stand-in taught us to read, read from NVIDIA's own driver."""
 
 from __future__ import annotations
 

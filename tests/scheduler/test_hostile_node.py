@@ -279,7 +279,7 @@ class Scene:
         for node, opener in ((self.honest, open_engine), (self.hostile, self._open_control)):
             lease = leases.claim(leases.node_lease(node.public_id), self._holder, 600.0)
             assert lease is not None
-            setattr(self, f"_{node.name}_actor", NodeActor(node, lease, opener))
+            setattr(self, f"_{node.name}_actor", NodeActor(node, lease, list, opener))
         self._honest_actor.start()
         self._loop = threading.Thread(target=self._run, daemon=True)
         self._loop.start()
