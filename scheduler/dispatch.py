@@ -127,7 +127,7 @@ def start_task(door: Door, task: Task, *, tries_left: int) -> After:
 
 def _spec(door: Door, task: Task) -> dict[str, object]:
     attempt, job = task.attempt, task.attempt.job
-    if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(job):
+    if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(task):
         raise Refused("image_missing", f"Which image {job.environment.image} names is not known yet.")
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
     secret = attempt_secret(attempt) if attempt.secret else ""
@@ -188,7 +188,8 @@ def give_up(node: Node, task: Task, reason: EndReason, detail: str, *, again_the
     The job goes elsewhere if there is elsewhere, unless it may find what it needs ``again_there``.
     """
     job = task.attempt.job
-    if not again_there:
+    replaced = reason is EndReason.IMAGE_MISSING and job.image_attempt is not None  # see pin_job
+    if not again_there and not replaced:
         avoid(job, node)
     image = job.image_digest or image_of(job.environment) or "the environment"
     sentence = end_sentence(reason, node=node.name, detail=detail, image=image)

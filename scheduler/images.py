@@ -21,7 +21,7 @@ from portal.models import Environment, EnvironmentOnNode, Node, Task
 from portal.services import lifecycle
 from portal.services.bringing import wanted_on
 from portal.services.catalogue import record_image_cuda
-from portal.services.image_pins import has_pin, pin_of, record_tag, tagged_images
+from portal.services.image_pins import has_pin, pin_of, record_claim, tagged_images
 from portal.services.node_acts import tidy_if_full
 from portal.services.registries import login_for
 from portal.services.sealing import CannotOpen as SealedElsewhere
@@ -114,7 +114,8 @@ class ImageBringer:
         """Brings it; None on success, else the reason as a sentence."""
         note_environment(environment, node, "loading", "Waiting for the node.")
         environment.refresh_from_db()
-        checks = environment.check_tag and not pin
+        check_wanted = EnvironmentOnNode.objects.filter(environment=environment, node=node, check_tag=True)
+        checks = not pin and check_wanted.exists()
         pin = pin or environment.image_digest
         try:
             engine = open_engine(node, role="bulk")
@@ -130,11 +131,13 @@ class ImageBringer:
                 wanted = environment.image if checks or "@" not in pin else pin
                 engine.watch(lambda event: _note_pull(environment, node, event))
                 engine.pull(wanted, login_for(wanted))
+            if checks:
+                check_wanted.update(check_tag=False)
             if missing := _afterwards(engine, node, environment, pin):
                 return missing
-            if checks:
-                Environment.objects.filter(pk=environment.pk).update(check_tag=False)
         except Refused as refusal:
+            with contextlib.suppress(Refused, Unknown):  # what its tag named there may have gone
+                record_claim(environment, node, engine.images())
             return refusal.message
         except Unknown as silence:
             return f"The node stopped answering: {silence}"
@@ -178,7 +181,8 @@ def _afterwards(engine: Engine, node: Node, environment: Environment, pin: str) 
     """
     with contextlib.suppress(Refused, Unknown):
         images = engine.images()
-        record_tag(environment, node, images)
+        environment.refresh_from_db()  # its image may have been changed meanwhile
+        record_claim(environment, node, images)
         note_cuda(node, images)
         tidy_if_full(node, engine.store_used_percent())
         if pin and not has_pin(pin, images):
@@ -205,11 +209,10 @@ def note_images(node: Node, images: list[dict[str, Any]], on_their_way: Containe
     """
     told = _by_name(images)
     for environment in Environment.objects.filter(runtime__in=CONTAINERS):
-        record_tag(environment, node, images)
+        row = record_claim(environment, node, images)
         present = _image_of(environment, told) is not None
-        row = EnvironmentOnNode.objects.filter(environment=environment, node=node).first()
-        broken_off = row is not None and row.state == "loading" and environment.pk not in on_their_way
-        if row is None or broken_off or (row.state == "present") != present:
+        broken_off = row.state == "loading" and environment.pk not in on_their_way
+        if broken_off or (row.state == "present") != present:
             note_environment(environment, node, "present" if present else "missing", "")
     note_cuda(node, images)
 

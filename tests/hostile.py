@@ -164,7 +164,7 @@ class HostileFrames:
     def __init__(
         self, seed: int, own: list[str], others: list[str], jobs: list[str], images: list[str]
     ) -> None:
-        """GPUs of its own and of others (UUIDs), jobs of others and of its own, and names of images."""
+        """GPUs of its own and of others (UUIDs), jobs of others and of its own, and tags of environments."""
         self._draw = random.Random(seed)
         self._own, self._others, self._jobs, self._images = own, others, jobs, images
         self._joules = 0.0
@@ -269,9 +269,17 @@ class HostileFrames:
         }
 
     def _image(self) -> Frame:
-        cuda = self._draw.choice(["99.9", "x", None])
-        names = {"image_id": "sha256:" + "e" * 64, "refs": self._images, "digests": []}
+        """An image under tags of environments, with arbitrary digests."""
+        draw = self._draw
+        cuda = draw.choice(["99.9", "x", None])
+        refs = draw.sample(self._images, draw.randrange(1, len(self._images) + 1))
+        digests = [f"{ref.rpartition(':')[0]}@{self._digest()}" for ref in refs * draw.randrange(3)]
+        names = {"image_id": self._digest(), "refs": refs, "digests": digests}
         return names | {"runtime": "podman", "size_mib": 1, "cuda": cuda}
+
+    def _digest(self) -> str:
+        digit = self._draw.choice("0123456789abcdef")
+        return self._draw.choice(["sha256:" + digit * 64, "sha256:" + digit, ":latest"])
 
     def _perhaps_spoiled(self, frame: Any, share: float) -> Any:
         return self._spoiled(copy.deepcopy(frame)) if self._draw.random() < share else frame

@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 
 from portal.access import Policy, policy
-from portal.api.bodies import Nothing
+from portal.api.bodies import Closed, Nothing, Text
 from portal.api.route import Route, operation
 from portal.api.shapes import cluster as shapes
 from portal.models import Environment, User
@@ -20,13 +20,21 @@ from portal.services.tokens import Scope
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 
 
-def _operation(name: str, summary: str, detail: str) -> Callable[[_Method], _Method]:
+class ImageBody(Closed):
+    """Which image new jobs run."""
+
+    image_digest = Text(required=False, max_length=600, allow_blank=True, default="")
+
+
+def _operation(
+    name: str, summary: str, detail: str, body: type[Closed] = Nothing
+) -> Callable[[_Method], _Method]:
     return operation(
         name,
         summary,
         tag="cluster",
         scope=Scope.ADMIN,
-        body=Nothing,
+        body=body,
         answer=shapes.Environment,
         idempotent=True,
         refusals=(404, 409),
@@ -50,7 +58,7 @@ class CheckTagRoute(_ImageRoute):
     @_operation(
         "environments_check_tag",
         "Look for a newer image",
-        "One node pulls the tag. When it names another image, `image_retagged` says so; jobs go on with "
+        "One node pulls the tag. When it names another image, `image_claims` says so; jobs go on with "
         "`image_digest`. Refused with `no_tag` for an image that is named by its digest, and with `no_node` while "
         "none answers.",
     )
@@ -61,14 +69,17 @@ class CheckTagRoute(_ImageRoute):
 
 @policy(Policy.ADMIN)
 class UpdateImageRoute(_ImageRoute):
-    """Running the image that the tag names now."""
+    """Choosing the image that new jobs run."""
 
     @_operation(
         "environments_update_image",
-        "Use the image that the tag names now",
-        "New jobs run `image_retagged`; jobs that were submitted before keep theirs. Refused with `image_unchanged` "
-        "while no node reports another image under the tag.",
+        "Use an image that the tag names on a node",
+        "New jobs run `image_digest`, one of `image_claims`; leave it out where nodes report a single image other "
+        "than the present one. Jobs that were submitted before keep theirs. Refused with `image_unchanged` while no "
+        "node reports another image under the tag, and with `several_images` where one has to be named.",
+        ImageBody,
     )
     def post(self, request: Request, environment: str) -> HttpResponse:
         """The environment with its new digest."""
-        return self.acted(environment, do_update_image)
+        pin = self.body["image_digest"]
+        return self.acted(environment, lambda person, row: do_update_image(person, row, pin))

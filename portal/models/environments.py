@@ -30,24 +30,11 @@ class Environment(models.Model):
     )
     image_resolved_at = models.DateTimeField(null=True, blank=True)
     image_resolved_by = models.CharField(
-        max_length=63,
+        max_length=200,
         blank=True,
         default="",
         db_default="",
-        help_text="Name of the node that resolved its tag.",
-    )
-    image_retagged = models.CharField(
-        max_length=600,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Another image that its tag names on a node; blank: none is known.",
-    )
-    image_retagged_on = models.CharField(max_length=63, blank=True, default="", db_default="")
-    check_tag = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="The next node that brings it pulls its tag, not its digest.",
+        help_text="Names of the nodes that agreed on it, or of the administrator who chose it.",
     )
     archive = models.CharField(
         max_length=500, blank=True, help_text="A tar file of the portal that nodes load."
@@ -123,6 +110,18 @@ class EnvironmentOnNode(models.Model):
         default=False,
         db_default=False,
         help_text="An administrator wanted it there ahead of jobs: it stays while it is offered.",
+    )
+    image_pin = models.CharField(
+        max_length=600,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The image that the tag names there, as this node reported; blank: none, or not reported.",
+    )
+    check_tag = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="The next time that this node brings it, it pulls the tag, not the digest.",
     )
     cuda = models.CharField(
         max_length=8,

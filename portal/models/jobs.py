@@ -49,6 +49,11 @@ class Job(models.Model):
         db_default="",
         help_text="The image of all its attempts, recorded at submit; blank: its first start sets it.",
     )
+    image_attempt = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        help_text="Number of the attempt whose node alone named that image; null: the environment did.",
+    )
 
     state = models.CharField(max_length=10, default=JobState.PENDING.value)
     desired = models.CharField(max_length=10, default=Desired.RUN.value)

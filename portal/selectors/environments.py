@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from django.db.models import QuerySet
 
 from portal.access import Person, visible_environments
 from portal.models import Environment, EnvironmentOnNode, Node
@@ -50,4 +53,18 @@ def offers_for(person: Person) -> list[Offer]:
                 newest_cuda=newest_cuda(cuda for cuda, _ in fitting if cuda),
             )
         )
+    return found
+
+
+def tag_claims() -> QuerySet[EnvironmentOnNode]:
+    """What the tags of environments name on nodes in service; each row is the claim of its node alone."""
+    claims = EnvironmentOnNode.objects.exclude(image_pin="").exclude(node__state=NodeState.RETIRED.value)
+    return claims.select_related("node").order_by("node__name")
+
+
+def nodes_by_pin(claims: Iterable[EnvironmentOnNode]) -> dict[str, list[str]]:
+    """Names of the nodes that report each image, for the claims of one environment."""
+    found: dict[str, list[str]] = {}
+    for row in claims:
+        found.setdefault(row.image_pin, []).append(row.node.name)
     return found

@@ -24,6 +24,7 @@ from django.db.models.functions import Coalesce
 from portal.access import Person, namable_projects, visible_environments, visible_jobs, visible_nodes
 from portal.errors import NotThere
 from portal.models import Allocation, Environment, Gpu, Node, NodeCheck, NodePool, Template
+from portal.selectors.environments import tag_claims
 from portal.words.node_acts import NodeAct
 from portal.words.states import GpuHealth, NodeState
 
@@ -88,12 +89,16 @@ def holders_of(person: Person, gpus: Iterable[Gpu]) -> dict[int, list[str]]:
 def environments_for(person: Person) -> QuerySet[Environment]:
     """What the person may launch, each with ``present_nodes`` of ``known_nodes`` that have it.
 
-    ``limited`` are those for some projects only; of these come the ones that the person may see.
+    ``limited`` are those for some projects only; of these come the ones that the person may see. ``claims`` is what
+    its tag names on nodes.
     """
     limits = Environment.projects.through.objects.filter(environment_id=OuterRef("pk"))
     return (
         visible_environments(person)
-        .prefetch_related(Prefetch("projects", namable_projects(person).order_by("name")))
+        .prefetch_related(
+            Prefetch("projects", namable_projects(person).order_by("name")),
+            Prefetch("on_nodes", tag_claims(), to_attr="claims"),
+        )
         .annotate(
             limited=Exists(limits),
             known_nodes=Count("on_nodes"),

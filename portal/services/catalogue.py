@@ -75,7 +75,7 @@ def do_save_environment(
         with transaction.atomic():
             if before is None or any(before[key] != getattr(words, key) for key in ("image", "archive")):
                 row.image_digest = words.image if "@" in words.image else ""
-                row.image_resolved_by = row.image_retagged = row.image_retagged_on = row.image_cuda = ""
+                row.image_resolved_by = row.image_cuda = ""
                 row.image_resolved_at = None
             with settling_jobs(actor, row, Job.objects.filter(environment=row.pk or 0), choice):
                 row.save()

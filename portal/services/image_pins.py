@@ -1,11 +1,13 @@
-"""Which image an environment's tag means: resolved once, recorded with each job, and changed by administrators only.
+"""Which image an environment's tag means: agreed on once, recorded with each job, and changed by administrators only.
 
 A pin is how a node starts exactly one image: ``name@sha256:...`` for one of a registry, ``sha256:...`` (the digest of
-its configuration) for one that was loaded. Nodes resolve a tag: the first one that has the image, or pulls it.
+its configuration) for one that was loaded. What a tag names on a node is a claim of that node, kept in its own row.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,19 +16,28 @@ from django.utils import timezone
 
 from agents.node.image_names import plain_name
 from portal.access import Verb, require
-from portal.errors import Conflict
-from portal.models import Environment, EnvironmentOnNode, Job, Node, User
+from portal.errors import Conflict, Invalid
+from portal.events import announce_all
+from portal.models import Environment, EnvironmentOnNode, Job, Node, Task, User
+from portal.selectors.environments import nodes_by_pin, tag_claims
 from portal.services.audit import record_act
 from portal.services.catalogue import nodes_for
+from portal.services.image_archives import archived_image
+from portal.services.moves import attempt_event, news_of_attempt
 from portal.wake import hint_node, hint_nodes
+from portal.words.reasons import EndReason
 from portal.words.states import CONTAINERS, NodeState
+from portal.words.trust import Phase
 
 ImageRow = Mapping[str, Any]
 """An image as a node reports it: image_id, refs and digests."""
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+AGREEING_NODES = 2
+"""So many nodes must have the same image under a tag before it counts for others, if so many can run it."""
 
 
 def pin_of(environment: Environment, image: ImageRow) -> str:
-    """The pin of an image that a node has under the environment's tag."""
+    """The pin of an image that a node has under the environment's tag; blank: it reports no usable digest."""
     name, _, tag = environment.image.rpartition(":")
     if not name or "/" in tag:
         name = environment.image
@@ -35,7 +46,11 @@ def pin_of(environment: Environment, image: ImageRow) -> str:
         for each in map(str, image["digests"])
         if not each.startswith("localhost/") and _same_name(each, name)
     ]
-    return f"{name}@{min(digests)}" if digests and not environment.archive else str(image["image_id"])
+    digests = [digest for digest in digests if DIGEST.fullmatch(digest)]
+    if digests and not environment.archive:
+        return f"{name}@{min(digests)}"
+    image_id = str(image["image_id"])
+    return image_id if DIGEST.fullmatch(image_id) else ""
 
 
 def tagged_images(environment: Environment, images: Iterable[ImageRow]) -> list[ImageRow]:
@@ -45,9 +60,9 @@ def tagged_images(environment: Environment, images: Iterable[ImageRow]) -> list[
 
 
 def has_pin(pin: str, images: Iterable[ImageRow]) -> bool:
-    """Whether a node has the image of a pin."""
+    """Whether a node has the image of a pin; never that of a blank one."""
     wanted = plain_name(pin)
-    return any(
+    return bool(pin) and any(
         wanted in (plain_name(str(name)) for name in (row["image_id"], *row["digests"])) for row in images
     )
 
@@ -57,53 +72,109 @@ def has_all(pin: str, images: Iterable[ImageRow]) -> bool:
     return all(has_pin(pin, [row]) for row in images)
 
 
-def record_tag(environment: Environment, node: Node, images: Iterable[ImageRow]) -> None:
-    """Record what the environment's tag names on a node: the first answer is its pin, another one is shown.
+def record_claim(environment: Environment, node: Node, images: Iterable[ImageRow]) -> EnvironmentOnNode:
+    """Record what the environment's tag names on a node, and pin the environment once nodes agree.
 
-    Updates ``environment`` when it was resolved meanwhile.
+    Return the row of the node. Updates ``environment`` when it was pinned.
     """
-    tagged = tagged_images(environment, images)
+    row, _ = EnvironmentOnNode.objects.get_or_create(
+        environment=environment, node=node, defaults={"state": "missing"}
+    )
+    claim = _claim(environment, node, images)
+    if row.image_pin != claim:
+        row.image_pin = claim
+        row.save(update_fields=["image_pin"])
+    if claim and not environment.image_digest:
+        _pin_environment(environment)
+    return row
+
+
+def _claim(environment: Environment, node: Node, images: Iterable[ImageRow]) -> str:
+    """The pin of what the tag names on a node; blank: nothing.
+
+    One image may have several digests. So the environment's pin comes first where it fits, else what others report.
+    """
+    tagged = [image for image in tagged_images(environment, images) if pin_of(environment, image)]
     if not tagged or "@" in environment.image:
-        return
-    known = environment.image_digest
-    if known and has_all(known, tagged) and environment.image_retagged_on != node.name:
+        return ""
+    known = [environment.image_digest]
+    if not environment.image_digest:
+        others = tag_claims().filter(environment=environment).exclude(node=node)
+        known = [pin for pin, _ in Counter(row.image_pin for row in others).most_common()]
+    for pin in known:
+        if has_all(pin, tagged):
+            return pin
+    return next(
+        pin_of(environment, image) for image in tagged if not has_pin(environment.image_digest, [image])
+    )
+
+
+def _pin_environment(environment: Environment) -> None:
+    """Pin an unresolved environment to the image that most nodes report, once enough of them do.
+
+    Nodes that are put aside do not count. The image in the environment's archive counts like one more node.
+    """
+    nodes = nodes_for(environment)
+    claims = nodes_by_pin(
+        tag_claims().filter(environment=environment, node__in=nodes).exclude(node__trust=Phase.ASIDE.value)
+    )
+    votes = Counter({pin: len(names) for pin, names in claims.items()})
+    archived = archived_image(environment.archive, environment.image) if environment.archive else ""
+    if archived in votes:
+        votes[archived] += 1
+    (pin, most), (_, second) = (*votes.most_common(2), ("", 0), ("", 0))[:2]
+    if most == second or most < min(AGREEING_NODES, len(nodes)):
         return
     with transaction.atomic():
-        row = Environment.objects.select_for_update(no_key=True).get(pk=environment.pk)
-        others = [image for image in tagged if not has_pin(row.image_digest, [image])]
-        if not row.image_digest:
-            row.image_digest, row.image_resolved_at = pin_of(environment, tagged[0]), timezone.now()
-            row.image_resolved_by = node.name
-            after = {"digest": row.image_digest, "node": node.name}
-            record_act(None, "environment.image_resolved", row, after=after)
-        elif others:
-            row.image_retagged, row.image_retagged_on = pin_of(environment, others[0]), node.name
-        elif row.image_retagged_on == node.name:
-            row.image_retagged = row.image_retagged_on = ""
-        row.save(
-            update_fields=[
-                "image_digest",
-                "image_resolved_at",
-                "image_resolved_by",
-                "image_retagged",
-                "image_retagged_on",
-            ]
+        row = (
+            Environment.objects.select_for_update(no_key=True)
+            .filter(pk=environment.pk, image_digest="", image=environment.image, archive=environment.archive)
+            .first()
         )
-    for key in ("image_digest", "image_retagged", "image_retagged_on"):
-        setattr(environment, key, getattr(row, key))
+        if row is not None:
+            row.image_digest, row.image_resolved_at = pin, timezone.now()
+            row.image_resolved_by = ", ".join(claims[pin])[:200]
+            row.save(update_fields=["image_digest", "image_resolved_at", "image_resolved_by"])
+            after = {"digest": pin, "nodes": claims[pin]}
+            record_act(None, "environment.image_resolved", row, after=after)
+    environment.refresh_from_db(fields=["image_digest"])
 
 
-def pin_job(job: Job) -> str:
-    """The pin of a job, taken from its environment where it has none yet; blank: nobody resolved that yet.
+def pin_job(task: Task) -> str:
+    """The pin of a task's job; blank: not known yet.
 
-    Every rank and every later attempt uses the same.
+    A job without one takes that of its environment, else what the tag names on the node of this task. Every rank and
+    every later attempt uses the same. Only a pin that a single node named is replaced, by the next attempt after one
+    that ended because a node could not get that image.
     """
-    if not job.image_digest:
-        pin = Environment.objects.values_list("image_digest", flat=True).get(pk=job.environment_id)
-        if pin:
-            Job.objects.filter(pk=job.pk, image_digest="").update(image_digest=pin)
-        job.image_digest = Job.objects.values_list("image_digest", flat=True).get(pk=job.pk)
+    attempt, job = task.attempt, task.attempt.job
+    if job.image_digest and job.image_attempt in (None, attempt.number):
+        return job.image_digest
+    with transaction.atomic():
+        row = Job.objects.select_for_update(no_key=True).get(pk=job.pk)
+        lost = row.image_attempt is not None and row.attempts.filter(
+            number__gte=row.image_attempt, number__lt=attempt.number, reason=EndReason.IMAGE_MISSING.value
+        )
+        if not row.image_digest or (lost and lost.exists()):
+            before, agreed = row.image_digest, Environment.objects.get(pk=job.environment_id).image_digest
+            row.image_digest = agreed or _claimed_on(task.node_id, job.environment_id)
+            row.image_attempt = None if agreed else attempt.number
+            if row.image_digest:
+                row.save(update_fields=["image_digest", "image_attempt"])
+            if row.image_digest and before not in ("", row.image_digest):
+                sentence = (
+                    f"Runs {row.image_digest} from now on. One node alone had named {before}, and another could not "
+                    "get it."
+                )
+                attempt_event(attempt, "note", "", "", "image_replaced", sentence).save()
+                announce_all([news_of_attempt(attempt, "note", sentence)])
+    job.image_digest, job.image_attempt = row.image_digest, row.image_attempt
     return job.image_digest
+
+
+def _claimed_on(node_id: int, environment_id: int) -> str:
+    claims = EnvironmentOnNode.objects.filter(node_id=node_id, environment_id=environment_id)
+    return claims.values_list("image_pin", flat=True).first() or ""
 
 
 def do_check_tag(actor: User, environment: Environment) -> Node:
@@ -115,36 +186,48 @@ def do_check_tag(actor: User, environment: Environment) -> Node:
     if not nodes:
         raise Conflict("No node that answers can pull it now.", code="no_node")
     with transaction.atomic():
-        Environment.objects.filter(pk=environment.pk).update(check_tag=True)
+        wanted = {"wanted_at": timezone.now(), "check_tag": True}
         EnvironmentOnNode.objects.update_or_create(
             environment=environment,
             node=nodes[0],
-            defaults={"wanted_at": timezone.now()},
-            create_defaults={"wanted_at": timezone.now(), "state": "missing"},
+            defaults=wanted,
+            create_defaults=wanted | {"state": "missing"},
         )
         record_act(actor, "environment.check_tag", environment, after={"node": nodes[0].name})
         hint_nodes({nodes[0].public_id: ("bring", "")})
     return nodes[0]
 
 
-def do_update_image(actor: User, environment: Environment) -> Environment:
-    """Pin the environment to the image that its tag names now; jobs that were submitted keep theirs."""
+def do_update_image(actor: User, environment: Environment, pin: str = "") -> Environment:
+    """Pin the environment to an image that its tag names on a node; jobs that were submitted keep theirs.
+
+    ``pin`` may be blank where nodes report a single other image.
+    """
     require(actor, Verb.CHANGE, environment)
     with transaction.atomic():
         row = Environment.objects.select_for_update(no_key=True).get(pk=environment.pk)
-        if not row.image_retagged:
+        claims = nodes_by_pin(tag_claims().filter(environment=row))
+        claims.pop(row.image_digest, None)
+        if not claims:
             raise Conflict("No node reports another image under this tag.", code="image_unchanged")
+        if not pin and len(claims) > 1:
+            message = (
+                f"Nodes report {len(claims)} other images under this tag: {', '.join(claims)}. Choose one."
+            )
+            raise Conflict(message, code="several_images")
+        pin = pin or next(iter(claims))
+        if pin not in claims:
+            raise Invalid(fields={"image_digest": "No node reports this image under the tag now."})
         before = row.image_digest
-        row.image_digest, row.image_resolved_by = row.image_retagged, row.image_retagged_on
-        row.image_resolved_at, row.image_retagged, row.image_retagged_on = timezone.now(), "", ""
-        row.image_cuda = ""
+        row.image_digest, row.image_resolved_by = pin, actor.username
+        row.image_resolved_at, row.image_cuda = timezone.now(), ""
         row.save()
         record_act(
             actor,
             "environment.update_image",
             row,
             before={"digest": before},
-            after={"digest": row.image_digest, "node": row.image_resolved_by},
+            after={"digest": pin, "nodes": claims[pin]},
         )
         EnvironmentOnNode.objects.filter(environment=row, state="present").update(state="missing")
         for node in nodes_for(row):

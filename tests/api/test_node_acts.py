@@ -10,7 +10,9 @@ from django.test.utils import CaptureQueriesContext
 
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, UnknownContainer
 from portal.selectors.restored import restored
+from portal.services.image_pins import record_claim
 from portal.services.tokens import Scope
+from tests import record
 
 ROOT = "/api/v1/"
 
@@ -145,3 +147,23 @@ def test_queries_do_not_grow_with_what_is_missing(world) -> None:
             restored()
         counts.append(len(seen))
     assert counts[0] == counts[1] <= 8
+
+
+def test_an_administrator_chooses_one_of_the_images_that_nodes_report(world, post) -> None:
+    lab, name = world.rows["lab"], "registry.example/lab"
+    lab.image = f"{name}:1"
+    lab.save()
+    one, other = (f"{name}@sha256:{digit * 64}" for digit in "12")
+    pool, update = world.rows["node"].pool, "environments/{lab}/update-image/"
+    for node_name, pin in (("a", one), ("b", other)):
+        image = {"image_id": "", "refs": [lab.image], "digests": [pin]}
+        record_claim(lab, record.node(pool, name=node_name), [image])
+    assert post(update).json()["code"] == "several_images"
+    (wrong,) = post(update, {"image_digest": "x"}).json()["errors"]
+    assert wrong["sentence"] == "No node reports this image under the tag now."
+    chosen = post(update, {"image_digest": other}).json()
+    assert (chosen["image_digest"], chosen["image_resolved_by"]) == (other, "admin-x")
+    assert chosen["image_claims"] == [
+        {"image_digest": one, "nodes": ["a"]}, {"image_digest": other, "nodes": ["b"]}
+    ]  # fmt: skip
+    assert post(update).json()["image_digest"] == one, "the only other one"

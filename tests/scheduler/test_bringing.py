@@ -1,18 +1,24 @@
-"""Images that are brought to a node ahead of jobs: how many at a time, and what becomes of the wish."""
+"""Images that are brought to a node: how many at a time, what becomes of the wish, and which image a job gets."""
 
 from __future__ import annotations
 
 import threading
 
 import pytest
+from django.utils import timezone
 
 from agents.engines.contract import Refused
-from portal.models import Attempt, EnvironmentOnNode, NodeCheck, Task
+from portal.models import Attempt, Environment, EnvironmentOnNode, Job, NodeCheck, Task
+from portal.services import lifecycle
 from portal.services.bringing import do_bring
+from portal.services.image_pins import do_check_tag, pin_job
+from portal.words.reasons import EndReason
 from scheduler import images
+from scheduler.dispatch import give_up
 from scheduler.images import AT_ONCE, ImageBringer, note_images
 from tests import record
 from tests.engine_room import wait_for
+from tests.services.test_lifecycle import place
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,11 +31,13 @@ class SlowEngine:
 
     def __init__(self) -> None:
         self.go_on = threading.Semaphore(0)
+        self.pulled: list[str] = []
 
     def watch(self, keep) -> None:
         pass
 
     def pull(self, image: str, login) -> None:
+        self.pulled.append(image)
         self.go_on.acquire()
         if image.endswith("broken:1"):
             raise Refused("engine_error", "There is no such image.")
@@ -92,3 +100,115 @@ def test_what_a_worker_was_bringing_when_it_ended_is_begun_again(monkeypatch) ->
     assert states(scene["node"])["broken"] == "loading wanted"
     note_images(scene["node"], [])
     assert states(scene["node"])["broken"] == "missing wanted"
+
+
+# -- which image ---------------------------------------------------------------------------------------
+
+NAME = "registry.example/lab/torch"
+ONE, OTHER = (f"{NAME}@sha256:{digit * 64}" for digit in "12")
+
+
+def reported(pin: str) -> dict[str, object]:
+    return {"image_id": "sha256:" + "a" * 64, "refs": [f"{NAME}:2"], "digests": [pin], "runtime": "podman"}
+
+
+def test_a_check_of_the_tag_on_one_node_leaves_the_others_with_the_digest(monkeypatch) -> None:
+    scene, admin, slow = record.scene(), record.person("root", admin=True), SlowEngine()
+    monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
+    second = record.node(scene["pool"], name="second")
+    environment = record.environment(tool=False, image=f"{NAME}:2", image_digest=ONE)
+    checked = do_check_tag(admin, environment)
+    (other,) = {scene["node"], second} - {checked}
+    for node in (other, checked, checked):
+        do_bring(admin, environment, node)
+        bringer = ImageBringer(lambda: None)
+        slow.go_on.release()
+        bringer.bring_wanted(node)
+        wait_for("it was brought", lambda one=bringer: not one.on_their_way())
+    assert slow.pulled == [ONE, f"{NAME}:2", ONE]
+
+
+@pytest.fixture
+def job_of_two_nodes():
+    """A waiting job without a pin, a node that reports an image under its tag, and a second node that has none."""
+    scene = record.scene()
+    second = record.node(scene["pool"], name="second")
+    environment = record.environment("torch", tool=False, image=f"{NAME}:2")
+    note_images(scene["node"], [reported(ONE)])
+    job = record.job(scene["owner"], scene["project"], environment, max_attempts=9)
+    return scene | {"second": second, "environment": environment, "job": job}
+
+
+def attempted(scene, node, reason: EndReason | None = None) -> str:
+    """Begins the job's next attempt on a node, and ends it for ``reason``; gives the image that it would start."""
+    job = Job.objects.get(pk=scene["job"].pk)
+    task = Task.objects.get(attempt=place(scene | {"node": node}, job))
+    pin = pin_job(task)
+    assert pin_job(Task.objects.get(pk=task.pk)) == pin
+    if reason is EndReason.IMAGE_MISSING:
+        give_up(node, task, reason, "manifest unknown")
+    if reason is not None:
+        lifecycle.task_ended(task.pk, exit_code=None, reason=reason)
+    return pin
+
+
+def test_an_image_that_one_node_named_and_no_other_gets_is_replaced_and_the_history_says_so(
+    job_of_two_nodes,
+) -> None:
+    scene = job_of_two_nodes
+    node, second, job = scene["node"], scene["second"], scene["job"]
+    note_images(second, [reported(OTHER)])
+    assert attempted(scene, node, EndReason.NODE_REBOOTED) == ONE
+    assert attempted(scene, second, EndReason.IMAGE_MISSING) == ONE
+    assert second not in job.avoid_nodes.all()
+    assert not job.events.filter(reason="image_replaced").exists()
+    assert attempted(scene, second) == OTHER
+    told = job.events.get(reason="image_replaced").sentence
+    assert ONE in told and OTHER in told
+
+
+def test_an_image_that_could_not_be_had_is_replaced_by_the_one_that_nodes_agree_on(job_of_two_nodes) -> None:
+    scene = job_of_two_nodes
+    assert attempted(scene, scene["second"], EndReason.NODE_REBOOTED) == ""
+    assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == ONE
+    for name in ("third", "fourth"):
+        note_images(record.node(scene["pool"], name=name), [reported(OTHER)])
+    assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == OTHER
+    Environment.objects.update(image_digest=ONE)  # an administrator chose it since
+    scene["job"].refresh_from_db()
+    assert (scene["job"].image_digest, scene["job"].image_attempt) == (OTHER, None)
+    assert attempted(scene, scene["second"]) == OTHER, "what nodes had agreed on stays"
+
+
+def test_other_ends_replace_no_image(job_of_two_nodes) -> None:
+    scene = job_of_two_nodes
+    note_images(scene["second"], [reported(OTHER)])
+    assert attempted(scene, scene["node"], EndReason.NODE_REBOOTED) == ONE
+    assert attempted(scene, scene["second"], EndReason.START_REFUSED) == ONE
+    assert attempted(scene, scene["second"]) == ONE
+
+
+def test_a_replacement_that_is_not_known_yet_is_brought_by_its_tag(job_of_two_nodes) -> None:
+    scene = job_of_two_nodes
+    assert attempted(scene, scene["node"], EndReason.NODE_REBOOTED) == ONE
+    assert attempted(scene, scene["second"], EndReason.IMAGE_MISSING) == ONE
+    task = Task.objects.get(
+        attempt=place(scene | {"node": scene["second"]}, Job.objects.get(pk=scene["job"].pk))
+    )
+    assert (pin_job(task), task.attempt.job.image_digest) == ("", "")
+    note_images(scene["second"], [reported(OTHER)])
+    assert pin_job(task) == OTHER
+
+
+def test_what_a_node_lost_is_no_claim_of_it_any_more(monkeypatch) -> None:
+    scene, slow = record.scene(), SlowEngine()
+    monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
+    environment = record.environment("broken", image="registry.example/lab/broken:1")
+    EnvironmentOnNode.objects.create(
+        environment=environment, node=scene["node"], state="present", image_pin=ONE, wanted_at=timezone.now()
+    )
+    bringer = ImageBringer(lambda: None)
+    slow.go_on.release()
+    bringer.bring_wanted(scene["node"])
+    wait_for("it failed", lambda: not bringer.on_their_way())
+    assert EnvironmentOnNode.objects.get(environment=environment).image_pin == ""

@@ -23,6 +23,8 @@ from portal.models import (
     Attempt,
     AttemptEnergy,
     ClusterSettings,
+    Environment,
+    EnvironmentOnNode,
     Gpu,
     Job,
     Lease,
@@ -33,6 +35,7 @@ from portal.models import (
     UsageMinute,
 )
 from portal.services import lifecycle
+from portal.services.image_pins import record_claim
 from portal.words.states import JobState, NodeState
 from scheduler import leases, sweep
 from scheduler.actors import NodeActor
@@ -65,11 +68,11 @@ def owner() -> Any:
 
 @pytest.fixture
 def submit(owner) -> Any:
-    project, environment = record.project(member=owner), record.environment(runtime="process", tool=False)
+    project, process = record.project(member=owner), record.environment(runtime="process", tool=False)
 
-    def submitted(*command: str, **fields: Any) -> Job:
+    def submitted(*command: str, environment: Environment | None = None, **fields: Any) -> Job:
         fields = {"cpu_milli": 100, "memory_mib": 64, "stop_grace_s": 1, "command": list(command), **fields}
-        return record.job(owner, project, environment, **fields)
+        return record.job(owner, project, environment or process, **fields)
 
     return submitted
 
@@ -251,17 +254,29 @@ class Scene:
     def __init__(self, room: EngineRoom, submit: Any, frames: int, seed: int) -> None:
         self.submit = submit
         self.honest = room.known(room.node(name="honest"))
-        self.hostile = record.node(NodePool.objects.create(name="hostile"), name="hostile", runtime="process")
+        beside = record.node(record.pool("beside"), name="beside")  # could run containers too
+        self.hostile = record.node(NodePool.objects.create(name="hostile"), name="hostile")
         Node.objects.filter(pk=self.hostile.pk).update(state=NodeState.CORDONED.value, boot_id="boot-1")
         self.victim = submit("sleep", "600", name="victim", pool=self.honest.pool)
-        self.own = [submit("sleep", "600", pool=self.hostile.pool) for _ in range(4)]
+        tags = ["localhost/test:1", "registry.example/lab/torch:2", "registry.example/lab/jax:3"]
+        environments = [record.environment(tool=False, image=tag) for tag in tags]
+        one = "registry.example/lab/jax@sha256:" + "1" * 64
+        for node in (beside, record.node(beside.pool, name="second")):
+            record_claim(environments[2], node, [{"image_id": "", "refs": tags[2:], "digests": [one]}])
+        for environment in environments:  # jobs of others, without a pin and with one
+            submit("true", pool=beside.pool, environment=environment)
+        Job.objects.filter(pool=beside.pool).update(held=True)
+        self.own = [
+            submit("sleep", "600", pool=self.hostile.pool, environment=environment)
+            for environment in (*environments[2:] * 3, environments[0])
+        ]
         for job, gpu in zip(self.own, self.hostile.gpus.order_by("pk"), strict=True):
             with transaction.atomic():
                 seat = lifecycle.Seat(self.hostile, [(gpu.pk, 1000)])
                 lifecycle.begin_attempt(job, self.hostile.pool, [seat], epoch=1)
         jobs = [self.victim.public_id, *(job.public_id for job in self.own), "unknown"]
         gpus = [list(node.gpus.values_list("uuid", flat=True)) for node in (self.hostile, self.honest)]
-        drawn = HostileFrames(seed, *gpus, jobs, images=["localhost/test:1"])
+        drawn = HostileFrames(seed, *gpus, jobs, images=tags)
         self.attacking = threading.Event()
         self.agent = Agent(drawn.hello, drawn.answer, lambda role: self._gated(drawn.frames(role)))
         self._frames = frames
@@ -296,7 +311,7 @@ class Scene:
             raise CannotOpen(refusal.message, refusal.code) from refusal
 
     def open_watch(self, watched: Any, on_event: Any) -> Any:
-        if watched.name == "honest":
+        if watched.name != "hostile":
             return open_watch(watched, on_event)
         self.attacking.wait()
         return self.agent.open("watch", on_event=on_event)
@@ -378,6 +393,7 @@ def attacked(room: EngineRoom, submit: Any, *, frames: int, seed: int, jobs_time
         }
         changed = {key: pair for key, pair in changed.items() if not _is_of(pair, timed)}
         assert not changed, changed
+        assert EnvironmentOnNode.objects.filter(node=scene.hostile).exists(), "its images were read"
         assert statistics.median(measured_s) <= statistics.median(reference_s) + 1.0
         assert statistics.median(attacked.gaps_s) <= statistics.median(calm.gaps_s) + 1.0
         assert Lease.objects.order_by("-epoch").first().epoch < EPOCHS_NEVER_GIVEN

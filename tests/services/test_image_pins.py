@@ -1,17 +1,19 @@
-"""Which image an environment's tag means: resolved once, kept by jobs, and changed by administrators only."""
+"""Which image an environment's tag means: agreed on once, kept by jobs, and changed by administrators only."""
 
 from __future__ import annotations
 
 import pytest
 
-from portal.errors import Conflict, NotAllowed
-from portal.models import AuditEntry, Environment, EnvironmentOnNode, Job
-from portal.services import image_pins
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.models import Attempt, AuditEntry, Environment, EnvironmentOnNode, Job, Node, Task
+from portal.selectors.environments import nodes_by_pin, tag_claims
 from portal.services.bringing import images_kept_on
 from portal.services.catalogue import EnvironmentWords, do_save_environment
-from portal.services.image_pins import do_check_tag, do_update_image, pin_job, pin_of, record_tag
+from portal.services.image_archives import archived_image
+from portal.services.image_pins import do_check_tag, do_update_image, pin_job, pin_of, record_claim
 from portal.words.states import RuntimeKind
 from tests import record
+from tests.agents.node.loadable import archive
 from tests.services.test_lifecycle import place
 
 pytestmark = pytest.mark.django_db
@@ -29,7 +31,21 @@ def on_node(image_id: str, *digests: str, ref: str = f"{NAME}:2") -> dict[str, o
 def scene():
     made = record.scene() | {"admin": record.person("root", admin=True)}
     made["environment"] = record.environment("torch", tool=False, image=f"{NAME}:2")
-    return made
+    return made | {"second": record.node(made["pool"], name="second")}
+
+
+def agree(scene, image_id: str, digest: str) -> None:
+    """Both nodes report the same image."""
+    for node in (scene["node"], scene["second"]):
+        record_claim(scene["environment"], node, [on_node(image_id, f"{NAME}@{digest}")])
+
+
+def claims(environment: Environment) -> dict[str, list[str]]:
+    return nodes_by_pin(tag_claims().filter(environment=environment))
+
+
+def task_of(attempt: Attempt) -> Task:
+    return Task.objects.get(attempt=attempt)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +59,7 @@ def scene():
         ("python:3.12", "", on_node(ID, f"docker.io/library/python@{ONE}"), f"python@{ONE}"),
         ("localhost/x:1", "", on_node(ID, f"localhost/x@{ONE}"), ID),
         ("x:1", "", on_node(ID, f"localhost/x@{ONE}"), ID),
+        (f"{NAME}:2", "", on_node("evil.example/x:1", f"{NAME}@sha256:1", f"{NAME}@latest"), ""),
     ],
 )
 def test_a_registry_image_is_pinned_by_its_digest_and_a_loaded_one_by_its_configuration(
@@ -51,59 +68,165 @@ def test_a_registry_image_is_pinned_by_its_digest_and_a_loaded_one_by_its_config
     assert pin_of(Environment(image=image, archive=archive), row) == pin
 
 
-def test_the_first_node_resolves_the_tag_and_a_later_answer_changes_no_job(scene) -> None:
-    environment, node = scene["environment"], scene["node"]
+def test_an_image_counts_for_all_once_two_nodes_report_it(scene) -> None:
+    environment, node, second = scene["environment"], scene["node"], scene["second"]
     early = record.job(scene["owner"], scene["project"], environment)
-    assert (early.image_digest, pin_job(early)) == ("", "")
-    record_tag(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
+    record_claim(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
     environment.refresh_from_db()
-    assert environment.image_digest == f"{NAME}@{ONE}"
-    assert (environment.image_resolved_by, environment.image_retagged) == (node.name, "")
+    assert (early.image_digest, environment.image_digest) == ("", "")
+    record_claim(environment, second, [on_node(ID, f"{NAME}@{ONE}")])
+    environment.refresh_from_db()
+    assert environment.image_digest == f"{NAME}@{ONE}" and environment.image_resolved_at is not None
+    assert environment.image_resolved_by == f"{node.name}, second"
     assert AuditEntry.objects.filter(act="environment.image_resolved").count() == 1
     later = record.job(scene["owner"], scene["project"], environment)
     assert later.image_digest == f"{NAME}@{ONE}"
-    assert pin_job(early) == f"{NAME}@{ONE}"
+    task = task_of(place(scene, early))
+    assert (pin_job(task), Job.objects.get(pk=early.pk).image_attempt) == (f"{NAME}@{ONE}", None)
 
-    other = record.node(scene["pool"], name="second")
-    record_tag(environment, other, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
+    record_claim(environment, second, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
     environment.refresh_from_db()
-    assert (environment.image_digest, environment.image_retagged) == (f"{NAME}@{ONE}", f"{NAME}@{OTHER}")
-    assert environment.image_retagged_on == "second"
-    assert pin_job(Job.objects.get(pk=later.pk)) == f"{NAME}@{ONE}"
-    record_tag(environment, other, [on_node(ID, f"{NAME}@{ONE}")])  # it has the right one again
+    assert environment.image_digest == f"{NAME}@{ONE}"
+    assert claims(environment) == {f"{NAME}@{ONE}": [node.name], f"{NAME}@{OTHER}": ["second"]}
+    record_claim(environment, second, [])
+    assert claims(environment) == {f"{NAME}@{ONE}": [node.name]}
+
+
+def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(scene) -> None:
+    environment, honest = scene["environment"], scene["node"]
+    hostile = scene["second"]
+    third = record.node(scene["pool"], name="third")
+    said = [
+        on_node(image_id, *digests, ref=f"{NAME}:2")
+        for image_id in (ID, OTHER_ID, "sha256:x", "evil.example/x:1", "", ":latest")
+        for digests in ([], [f"{NAME}@{OTHER}"], [f"{NAME}@{ONE}", f"{NAME}@{OTHER}"], [f"{NAME}@sha256:x"])
+    ]
+
+    def attack() -> None:
+        before = Environment.objects.values().get(pk=environment.pk)
+        of_others = list(EnvironmentOnNode.objects.exclude(node=hostile).order_by("pk").values())
+        for images in ([], said, *([image] for image in said)):
+            record_claim(Environment.objects.get(pk=environment.pk), hostile, images)
+        assert Environment.objects.values().get(pk=environment.pk) == before
+        assert list(EnvironmentOnNode.objects.exclude(node=hostile).order_by("pk").values()) == of_others
+
+    attack()
+    record_claim(environment, hostile, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
+    for node in (honest, third):
+        record_claim(Environment.objects.get(pk=environment.pk), node, [on_node(ID, f"{NAME}@{ONE}")])
+    assert Environment.objects.get(pk=environment.pk).image_digest == f"{NAME}@{ONE}"
+    attack()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pinned"),
+    [
+        ([(ONE, "trusted")], True),  # no other node can run it
+        ([(ONE, "trusted"), ("", "trusted")], False),
+        ([(ONE, "trusted"), (ONE, "trusted")], True),
+        ([(ONE, "trusted"), (ONE, "trial")], True),
+        ([(ONE, "trusted"), (ONE, "aside")], False),
+        ([(ONE, "trusted"), (OTHER, "trusted")], False),
+        ([(OTHER, "trusted"), (ONE, "trusted"), (ONE, "trusted")], True),
+        ([(OTHER, "trusted"), (OTHER, "aside"), (ONE, "trusted"), (ONE, "trusted")], True),
+        ([(OTHER, "aside"), (OTHER, "aside"), (ONE, "trusted"), (ONE, "trusted"), (OTHER, "trusted")], True),
+    ],
+)
+def test_an_environment_is_pinned_by_the_trusted_nodes_that_agree(nodes, pinned) -> None:
+    environment, pool = record.environment(tool=False, image=f"{NAME}:2"), record.pool()
+    rows = [(record.node(pool, trust=trust), digest) for digest, trust in nodes]
+    for node, digest in rows:
+        record_claim(environment, node, [on_node(ID, f"{NAME}@{digest}")] if digest else [])
     environment.refresh_from_db()
-    assert environment.image_retagged == ""
+    assert environment.image_digest == (f"{NAME}@{ONE}" if pinned else "")
+
+
+def test_two_pairs_of_nodes_that_disagree_leave_the_choice_to_an_administrator(scene) -> None:
+    environment = scene["environment"]
+    for name, digest, trust in (
+        ("a", ONE, "aside"), ("b", ONE, "trusted"), ("c", OTHER, "aside"), ("d", OTHER, "trusted")
+    ):  # fmt: skip
+        node = record.node(scene["pool"], name=name, trust=trust)
+        record_claim(environment, node, [on_node(digest, f"{NAME}@{digest}")])
+    Node.objects.update(trust="trusted")
+    record_claim(environment, Node.objects.get(name="a"), [on_node(ONE, f"{NAME}@{ONE}")])
+    assert Environment.objects.get(pk=environment.pk).image_digest == ""
+    with pytest.raises(Conflict) as unclear:
+        do_update_image(scene["admin"], environment)
+    assert unclear.value.code == "several_images"
+    with pytest.raises(Invalid):
+        do_update_image(scene["admin"], environment, f"{NAME}@sha256:{'3' * 64}")
+    assert do_update_image(scene["admin"], environment, f"{NAME}@{ONE}").image_digest == f"{NAME}@{ONE}"
+
+
+def test_a_node_with_several_digests_of_one_image_reports_the_one_that_others_report(scene) -> None:
+    environment = scene["environment"]
+    record_claim(environment, scene["node"], [on_node(ID, f"{NAME}@{OTHER}")])
+    record_claim(environment, scene["second"], [on_node(ID, f"{NAME}@{ONE}", f"{NAME}@{OTHER}")])
+    assert Environment.objects.get(pk=environment.pk).image_digest == f"{NAME}@{OTHER}"
+
+
+def test_claims_that_arrive_after_the_image_was_changed_pin_nothing(scene) -> None:
+    stale = Environment.objects.get(pk=scene["environment"].pk)
+    Environment.objects.filter(pk=stale.pk).update(image=f"{NAME}:3")
+    for node in (scene["node"], scene["second"]):
+        record_claim(stale, node, [on_node(ID, f"{NAME}@{ONE}")])
+    assert Environment.objects.get(pk=stale.pk).image_digest == ""
+
+
+def test_the_archive_of_the_environment_counts_like_a_node(scene, tmp_path) -> None:
+    path = tmp_path / "image.tar"
+    path.write_bytes(archive(f"{NAME}:2", size_kib=1))
+    held = archived_image(str(path), f"{NAME}:2")
+    environment = record.environment("loaded", tool=False, image=f"{NAME}:2", archive=str(path))
+    record_claim(environment, scene["second"], [on_node(OTHER_ID)])
+    assert Environment.objects.get(pk=environment.pk).image_digest == ""
+    record_claim(environment, scene["node"], [on_node(held)])
+    assert Environment.objects.get(pk=environment.pk).image_digest == held
+
+
+def test_ranks_and_attempts_keep_the_image_that_the_first_node_named(scene) -> None:
+    environment, node, second = scene["environment"], scene["node"], scene["second"]
+    job = record.job(scene["owner"], scene["project"], environment, tasks=2)
+    first, other = place(scene, job).task_rows.order_by("rank")
+    assert pin_job(first) == ""
+    record_claim(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
+    record_claim(environment, second, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
+    other.node = second
+    assert [pin_job(first), pin_job(other)] == [f"{NAME}@{ONE}"] * 2
+    do_update_image(scene["admin"], environment, f"{NAME}@{OTHER}")
+    assert pin_job(Task.objects.get(pk=other.pk)) == f"{NAME}@{ONE}"
 
 
 def test_an_administrator_updates_the_image_and_submitted_jobs_keep_theirs(scene) -> None:
     environment, node = scene["environment"], scene["node"]
-    record_tag(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
-    EnvironmentOnNode.objects.create(environment=environment, node=node, state="present")
+    agree(scene, ID, ONE)
+    EnvironmentOnNode.objects.filter(node=node).update(state="present")
     before = record.job(scene["owner"], scene["project"], environment)
     with pytest.raises(Conflict) as unchanged:
         do_update_image(scene["admin"], environment)
     assert unchanged.value.code == "image_unchanged"
-    record_tag(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
+    record_claim(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
     with pytest.raises(NotAllowed):
         do_update_image(scene["owner"], environment)
     updated = do_update_image(scene["admin"], environment)
-    assert (updated.image_digest, updated.image_retagged) == (f"{NAME}@{OTHER}", "")
+    assert (updated.image_digest, updated.image_resolved_by) == (f"{NAME}@{OTHER}", "root")
     entry = AuditEntry.objects.get(act="environment.update_image")
     assert (entry.before, entry.actor) == ({"digest": f"{NAME}@{ONE}"}, scene["admin"])
-    assert EnvironmentOnNode.objects.get().state == "missing"
+    assert not EnvironmentOnNode.objects.filter(state="present").exists()
     after = record.job(scene["owner"], scene["project"], Environment.objects.get(pk=environment.pk))
-    assert [pin_job(before), pin_job(after)] == [f"{NAME}@{ONE}", f"{NAME}@{OTHER}"]
+    assert [before.image_digest, after.image_digest] == [f"{NAME}@{ONE}", f"{NAME}@{OTHER}"]
+    assert pin_job(task_of(place(scene, before))) == f"{NAME}@{ONE}"
 
 
 def test_a_check_of_the_tag_is_asked_of_one_node_that_answers(scene) -> None:
     environment = scene["environment"]
     assert do_check_tag(scene["admin"], environment) == scene["node"]
-    environment.refresh_from_db()
-    assert environment.check_tag and EnvironmentOnNode.objects.get().wanted_at is not None
+    row = EnvironmentOnNode.objects.get()
+    assert row.check_tag and row.wanted_at is not None
     with pytest.raises(NotAllowed):
         do_check_tag(scene["owner"], environment)
-    scene["node"].reachable = False
-    scene["node"].save()
+    Node.objects.update(reachable=False)
     with pytest.raises(Conflict) as away:
         do_check_tag(scene["admin"], environment)
     assert away.value.code == "no_node"
@@ -121,29 +244,19 @@ def test_another_image_or_archive_is_resolved_anew_and_one_named_by_digest_at_on
         known = {"name": "torch", "title": "Torch", "runtime": RuntimeKind.PODMAN, "image": f"{NAME}:2"}
         return do_save_environment(admin, EnvironmentWords(**known | words), environment)
 
-    record_tag(environment, scene["node"], [on_node(ID, f"{NAME}@{ONE}")])
+    agree(scene, ID, ONE)
     assert save(title="Torch 2").image_digest == f"{NAME}@{ONE}"
     assert save(archive="/images/torch.tar").image_digest == ""
     assert save(image=f"{NAME}@{OTHER}").image_digest == f"{NAME}@{OTHER}"
-    record_tag(environment, scene["node"], [on_node(ID, f"{NAME}@{ONE}", ref=f"{NAME}:2")])
+    agree(scene, ID, ONE)
     environment.refresh_from_db()
-    assert (environment.image_digest, environment.image_retagged) == (f"{NAME}@{OTHER}", "")
+    assert (environment.image_digest, claims(environment)) == (f"{NAME}@{OTHER}", {})
 
 
 def test_images_of_live_tasks_stay_on_their_node_after_an_update(scene) -> None:
     environment, node = scene["environment"], scene["node"]
-    record_tag(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
+    agree(scene, ID, ONE)
     place(scene, record.job(scene["owner"], scene["project"], environment))
-    record_tag(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
+    record_claim(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
     do_update_image(scene["admin"], environment)
     assert {f"{NAME}@{ONE}", f"{NAME}@{OTHER}"} <= set(images_kept_on(node.pk))
-
-
-def test_two_nodes_that_answer_at_once_leave_one_pin(scene) -> None:
-    environment = scene["environment"]
-    stale = Environment.objects.get(pk=environment.pk)  # read before the other node answered
-    record_tag(environment, scene["node"], [on_node(ID, f"{NAME}@{ONE}")])
-    record_tag(stale, record.node(scene["pool"], name="second"), [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
-    assert stale.image_digest == f"{NAME}@{ONE}"
-    assert Environment.objects.get(pk=environment.pk).image_retagged == f"{NAME}@{OTHER}"
-    assert image_pins.has_pin(stale.image_digest, [on_node(ID, f"{NAME}@{ONE}")])

@@ -10,6 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Invitation, Membership, Node, Project, Quota
+from portal.services.image_pins import record_claim
 from portal.services.node_return import record_checked
 from portal.web.admin.audit import differences
 from tests import record
@@ -391,6 +392,38 @@ def test_environments_are_an_allow_list(scene, client_of):
     row.refresh_from_db()
     assert not row.enabled
     assert client_of("member").get(reverse("environment", args=[row.public_id])).status_code == 404
+
+
+def test_the_page_of_an_environment_lists_which_image_each_node_reports(scene, client_of):
+    row, one, other = scene.environments["lab"], *("sha256:" + digit * 64 for digit in "12")
+    name, tag = row.image.split(":")
+    page, change = (reverse(view, args=[row.public_id]) for view in ("environment", "change-image"))
+    assert "Nodes have not agreed on an image yet." in client_of("member").get(page).content.decode()
+    nodes = list(scene.nodes.values())[:2]
+    for node, digest in zip(nodes, (one, other), strict=True):
+        image = {"image_id": digest, "refs": [f"{name}:{tag}"], "digests": [f"{name}@{digest}"]}
+        record_claim(row, node, [image])
+    shown = " ".join(client_of("admin").get(page).content.decode().split())
+    for node, digest in zip(nodes, (one, other), strict=True):
+        assert (
+            f'The tag names this image on {node.name}: <span class="fw-mono fw-wide">{name}@{digest}</span>'
+            in shown
+        )
+    assert shown.count("Use this image for new jobs") == 2
+    assert "Use this image" not in client_of("member").get(page).content.decode()
+
+    several = client_of("admin").post(change, {"act": "update"}, follow=True).content.decode()
+    assert "Nodes report 2 other images under this tag" in several
+    told = (
+        client_of("admin")
+        .post(change, {"act": "update", "image": f"{name}@{other}"}, follow=True)
+        .content.decode()
+    )
+    assert f"New jobs run {name}@{other}." in told
+    shown = " ".join(client_of("admin").get(page).content.decode().split())
+    assert f"The tag names another image on {nodes[0].name}" in shown and "New jobs do not run it." in shown
+    gone = client_of("admin").post(change, {"act": "update", "image": "x"}, follow=True).content.decode()
+    assert "No node reports this image under the tag now." in gone
 
 
 @pytest.mark.parametrize("page", ["audit", "people", "cluster", "jobs", "quotas", "search"])

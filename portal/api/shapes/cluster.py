@@ -16,6 +16,7 @@ from portal.models import Rollout as RolloutRow
 from portal.models import Template as TemplateRow
 from portal.models import Topology as TopologyRow
 from portal.selectors.agent_program import newer_for
+from portal.selectors.environments import nodes_by_pin
 from portal.selectors.interfaces import interface_of
 from portal.words.node_acts import NodeAct, Turn
 from portal.words.states import GpuHealth, JobKind, NodeState, RuntimeKind
@@ -191,6 +192,13 @@ class Rollout(serializers.Serializer[Any]):
     nodes = RolloutNode(many=True)
 
 
+class ImageClaim(serializers.Serializer[Any]):
+    """An image that nodes report under an environment's tag."""
+
+    image_digest = serializers.CharField()
+    nodes = serializers.ListField(child=serializers.CharField(), help_text="Names.")
+
+
 class Environment(Named):
     """What a job runs in."""
 
@@ -201,13 +209,18 @@ class Environment(Named):
     image_digest = serializers.CharField(
         allow_blank=True,
         help_text="The one image that new jobs run: name@sha256:... of a registry, or sha256:... (the digest of its "
-        "configuration) of one that was loaded. Blank: no node resolved its tag yet.",
+        "configuration) of one that was loaded. Blank: nodes have not agreed on it yet; each job runs what the tag "
+        "names on the node of its first start.",
     )
     image_resolved_at = serializers.DateTimeField(allow_null=True)
-    image_resolved_by = serializers.CharField(allow_blank=True, help_text="The node that resolved its tag.")
-    image_retagged = serializers.CharField(
+    image_resolved_by = serializers.CharField(
         allow_blank=True,
-        help_text="Another image that its tag names now, which runs only after update-image/; blank: none is known.",
+        help_text="The nodes that agreed on image_digest, or the administrator who chose it.",
+    )
+    image_claims = ImageClaim(
+        many=True,
+        help_text="What its tag names on nodes, as each reports. An image other than image_digest runs only after "
+        "update-image/.",
     )
     min_driver = serializers.CharField(
         allow_blank=True,
@@ -362,7 +375,7 @@ def rollout(row: RolloutRow) -> dict[str, Any]:
 
 
 def environment(row: EnvironmentRow) -> dict[str, Any]:
-    """What a job runs in; ``present_nodes`` and ``known_nodes`` are annotated."""
+    """What a job runs in, as ``environments_for`` reads it."""
     return {
         "id": row.public_id,
         "name": row.name,
@@ -373,7 +386,10 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "image_digest": row.image_digest,
         "image_resolved_at": when(row.image_resolved_at),
         "image_resolved_by": row.image_resolved_by,
-        "image_retagged": row.image_retagged,
+        "image_claims": [
+            {"image_digest": pin, "nodes": nodes}
+            for pin, nodes in nodes_by_pin(getattr(row, "claims", ())).items()
+        ],
         "min_driver": row.min_driver,
         "image_cuda": row.image_cuda,
         "min_cuda": row.min_cuda,

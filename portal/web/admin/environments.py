@@ -24,7 +24,7 @@ from portal.access import (
 )
 from portal.errors import Invalid, NotThere
 from portal.models import Environment, EnvironmentOnNode, Node
-from portal.selectors.environments import offers_for
+from portal.selectors.environments import nodes_by_pin, offers_for, tag_claims
 from portal.selectors.volumes import named_rows
 from portal.services.bringing import do_bring, do_stop_bringing
 from portal.services.catalogue import EnvironmentWords, do_save_environment, nodes_for
@@ -119,13 +119,14 @@ def bring(request: HttpRequest, public_id: str) -> HttpResponse:
 @policy(Policy.ADMIN)
 @require_POST
 def change_image(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Look for another image under the tag, or use the one that it names now."""
+    """Look for another image under the tag, or use one that it names on a node."""
     row = _environment(request, public_id)
 
     def act() -> str:
         user = signed_in(request.user)
         if request.POST.get("act") == "update":
-            return f"New jobs run {do_update_image(user, row).image_digest}. Jobs that were submitted keep theirs."
+            pin = do_update_image(user, row, request.POST.get("image", "")).image_digest
+            return f"New jobs run {pin}. Jobs that were submitted keep theirs."
         return (
             f"{do_check_tag(user, row).name} pulls {row.image}. This page says when it names another image."
         )
@@ -229,6 +230,7 @@ def _whereabouts(request: HttpRequest, row: Environment) -> dict[str, Any]:
     return {
         "environment": row,
         "nodes": nodes,
+        "claims": nodes_by_pin(tag_claims().filter(environment=row)),
         "lacking": lacking,
         "waiting": any(state.wanted_at and state.state != "loading" for state in found),
         "moves": any(state.wanted_at or state.state == "loading" for state in found),
