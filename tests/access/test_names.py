@@ -92,7 +92,7 @@ OTHERS: dict[str, str] = {
     "AuditEntry": "act object_kind object_id",
     "BrowserSession": "session_data session_key",
     "Cycle": "woken_by receipts",
-    "Environment": "runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
+    "Environment": "image_resolved_by runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
     "Extension": "state delays reservations",
     "FailedCycle": "kind woken_by",
     "Forecast": "code ahead",

@@ -260,21 +260,6 @@ def test_administrators_list_where_jobs_of_a_project_may_connect(scene, client_o
     assert project.egress_allow == ["10.1.0.0/16 443", "dns"]
 
 
-def test_a_page_shows_a_tag_that_names_another_image(scene, client_of):
-    environment = next(iter(scene.environments.values()))
-    pins = {"image_digest": "sha256:" + "1" * 64, "image_retagged": "sha256:" + "2" * 64}
-    type(environment).objects.filter(pk=environment.pk).update(
-        **pins, image_retagged_on="n1", runtime="podman"
-    )
-    page = reverse("environment", args=[environment.public_id])
-    shown = client_of("admin").get(page).content.decode()
-    assert pins["image_digest"] in shown and "names another image on n1" in shown
-    assert client_of("member").post(reverse("change-image", args=[environment.public_id])).status_code == 403
-    act = reverse("change-image", args=[environment.public_id])
-    done = client_of("admin").post(act, {"act": "update"}, follow=True).content.decode()
-    assert f"New jobs run {pins['image_retagged']}" in done and "names another image" not in done
-
-
 def test_members_are_added_and_taken_out(scene, client_of):
     project, person = Project.objects.get(name="vision"), record.person("newcomer")
     client = client_of("admin")
