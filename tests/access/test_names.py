@@ -77,7 +77,7 @@ SHOWN_NOWHERE = {
 OTHERS: dict[str, str] = {
     # of the cluster, for everybody
     "ClusterSettings": "cluster_id name policy",
-    "EnvironmentOnNode": "state detail image_pin",
+    "EnvironmentOnNode": "state detail cuda image_pin",
     "Gpu": "uuid model health health_reason foreign_user mig_profile bus_id",
     "Link": "kind level",
     "Node": "addresses name state state_reason link host account host_key runtime settings labels interface lacks "
