@@ -39,7 +39,7 @@ SELF: frozenset[str] = frozenset()
 AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Project: dict.fromkeys(("name", "title"), INSIDE),
     models.User: {"username": INSIDE, "full_name": INSIDE, "email": ADMIN},
-    models.Job: dict.fromkeys(("name", "sentence", "command", "volumes", "near"), INSIDE)
+    models.Job: dict.fromkeys(("name", "sentence", "command", "volumes", "near", "image_digest"), INSIDE)
     | dict.fromkeys(("environ", "secrets"), CONTROLLERS),
     models.JobEvent: dict.fromkeys(("sentence", "actor", "facts"), INSIDE),
     models.Attempt: {"sentence": INSIDE},
@@ -105,7 +105,7 @@ OTHERS: dict[str, str] = {
     "NodeTrouble": "trouble",
     "Outbox": "name arguments queue",
     "Progress": "work gpu_model",
-    "Project": "policy",
+    "Project": "policy egress_allow",
     "QuotaChange": "before after",
     "RegistryLogin": "sealed",
     "Rendezvous": "address network devices adapters interfaces",
