@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from portal.models import Attempt, Cycle, Forecast, Node, Outbox, Question, Task
+from portal.models import Attempt, BrowserSession, Cycle, Forecast, Node, Outbox, Question, Task
 from portal.selectors.time_limits import limited
 from portal.services import lifecycle, node_acts, nodes, reservations, restored, time_limits, trust
 from portal.services.dependencies import cancel_dependents
@@ -144,6 +144,7 @@ def trim() -> None:
     ):
         ids = list(rows.order_by("pk").values_list("pk", flat=True)[:TRIMMED_AT_ONCE])
         rows.model._default_manager.filter(pk__in=ids).delete()
+    BrowserSession.objects.filter(expire_date__lt=now).delete()
     drop_old_failures()
     trust.forget_old_troubles()
     node_acts.forget_old_acts()

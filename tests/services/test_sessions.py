@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 from django.conf import settings
 from django.db import connection
 from django.test import Client
+from django.utils import timezone
 
 from portal.models import BrowserSession, WorkspaceTicket
 from portal.services.people import do_make_sign_in_link
-from portal.services.session_store import SessionStore
+from portal.services.session_store import SessionStore, session_id
 from portal.services.sessions import session_user
 from portal.services.terminals import do_open_terminal
 from portal.services.tokens import Scope, do_create_token
 from portal.services.workspaces import do_open_workspace, do_redeem_ticket
+from scheduler import sweep
 from tests import record
 from tests.gateway.stand import running_workspace, sign_in
 
@@ -86,3 +90,13 @@ def test_an_earlier_secret_key_keeps_sessions_and_a_new_password_ends_them(setti
     owner.set_password("another long password")
     owner.save()
     assert session_user(stored) is None
+
+
+def test_expired_sessions_are_deleted():
+    owner = record.person()
+    sign_in(owner)
+    BrowserSession.objects.update(expire_date=timezone.now() - dt.timedelta(seconds=1))
+    kept = sign_in(owner)
+    sweep.trim()
+    assert session_user(session_id(kept)) == owner
+    assert BrowserSession.objects.count() == 1
