@@ -32,6 +32,7 @@ from agents.engines.contract import (
     Unreadable,
 )
 from agents.link import TokenBucket
+from agents.node.refusals import DISK_FULL
 from agents.openings import Openings
 from portal.database.turns import give_back
 from portal.models import Gpu, Node, Task
@@ -267,9 +268,14 @@ class NodeActor:
         if not door.engine.denies:
             return
         addresses = self._denied_now()
-        if addresses != self._denied:
+        if addresses == self._denied:
+            return
+        try:
             door.engine.deny(addresses)
             self._denied = addresses
+        except Refused as refusal:
+            if refusal.code != DISK_FULL:  # with a full disk it starts nothing, and the comparison records it
+                raise
 
     def _keep_event(self, event: EngineEvent) -> None:
         """Called in the link's reading thread; a lost event is found by the next comparison."""
