@@ -340,11 +340,16 @@ class Search:
             broken.add(victim.job)
         if reason is not EvictionReason.CONSOLIDATED and not self._policy.moves_victims:
             return
+        without_minimum: set[JobId] = set()
         for tasks in reversed(steps):
             victim = tasks[0].gang
             fresh = victim.started_s is None
             if any(task.state is not (State.WAITS if fresh else State.LEAVES) for task in tasks):
                 continue
+            if victim.job in without_minimum:
+                continue  # the tasks beyond the minimum of an elastic job left first, so they come last here
+            if not victim.root.children:
+                without_minimum.add(victim.job)
             if self._scene.ledger.closed_to(
                 victim.leaf, victim.user, total(tasks), victim.preemptible, gone=Gone.ASKED
             ):
@@ -353,7 +358,8 @@ class Search:
             if not (self._scene.floor if fresh else later).capacity(tasks[0].shape).any():
                 continue
             elsewhere = Seats(trial, self._domains, later=not fresh, free_now=fresh or self._policy.settles)
-            elsewhere.place(victim, tasks)
+            if elsewhere.place(victim, tasks):
+                without_minimum.discard(victim.job)
 
     def _leave(self, tasks: Sequence[Task], trial: Trial) -> None:
         for task in tasks:

@@ -144,5 +144,14 @@ def test_no_start_passes_a_limit_no_minimum_is_broken_and_a_plan_stands(before: 
     assert (again.starts, again.evictions) == ((), ())
 
 
+def test_elastic_job_without_room_for_its_minimum_does_not_start_with_less() -> None:
+    nodes = [node("n0", 1), node("n1", 1), node("n2", 3)]
+    needs_four = waits("w0", "q", tasks=4, age_s=0.0)
+    elastic_job = replace(waits("w1", "p", tasks=3, age_s=1.0), min_tasks=2)
+    quotas = [quota("p", 2, None), quota("q", 4, None)]
+    before = cluster(nodes, [project("p"), project("q")], quotas, pending=[needs_four, elastic_job])
+    assert {start.job: len(start.tasks) for start in decide(before, Policy()).starts} in ({"w0": 4}, {"w1": 3})
+
+
 def _project(snapshot: Snapshot, job: str) -> str:
     return next(row.project for row in snapshot.pending if row.job == job)
