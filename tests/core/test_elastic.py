@@ -150,7 +150,10 @@ def test_elastic_job_without_room_for_its_minimum_does_not_start_with_less() -> 
     elastic_job = replace(waits("w1", "p", tasks=3, age_s=1.0), min_tasks=2)
     quotas = [quota("p", 2, None), quota("q", 4, None)]
     before = cluster(nodes, [project("p"), project("q")], quotas, pending=[needs_four, elastic_job])
-    assert {start.job: len(start.tasks) for start in decide(before, Policy()).starts} in ({"w0": 4}, {"w1": 3})
+    assert {start.job: len(start.tasks) for start in decide(before, Policy()).starts} in (
+        {"w0": 4},
+        {"w1": 3},
+    )
 
 
 def _project(snapshot: Snapshot, job: str) -> str:
