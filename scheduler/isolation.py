@@ -1,4 +1,4 @@
-"""Decides on a photograph although some of its rows are invalid, and reports these to administrators."""
+"""Leaves invalid rows out of a snapshot before it is decided on, and reports them to administrators."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ class Collector:
 
 
 class MalformedCount:
-    """Counts the frames of a node that cannot be read; they are told of at once, and then once in a while."""
+    """Count the malformed frames of a node. The first is reported at once, later ones at intervals."""
 
     def __init__(self) -> None:
         self._times = 0

@@ -1,4 +1,4 @@
-"""Reads alarms about GPUs and invalid rows: those that nobody has acknowledged, and what was acknowledged of late."""
+"""Alarms about GPUs and invalid rows: open ones, and those that were acknowledged recently."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from agents.xids import Grade, grade
@@ -16,6 +16,8 @@ from portal.events import announce
 from portal.models import Gpu, GpuAlarm, InvalidRow, Node, User
 from portal.models.alarms import AlarmKind
 from portal.services.audit import record_act
+
+Alarm = TypeVar("Alarm", GpuAlarm, InvalidRow)
 
 LARGEST_XID = 65_535
 MOST_OPEN = 64
@@ -73,19 +75,7 @@ def do_acknowledge_alarm(actor: User, public_id: str, note: str = "") -> GpuAlar
     """
     require_admin(actor, "acknowledge alarms")
     with transaction.atomic():
-        row = (
-            GpuAlarm.objects.select_for_update(of=("self",), no_key=True)
-            .select_related("gpu__node")
-            .filter(public_id=public_id)
-            .first()
-        )
-        if row is None:
-            raise NotThere("There is no such alarm.")
-        if row.acknowledged_at is not None:
-            raise Conflict("It is acknowledged already.", code="acknowledged")
-        row.acknowledged_at, row.acknowledged_by = timezone.now(), actor
-        row.note = " ".join(note.split())[:500]
-        row.save(update_fields=["acknowledged_at", "acknowledged_by", "note"])
+        row = _acknowledged(GpuAlarm.objects.select_related("gpu__node"), actor, public_id, note)
         what = {"gpu": row.gpu.uuid, "kind": row.kind, "code": row.code, "times": row.times}
         record_act(actor, "gpu.acknowledge", row.gpu.node, after=what, reason=row.note)
         _announce(row.gpu)
@@ -134,6 +124,19 @@ def report_invalid_rows(reports: Sequence[InvalidRowReport]) -> None:
             announce("cluster", {"kind": "invalid_rows"})
 
 
+def _acknowledged(rows: QuerySet[Alarm], actor: User, public_id: str, note: str) -> Alarm:
+    """Mark an open alarm as acknowledged, within a transaction. Raise NotThere or Conflict."""
+    row = rows.select_for_update(of=("self",), no_key=True).filter(public_id=public_id).first()
+    if row is None:
+        raise NotThere("There is no such alarm.")
+    if row.acknowledged_at is not None:
+        raise Conflict("It is acknowledged already.", code="acknowledged")
+    row.acknowledged_at, row.acknowledged_by = timezone.now(), actor
+    row.note = " ".join(note.split())[:500]
+    row.save(update_fields=["acknowledged_at", "acknowledged_by", "note"])
+    return row
+
+
 def do_acknowledge_invalid_row(actor: User, public_id: str, note: str = "") -> InvalidRow:
     """Note that somebody looks after an invalid row; the alarm itself ends once the row is valid.
 
@@ -141,18 +144,7 @@ def do_acknowledge_invalid_row(actor: User, public_id: str, note: str = "") -> I
     """
     require_admin(actor, "acknowledge alarms")
     with transaction.atomic():
-        row = (
-            InvalidRow.objects.select_for_update(of=("self",), no_key=True)
-            .filter(public_id=public_id)
-            .first()
-        )
-        if row is None:
-            raise NotThere("There is no such alarm.")
-        if row.acknowledged_at is not None:
-            raise Conflict("It is acknowledged already.", code="acknowledged")
-        row.acknowledged_at, row.acknowledged_by = timezone.now(), actor
-        row.note = " ".join(note.split())[:500]
-        row.save(update_fields=["acknowledged_at", "acknowledged_by", "note"])
+        row = _acknowledged(InvalidRow.objects.all(), actor, public_id, note)
         what = {"kind": row.kind, "row": row.row, "field": row.field}
         record_act(actor, "invalid_row.acknowledge", row, after=what, reason=row.note)
         announce("cluster", {"kind": "invalid_rows"})

@@ -118,8 +118,8 @@ class Rights:
                 "An administrator can offer it.",
             )
         for volume in run.volumes:
-            lent = self.volumes.get(volume)
-            if lent is None or (lent and lent.isdisjoint(line)):
+            projects = self.volumes.get(volume)
+            if projects is None or (projects and projects.isdisjoint(line)):
                 yield Denial(
                     Right.VOLUME,
                     f"There is no volume called {volume}, or {project} may not use it.",
@@ -174,14 +174,14 @@ def read_rights(runs: Iterable[Run]) -> Rights:
         Environment.projects.through.objects.filter(environment__in={run.environment for run in runs}),
         "environment_id",
     )
-    lent: Mapping[str, frozenset[int]] = {}
+    shared: Mapping[str, frozenset[int]] = {}
     if volumes:
         declared = Volume.objects.filter(owner__isnull=True, name__in=volumes).exclude(
             kind=VolumeKind.HOME.value
         )
         names = dict(declared.values_list("id", "name"))
         through = _sets(Volume.projects.through.objects.filter(volume__in=names), "volume_id")
-        lent = {name: through.get(id_, frozenset()) for id_, name in names.items()}
+        shared = {name: through.get(id_, frozenset()) for id_, name in names.items()}
     found: frozenset[tuple[str, int | None, int | None]] = frozenset()
     if secrets:
         rows = Secret.objects.filter(
@@ -207,7 +207,7 @@ def read_rights(runs: Iterable[Run]) -> Rights:
             id_: Offered(title, enabled, offered.get(id_, frozenset()))
             for id_, title, enabled in Environment.objects.values_list("id", "title", "enabled")
         },
-        volumes=lent,
+        volumes=shared,
         secrets=found,
     )
 

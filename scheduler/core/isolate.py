@@ -187,7 +187,7 @@ class _Isolation:
 
     def _reservations(self, wrong: Mapping[str, Fault]) -> None:
         for row in self.snapshot.reservations:
-            if row.id in wrong:  # for whom and when is not known, so they are kept for nobody
+            if row.id in wrong:  # its projects and times are unknown, so its nodes take nothing new
                 self.closed_nodes.update(row.nodes)
         self._change(reservations=tuple(row for row in self.snapshot.reservations if row.id not in wrong))
 
