@@ -68,7 +68,7 @@ def _enrol(check_id: str, node: Node) -> bool:
     if login is None:
         return step(False, "The login was not used within a minute and is gone; give it again.")
     try:
-        script = get_script(node.host, runtime=node.runtime, account=node.account)
+        script = get_script(node.host, engine=login.engine, runtime=node.runtime, account=node.account)
         target = SshTarget(node.host, login.account, node.host_key, node.port)
         enrol_with_sudo(target, login.password, script)
     except (SshError, EnrolmentFailed) as problem:

@@ -7,9 +7,10 @@ folder. What needs the control key runs in worker-nodes, which this module asks 
 from __future__ import annotations
 
 import ipaddress
+import json
 import logging
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from django.conf import settings
@@ -41,6 +42,7 @@ class SudoLogin:
 
     account: str
     password: str
+    engine: str = "auto"  # access of the agent to the container engine, as in EnrolmentChoices
 
 
 def prepare_agent(program: bytes) -> None:
@@ -113,9 +115,10 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeCheck:
     require(actor, Verb.CHANGE, node)
     if not login.account or not login.password:
         raise Invalid(fields={"password": "Give an account that may use sudo, and its password."})
+    check_choices(engine=login.engine, runtime=node.runtime, account=node.account)
     with transaction.atomic():
         check = NodeCheck.objects.create(node=node, kind=NodeAct.ENROL.value, actor=actor)
-        sealed = seal(f"{login.account}\0{login.password}", _place(check.public_id))
+        sealed = seal(json.dumps(asdict(login)), _place(check.public_id))
         try:
             valkey(STORE_WITHIN_S).set(_name(check.public_id), sealed, ex=PASSWORD_LIFE_S)
         except RedisError as away:
@@ -132,11 +135,10 @@ def take_sudo_login(check_id: str) -> SudoLogin | None:
     if not isinstance(sealed, bytes):
         return None
     try:
-        account, _, password = unseal(sealed.decode(), _place(check_id)).partition("\0")
+        return SudoLogin(**json.loads(unseal(sealed.decode(), _place(check_id))))
     except CannotOpen:
         log.warning("the login of check %s does not open", check_id)
         return None
-    return SudoLogin(account, password)
 
 
 def _name(check_id: str) -> str:

@@ -42,9 +42,9 @@ def add_node(request: HttpRequest) -> HttpResponse:
         port = _port(values["port"])
         if not values.get("host"):
             raise Invalid(fields={"host": "Type the machine's name or address."})
+        choices = {name: values[name] for name in ("engine", "runtime", "account")}
+        enrolment.check_choices(**choices)
         if "confirmed" not in request.POST:
-            choices = {name: values[name] for name in ("engine", "runtime", "account")}
-            enrolment.check_choices(**choices)
             key = enrolment.get_host_key(values.get("host", ""), port)
             script = enrolment.get_script(values.get("host", ""), **choices)
             return _form(request, values, host_key=key.line, fingerprint=key.fingerprint, script=script)
@@ -61,7 +61,7 @@ def add_node(request: HttpRequest) -> HttpResponse:
         )
     except Invalid as refusal:
         return _form(request, values, problems=refusal.fields, sentence=refusal.sentence, status=400)
-    return _start(request, node)
+    return _start(request, node, engine=values["engine"])
 
 
 @policy(Policy.ADMIN)
@@ -177,11 +177,12 @@ def _return(request: HttpRequest, node: Node, reason: str) -> HttpResponse:
     return HttpResponseRedirect(there)
 
 
-def _start(request: HttpRequest, node: Node) -> HttpResponse:
+def _start(request: HttpRequest, node: Node, engine: str = DEFAULTS["engine"]) -> HttpResponse:
     user = signed_in(request.user)
     password = request.POST.get("sudo_password", "")
     if password:
-        login = enrolment.SudoLogin(request.POST.get("sudo_account", "").strip(), password)
+        account = request.POST.get("sudo_account", "").strip()
+        login = enrolment.SudoLogin(account, password, engine)
         check = enrolment.do_enrol_by_sudo(user, node, login)
     else:
         check = node_acts.do_start_check(user, node)
