@@ -10,7 +10,6 @@ from typing import Any
 from django.db import connection, transaction
 
 from portal.models import ClusterSettings
-from portal.services.rights import Run
 from scheduler.album import Built, Known
 from scheduler.company import apart, guests_of, sides_of
 from scheduler.core.check import Fault, RowKind
@@ -39,7 +38,7 @@ from scheduler.read_cluster import (
     read_usage,
 )
 from scheduler.read_growing import Source, read_growing
-from scheduler.read_rights import permitted, read_denied, verdict_of
+from scheduler.read_rights import RightsCache, permitted, read_denied, verdict_of
 from scheduler.read_running import Holding, read_holdings, read_homes, read_kept, read_running
 from scheduler.read_waiting import read_waiting
 from scheduler.unfit import Unfit, read_unfit
@@ -83,7 +82,7 @@ class Album:
         self.running = Built[Holding, RunningRow]()
         self.pending = Built[dict[str, Any], PendingRow]()
         self.growing = Built[Source, PendingRow]()
-        self.runs = Built[dict[str, Any], Run]()
+        self.rights = RightsCache()
         self.running_apart = Built[RunningRow, RunningRow]()
         self.pending_apart = Built[PendingRow, PendingRow]()
 
@@ -123,7 +122,7 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             pending = apart(pending, sides_of(rows), list(rows), guests, album.pending_apart)
         growing = read_growing(held, unfit, album.growing)
         kept = read_kept()
-        denied = read_denied(rows, [job.job for job in growing], album.runs)
+        denied = read_denied(rows, [job.job for job in growing], album.rights)
     faults += _unreadable(RowKind.NODE, "nodes", album.nodes, nodes, "id")
     faults += _unreadable(RowKind.RUNNING, "running", album.running, running, "job")
     faults += _unreadable(RowKind.PENDING, "pending", album.pending, pending, "job")

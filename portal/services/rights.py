@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from django.db import connection
 from django.db.models import Q
 
 from portal.lineage import lineage
@@ -210,6 +211,29 @@ def read_rights(runs: Iterable[Run]) -> Rights:
         volumes=shared,
         secrets=found,
     )
+
+
+_TABLES = (
+    User,
+    Membership,
+    Project,
+    Environment,
+    Environment.projects.through,
+    Volume,
+    Volume.projects.through,
+    Secret,
+)
+
+
+def rights_version() -> tuple[str | None, ...]:
+    """Return a value that changes with every write to a table that ``read_rights`` reads.
+
+    PostgreSQL marks each version of a row with the transaction that wrote it (``xmin``).
+    """
+    digest = "(SELECT md5(string_agg(id::text || ':' || xmin::text, ' ' ORDER BY id)) FROM {})"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT " + ", ".join(digest.format(model._meta.db_table) for model in _TABLES))
+        return tuple(cursor.fetchone())
 
 
 def denied_among(runs: Iterable[Run]) -> dict[Run, Denial]:

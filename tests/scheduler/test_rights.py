@@ -11,7 +11,19 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from portal.errors import Conflict
-from portal.models import Attempt, Environment, Job, Membership, Node, Project, Secret, Standing, User, Volume
+from portal.models import (
+    Attempt,
+    ClusterSettings,
+    Environment,
+    Job,
+    Membership,
+    Node,
+    Project,
+    Secret,
+    Standing,
+    User,
+    Volume,
+)
 from portal.services import lifecycle
 from portal.services.jobs import do_resume_job, do_suspend_job
 from portal.services.lifecycle import NotPermitted, Seat
@@ -22,7 +34,7 @@ from portal.words.reasons import EndReason
 from portal.words.states import JobState
 from scheduler.cycle import run_cycle
 from scheduler.foresee import foresee
-from scheduler.snapshot import take_photo
+from scheduler.snapshot import Album, take_photo
 from tests import record
 from tests.engine_room import Engine, EngineRoom, held_milli
 
@@ -234,3 +246,20 @@ def test_removal_with_cancel_reaches_a_job_that_was_decided_and_not_sent(scene) 
     job.refresh_from_db()
     assert (job.state, job.reason) == (JobState.CANCELLED, EndReason.OWNER_NOT_PERMITTED)
     assert held_milli() == 0
+
+
+def test_rights_are_read_again_only_after_a_write_that_may_change_them(scene):
+    submit(scene)
+    album, settings = Album(), ClusterSettings.objects.get(id=1)
+
+    def reads() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            take_photo(settings, album)
+        return sum('FROM "portal_membership"' in query["sql"] for query in queries)
+
+    assert [reads(), reads()] == [1, 0]
+    submit(scene)
+    assert reads() == 0, "another job that uses the same"
+    leaves(scene)
+    assert reads() == 1
+    assert len(take_photo(settings, album).left_out) == 2

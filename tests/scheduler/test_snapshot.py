@@ -35,7 +35,7 @@ from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-QUERIES = 31
+QUERIES = 32
 """All reads of one photograph, its two opening statements and the savepoint-free transaction around them."""
 
 
