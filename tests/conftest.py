@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.db import connection
-from hypothesis import settings as drawing
 from pytest_django import DjangoDbBlocker
 from xdist.scheduler import LoadScopeScheduling
 
@@ -27,13 +27,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    # no test is timed: a busy machine is no fault
-    drawing.register_profile("fairway", drawing.default, deadline=None)
-    drawing.load_profile("fairway")
     emptying.by_delete()
     # Each test client builds the middleware anew; with this it does not search all static files each time.
     settings.WHITENOISE_AUTOREFRESH = True
     settings.PASSWORD_HASHERS = ["tests.quick_hash.QuickArgon2", *settings.PASSWORD_HASHERS]
+
+
+def pytest_collection_finish() -> None:
+    if "hypothesis" in sys.modules:  # importing it takes as long as a small test file
+        from hypothesis import settings as drawing
+
+        # no test is timed: a busy machine is no fault
+        drawing.register_profile("fairway", drawing.default, deadline=None)
+        drawing.load_profile("fairway")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,8 +20,18 @@ from portal.config import places
 
 START_LIMIT_S = 60
 STARTS_NOTHING = {"--help", "-h", "--version", "--collect-only"}
+SERVERLESS = (Path("tests/core"), Path("tests/replay"))  # a run of these folders alone starts no server
 _guardian: subprocess.Popen[str] | None = None
 _root: Path | None = None
+
+
+def _needs_servers(arguments: list[str]) -> bool:
+    if STARTS_NOTHING & set(arguments):
+        return False
+    root = Path(__file__).parent.parent
+    paths = [Path(argument.split("::", 1)[0]).absolute() for argument in arguments if argument[:1] != "-"]
+    named = [path.relative_to(root) for path in paths if path.is_relative_to(root) and path.exists()]
+    return not named or not all(any(path.is_relative_to(each) for each in SERVERLESS) for path in named)
 
 
 def _begin() -> None:
@@ -33,7 +43,7 @@ def _begin() -> None:
     os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(64))
     if os.environ.get("DATABASE_URL") and os.environ.get("REDIS_URL"):
         return
-    if not STARTS_NOTHING & set(sys.argv):
+    if _needs_servers(sys.argv[1:]):
         if not os.environ.get("DATABASE_URL"):
             os.environ["FAIRWAY_TESTS_OWN_SERVER"] = "1"
         _guardian = subprocess.Popen(

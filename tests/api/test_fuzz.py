@@ -48,6 +48,8 @@ CHECKS = [
     unsupported_method,
 ]
 
+pytest_plugins = ["schemathesis.pytest.plugin"]  # importing it takes half a second, so only here
+
 schema = schemathesis.openapi.from_dict(document())
 schema.app = get_wsgi_application()
 schema.config.update(base_url="http://localhost")
