@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -285,10 +285,6 @@ class SshStream:
         line: bytes = self._reader.readline(limit_bytes)
         return line
 
-    def read_line(self, limit_bytes: int) -> bytes:
-        """The same under the name that reads as a sentence."""
-        return self.readline(limit_bytes)
-
     def write(self, data: bytes, /) -> None:
         """Sends all of it, or raises OSError; the watchdog cuts a connection that takes nothing."""
         with WATCHDOG.limit(self.connection, SILENCE_LIMIT_S, "sending a request"):
@@ -549,8 +545,3 @@ def host_key_algorithms(target: SshTarget) -> tuple[str, ...]:
     """The signature algorithms of the pinned key's type."""
     pinned_type = target.host_key.split()[0]
     return _KEY_CLASSES.get(pinned_type, (pinned_type,))
-
-
-def with_account(target: SshTarget, account: str) -> SshTarget:
-    """Gives the same place and host key for another account."""
-    return replace(target, account=account)

@@ -247,9 +247,6 @@ class Engine(Protocol):
         Refused where the task does not run, or enough are open. Unknown: one that nobody enters ends by itself.
         """
 
-    def has_image(self, image: str) -> bool:
-        """Whether the node has an image of this name or digest now."""
-
     def store_used_percent(self) -> float | None:
         """How full the file system is that holds the node's images, 0 to 100; None: nobody can say."""
 

@@ -177,13 +177,6 @@ class NodeEngine:
             idle_s=idle_s,
         )
 
-    def has_image(self, image: str) -> bool:
-        return any(
-            image in (row["image_id"], *row["refs"], *row["digests"])
-            or row["image_id"].removeprefix("sha256:") == image.removeprefix("sha256:")
-            for row in self._ask("images", answers.images, timeout_s=ANSWER_WITHIN_S)
-        )
-
     def store_used_percent(self) -> float | None:
         return self._ask("images", answers.store_used_percent, timeout_s=ANSWER_WITHIN_S)
 

@@ -51,10 +51,6 @@ class Settings(NamedTuple):
     upgrade_signers: Optional[str]
     program_path: Optional[str]
 
-    @property
-    def ledger_path(self) -> str:
-        return os.path.join(self.state_dir, "ledger.json")
-
     def runtime(self, kind: str) -> Optional[RuntimeSettings]:
         return next((runtime for runtime in self.runtimes if runtime.kind == kind), None)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from portal.config.places import OWNER_ROLE, POSTGRES_SOCKET, SERVICES_ROLE
+from portal.config.places import OWNER_ROLE, SERVICES_ROLE
 from portal.standalone.account import give
 from portal.standalone.binaries import PostgresBinaries, find_postgres
 from portal.standalone.errors import StartError
@@ -208,8 +208,3 @@ def _copied(binaries: PostgresBinaries, folder: DataFolder) -> PostgresBinaries:
                 part.chmod(0o755 if part.is_dir() or part.parent.name == "bin" else 0o644)
         making.rename(target)
     return PostgresBinaries(target / package.name / "pginstall" / "bin", binaries.major, from_wheel=True)
-
-
-def socket_exists(folder: DataFolder) -> bool:
-    """Whether some server has its socket in this data folder."""
-    return (folder.sockets / POSTGRES_SOCKET).exists()

@@ -224,9 +224,3 @@ def divide_each(
         divide_tree(total, mine, parent_of, usage_weight, unit, whole_remainder=whole_remainder)
         for total, mine, unit in zip(totals, claims, units, strict=True)
     )
-
-
-def fair_shares(divided: Sequence[Mapping[Key, Share]]) -> dict[Key, Amounts]:
-    """What ``divide_each`` gave to each, without the steps."""
-    gpu, cpu, memory = divided
-    return {key: Amounts(gpu[key].amount, cpu[key].amount, memory[key].amount) for key in gpu}

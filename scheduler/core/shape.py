@@ -53,11 +53,6 @@ class Shape(NamedTuple):
             job.project if job.gpus_per_task and job.ask.shares else None,
         )
 
-    @classmethod
-    def at_best(cls, job: PendingRow) -> Shape:
-        """The shape on a cluster where nothing is avoided that could ever run the job."""
-        return cls.of(job)._replace(avoid_nodes=tuple(sorted(job.unfit_nodes)))
-
     @property
     def whole(self) -> bool:
         """True when each GPU is asked for alone."""

@@ -8,7 +8,6 @@ import pytest
 
 from portal.words.reasons import VerdictCode
 from portal.words.throughput import Layout, Speed
-from scheduler.core.bounds import largest_fit
 from scheduler.core.carry import after_commit, after_release
 from scheduler.core.check import SnapshotError, check_plan
 from scheduler.core.cluster import NodeId, PendingRow, PoolId, PoolRow, RunningRow, Snapshot, UsageRow, UserId
@@ -407,14 +406,6 @@ def test_would_start_answers_now_not_now_and_never() -> None:
     assert not later.starts_now and not later.never
     assert [change.kind for change in later.alternatives] == [ChangeKind.FEWER_GPUS]
     assert would_start(snapshot, POLICY, waits("q", "nlp", 5)).never
-
-
-def test_largest_fit_tells_what_there_is_and_what_is_free() -> None:
-    snapshot = cluster([*TWO, node("n3", 8, model="H100")], [NLP], running=BUSY)
-    fit = largest_fit(snapshot, MAIN, None)
-    assert (fit.node_gpus, fit.pool_gpus, fit.free_node_gpus, fit.free_pool_gpus) == (8, 16, 8, 12)
-    assert largest_fit(snapshot, MAIN, "A100").node_gpus == 4
-    assert largest_fit(snapshot, MAIN, "T4").node_gpus == 0
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------
