@@ -25,6 +25,7 @@ import pytest
 
 from portal.config import places
 from tests.engine_room import wait_for
+from tests.time_budget import budget_s
 
 ROOT = Path(__file__).parent.parent.parent
 HANG_S = 10.0
@@ -216,12 +217,12 @@ def test_a_frozen_database_is_a_clear_503_and_then_all_is_well(portal: Portal) -
         for _ in range(10):  # meanwhile the processes themselves are well
             alive, took_s = portal.ask("GET", "/healthz")
             assert alive.status_code == 200
-            assert took_s < 2
+            assert took_s < budget_s(2)
             time.sleep(0.3)
         for name, future in asked.items():
             answer, took_s = future.result()
             assert (name, answer.status_code) == (name, 503)
-            assert took_s < HANG_S, name
+            assert took_s < budget_s(HANG_S), name
             assert int(answer.headers["retry-after"]) > 0, name
             kind = answer.headers["content-type"]
             if name in ("list", "submit"):
@@ -232,7 +233,7 @@ def test_a_frozen_database_is_a_clear_503_and_then_all_is_well(portal: Portal) -
                 assert "Try again" in answer.text
         again, took_s = portal.page()
         assert again.status_code == 503
-        assert took_s < HANG_S
+        assert took_s < budget_s(HANG_S)
     wait_for("it is ready again", lambda: portal.ready() == 200, 15)
     assert portal.page()[0].status_code == 200
     assert portal.listed()[0].status_code == 200
@@ -290,15 +291,15 @@ def test_a_frozen_message_store_slows_nobody_for_long(portal: Portal) -> None:
         for future in asked:
             answer, took_s = future.result()
             assert answer.status_code in (200, 503)
-            assert took_s < HANG_S
+            assert took_s < budget_s(HANG_S)
         answer, took_s = submitted.result()
         assert answer.status_code == 201  # the row is what counts; the hint stays in the outbox
-        assert took_s < HANG_S
+        assert took_s < budget_s(HANG_S)
         told, took_s = ready.result()
         assert told.status_code == 503
         assert told.json()["parts"]["database"]["ok"]
         assert not told.json()["parts"]["redis"]["ok"]
-        assert took_s < HANG_S
+        assert took_s < budget_s(HANG_S)
     wait_for("it is ready again", lambda: portal.ready() == 200, 15)
     again = portal.submit("without-news")[0]
     assert again.status_code == 201
@@ -339,7 +340,7 @@ def test_when_all_connections_are_in_use_the_others_are_told(portal: Portal) -> 
             answer, took_s = future.result()
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) > 0
-            assert took_s < HANG_S
+            assert took_s < budget_s(HANG_S)
         blocker.execute("ROLLBACK")
         assert {each[0].status_code for each in hands.map(lambda _: portal.listed(), range(12))} == {200}
 
@@ -362,7 +363,7 @@ def test_slow_readers_and_readers_who_leave_hold_no_connection(portal: Portal) -
         with ThreadPoolExecutor(CONNECTIONS) as hands:
             for answer, took_s in hands.map(lambda _: portal.listed(), range(12)):
                 assert answer.status_code == 200
-                assert took_s < 3
+                assert took_s < budget_s(3)
 
 
 def _alive(pid: int) -> bool:

@@ -10,6 +10,7 @@ import aiohttp
 
 from portal.services.workspaces import do_open_workspace
 from tests.gateway.stand import running_workspace
+from tests.time_budget import budget_s
 
 
 def _headers(answer) -> dict[str, list[str]]:
@@ -76,7 +77,7 @@ def test_a_web_process_that_is_away_is_a_clear_503(own_stand):
         assert as_json.json()["code"] == "unavailable"
         anything = browser.get("/api/v1/jobs", headers={"Accept": "*/*"})
         assert anything.json()["code"] == "unavailable"
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < budget_s(2)
 
 
 def test_a_web_process_that_hangs_is_a_503_within_ten_seconds(stand):
@@ -84,7 +85,7 @@ def test_a_web_process_that_hangs_is_a_503_within_ten_seconds(stand):
     with stand.browser() as browser:
         answer = browser.get("/never")
     assert answer.status_code == 503
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < budget_s(10)
 
 
 def test_workspaces_outlive_web(own_stand, owner, session):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.waiting import alive, eventually
+from tests.time_budget import budget_s
 
 PROGRAM = Path(__file__).with_name("supervised_processes.py")
 ROOT = PROGRAM.parent.parent.parent
@@ -129,7 +130,7 @@ def test_a_deaf_process_is_ended_by_force_after_its_grace(start: Callable[..., R
     pid, began = run.pids()["deaf"], time.monotonic()
     run.process.send_signal(signal.SIGTERM)
     assert run.process.wait(10) == 0
-    assert 0.9 < time.monotonic() - began < 5
+    assert 0.9 < time.monotonic() - began < budget_s(5)
     assert not alive(pid)
 
 

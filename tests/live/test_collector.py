@@ -23,6 +23,7 @@ from portal.selectors.logs import log_file, read_lines
 from portal.services import lifecycle
 from tests import record
 from tests.live.stand import browser_of, control, local_node
+from tests.time_budget import budget_s
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -233,8 +234,8 @@ def test_a_black_hole_holds_up_nobody(tmp_path):
             while len(seen) < 4:
                 seen |= {each["at_s"] for each in last_samples.last_gpus([good.public_id]).values()}
                 time.sleep(0.1)
-                assert time.monotonic() - began < 6
-            assert collector.tick_took_s < 0.2
+                assert time.monotonic() - began < budget_s(6)
+            assert collector.tick_took_s < budget_s(0.2)
     assert {"hole", "shut"} <= set(opened)
 
 

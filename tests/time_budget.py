@@ -1,0 +1,18 @@
+"""Time limits of tests, scaled by how fast this machine runs now."""
+
+from __future__ import annotations
+
+import time
+
+_ADDITIONS = 3_000_000
+_REFERENCE_S = 0.15
+"""Seconds for so many additions on the machine for which the limits in the tests are written."""
+
+
+def budget_s(seconds: float) -> float:
+    """Return ``seconds``, longer where this machine is slower than the reference, or busy, at this moment."""
+    began_s = time.monotonic()
+    total = 0
+    for number in range(_ADDITIONS):
+        total += number
+    return seconds * max(1.0, (time.monotonic() - began_s) / _REFERENCE_S)
