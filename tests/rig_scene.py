@@ -13,6 +13,7 @@ from tests.engine_room import Engine
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
+from tests.rig.rootless import enrol_rootless
 
 
 def rig_scene(
@@ -24,10 +25,11 @@ def rig_scene(
     folder: Path,
     gpus: int = 4,
     lends: Sequence[str] = (),
+    rootless: bool = False,
 ) -> dict[str, Any]:
     """Two nodes that answer, each with an image store and pretend GPUs, and an environment of the image.
 
-    ``lends`` are the folders below which they show volumes.
+    ``lends`` are the folders below which they show volumes. ``rootless`` nodes load the image.
     """
     settings.DATA_DIR = folder
     settings.LOG_DIR = folder / "logs"
@@ -45,7 +47,10 @@ def rig_scene(
     for machine in machines:
         if lends:
             machine.set_local(path_roots=list(lends))
-        cluster.enrol(machine)
+        if rootless:
+            enrol_rootless(cluster, machine, image)
+        else:
+            cluster.enrol(machine)
         target = cluster.target(machine)
         nodes.append(
             Node.objects.create(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import re
@@ -95,13 +96,18 @@ def targets(egress: Egress, nameservers: Sequence[str]) -> List[Target]:
 
 def nameservers() -> List[str]:
     """The IPv4 name servers that containers of this machine are told, which are those outside it."""
+    texts = (read_text(path) or "" for path in ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"))
+    return [each for each in nameservers_in("\n".join(texts)) if not each.startswith("127.")]
+
+
+def nameservers_in(text: str) -> List[str]:
+    """The IPv4 name servers in the text of a ``resolv.conf``, each once."""
     found: List[str] = []
-    for path in ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"):
-        for line in (read_text(path) or "").splitlines():
-            words = line.split()
-            if len(words) > 1 and words[0] == "nameserver" and ":" not in words[1]:
-                found.append(words[1])
-    return [each for each in dict.fromkeys(found) if not each.startswith("127.")]
+    for words in (line.split() for line in text.splitlines()):
+        if len(words) > 1 and words[0] == "nameserver":
+            with contextlib.suppress(ValueError):  # IPv6, or no address
+                found.append(str(ipaddress.IPv4Address(words[1])))
+    return list(dict.fromkeys(found))
 
 
 def denied(state_dir: str) -> List[str]:

@@ -61,6 +61,26 @@ def own_addresses() -> List[str]:
     return [str(each.ip) for own in _addresses().values() for each in own]
 
 
+def local_networks() -> List[str]:
+    """Every IPv4 address of this machine as a network: all of each interface, loopback too."""
+    found: List[str] = []
+    address = ""
+    for line in (read_text("/proc/net/fib_trie") or "").splitlines():
+        words = line.split()
+        if words[:1] == ["|--"]:
+            address = words[1]
+        elif words[1:] == ["host", "LOCAL"]:
+            found.append(address + words[0])
+    return sorted(set(found))
+
+
+def default_gateways(table: str) -> List[str]:
+    """The gateways of the default routes in the text of ``/proc/net/route``."""
+    rows = (line.split() for line in table.splitlines())
+    found = (words[2] for words in rows if len(words) > 7 and words[1] == words[7] == "00000000")
+    return [str(ipaddress.IPv4Address(bytes.fromhex(each)[::-1])) for each in found if int(each, 16)]
+
+
 def _addresses() -> Dict[str, List[_Address]]:
     """The addresses of each interface but loopback, for those that have any; of IPv4 the first alone."""
     found: Dict[str, List[_Address]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import Any, Dict, List, Optional
 
 from agents.node import machine, mps, versions
@@ -59,12 +58,11 @@ def preflight(tasks: Tasks, fabric: Any = None) -> Dict[str, Any]:
     if shares is not None:
         pretend = any(facts.simulated for facts in tasks.gpus.gpus())
         checks.append(_check("shares", shares["enforced"] or pretend, shares["sentence"]))
-    engines = [runtime for runtime in tasks.runtimes.values() if runtime.kind != "process"]
-    if engines and os.geteuid() == 0 and settings.firewall:
-        there = shutil.which("iptables") is not None
-        checks.append(
-            _check("firewall", there, "iptables is here." if there else "iptables is missing: install it.")
-        )
+    for runtime in tasks.runtimes.values():
+        fault = runtime.firewall_fault()
+        if fault is not None:
+            sentence = fault or f"The network rules for containers of {runtime.kind} are in force."
+            checks.append(_check("firewall", not fault, sentence))
     for name, mount in (("state", settings.state_dir), ("homes", settings.home_root)):
         writable = os.access(mount, os.W_OK)
         checks.append(_check(name, writable, f"{mount} can{'' if writable else 'not'} be written."))

@@ -192,7 +192,7 @@ class Session:
             "fabric": devices_here(self._settings.fabric_devices),
             "networks": self._networks() if self.role == "control" else None,
             "gang_ports": list(self._settings.gang_ports),
-            "egress": {each.kind: each.enforces_egress() for each in self.tasks.runtimes.values()},
+            "egress": {each.kind: each.firewall_fault() == "" for each in self.tasks.runtimes.values()},
         }
 
     def _networks(self) -> Dict[str, Any]:

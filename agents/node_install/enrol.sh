@@ -52,12 +52,12 @@ if [ "$runtime" != process ] && ! command -v "$runtime" > /dev/null; then
     say "installing $runtime"
     if command -v apt-get > /dev/null; then
         [ "$runtime" = docker ] && package=docker.io
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$package" uidmap > /dev/null ||
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$package" uidmap iptables > /dev/null ||
             stop "apt-get could not install $package."
     elif command -v dnf > /dev/null; then
-        dnf install -y -q "$package" || stop "dnf could not install $package."
+        dnf install -y -q "$package" iptables || stop "dnf could not install $package."
     elif command -v zypper > /dev/null; then
-        zypper --non-interactive --quiet install "$package" || stop "zypper could not install $package."
+        zypper --non-interactive --quiet install "$package" iptables || stop "zypper could not install $package."
     else
         stop "$runtime is missing and this machine has no package manager that this script knows."
     fi

@@ -59,6 +59,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         _program("podman", "podman"),
         _program("runc", "runc"),
         _program("newuidmap", "uidmap"),
+        _program("slirp4netns", "slirp4netns"),
         _file("/usr/lib/cni/bridge", "containernetworking-plugins"),
         _program("iptables", "iptables"),
         _program("ip", "iproute2"),

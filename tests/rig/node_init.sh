@@ -15,6 +15,11 @@ mount --rbind /sys/fs/cgroup sys/fs/cgroup
 mount --rbind /dev dev
 mount -t tmpfs -o mode=1777 tmpfs dev/shm  # podman keeps its locks there
 mount -t tmpfs -o mode=755 tmpfs run
+# As udev sets it: any account may open it, as the network of rootless podman needs.
+if [ -c dev/net/tun ]; then
+    mknod -m 666 run/tun c 10 200
+    mount --bind run/tun dev/net/tun
+fi
 mount -t tmpfs -o mode=1777 tmpfs tmp
 
 # Nothing of the host beyond the operating system is to be seen: each other folder is replaced by an empty one.

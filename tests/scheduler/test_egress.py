@@ -60,11 +60,17 @@ except OSError:
 
 @pytest.fixture
 def scene(
-    make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path
+    request: pytest.FixtureRequest,
+    make_rig,
+    rig_cluster: RigCluster,
+    tiny_image: RigImage,
+    settings,
+    tmp_path: Path,
 ) -> Iterator[dict[str, object]]:
     """Two nodes with the image; the second takes no work, and has an address that the portal does not know."""
     stores = [[tiny_image.store], [tiny_image.store]]
-    made = rig_scene(make_rig, rig_cluster, tiny_image, stores, settings, tmp_path)
+    rootless = getattr(request, "param", "rootful") == "rootless"
+    made = rig_scene(make_rig, rig_cluster, tiny_image, stores, settings, tmp_path, rootless=rootless)
     near, far = made["machines"]
     Node.objects.filter(name=far.name).update(state="cordoned")
     outside = far.address.rpartition(".")[0] + ".250"
@@ -91,6 +97,7 @@ def places_of(scene, portal_port: int) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("scene", ["rootful", "rootless"], indirect=True)
 def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_node_or_the_portal(
     scene,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from agents.node.mps import Share
+from agents.node.refusals import Refusal
 from agents.node.spec import TaskSpec
 
 LOGIN_FILE = "config.json"
@@ -189,12 +190,20 @@ class Runtime:
         """Removes an image with all its names, and never a container; False when the engine keeps it."""
         raise NotImplementedError
 
-    def refresh_firewall(self) -> None:
-        """Puts what containers may not reach into force, also for those that run. Repeatable."""
+    def refresh_firewall(self) -> Optional[str]:
+        """Put what containers may not reach into force, also for those that run. Repeatable.
 
-    def enforces_egress(self) -> bool:
-        """Whether tasks are held to the network policy of their project."""
-        return False
+        Return blank, or why it is not in force, or None where this runtime has no firewall. Raise Refusal where no
+        container may start without it.
+        """
+        return None
+
+    def firewall_fault(self) -> Optional[str]:
+        """As :meth:`refresh_firewall`, with the message of a refusal as the answer."""
+        try:
+            return self.refresh_firewall()
+        except Refusal as refusal:
+            return refusal.message
 
     def facts(self) -> Dict[str, Any]:
         """What hello says of this runtime."""

@@ -144,11 +144,10 @@ class EngineRuntime(Runtime):
 
     def prepare(self, order: Order) -> None:
         spec = order.spec
-        if self._firewall is not None:
-            self._firewall.refresh()
-        elif spec.egress.mode != egress.OPEN:
+        fault = self.refresh_firewall()
+        if fault != "" and spec.egress.mode != egress.OPEN:
             raise bad_spec(
-                "This node cannot hold containers to a network policy: it has no firewall of ours."
+                f"This node cannot hold containers to a network policy: {fault or 'it has no firewall of ours.'}"
             )
         if spec.network is not None and self.call(["network", "inspect", spec.network]).code != 0:
             # docker would find out at the start, when others of its gang have begun
@@ -194,12 +193,8 @@ class EngineRuntime(Runtime):
     def _gpus_by(self) -> str:
         return arguments.CDI
 
-    def refresh_firewall(self) -> None:
-        if self._firewall is not None:
-            self._firewall.refresh()
-
-    def enforces_egress(self) -> bool:
-        return self._firewall is not None
+    def refresh_firewall(self) -> Optional[str]:
+        return self._firewall.refresh() if self._firewall is not None else None
 
     def bounds_layers(self) -> bool:
         """Whether the file system holds writable layers to a limit: overlay on XFS with project quotas."""

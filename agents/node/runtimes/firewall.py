@@ -4,22 +4,25 @@ Rules are by address range, not by bridge name, so they stand before the first j
 in two chains of this cluster's own, each replaced in one step whenever what they say has changed.
 They stand in the table mangle, which packets meet before the table filter: there the engine puts its own
 rules first, at a time of its choosing, and they accept what a container sends.
+
+The containers of rootless podman are routed through a network namespace of the account, so the rules stand there. A
+user-mode stack (slirp4netns or pasta) carries what leaves that namespace, as connections of the node itself.
 """
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import subprocess
 import threading
 import zlib
-from typing import List, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from agents.node import egress, refusals
+from agents.node import egress, interfaces, refusals
 from agents.node.durable import locked, write_whole
 from agents.node.egress import METADATA, OPEN, Egress
 from agents.node.ledger import HOLDING, Ledger
-from agents.node.machine import read_text
 from agents.node.refusals import Refusal
 from agents.node.settings import Settings
 
@@ -37,16 +40,34 @@ def chains(cluster: str) -> Tuple[str, str]:
     return f"FAIRWAY-FORWARD-{mark}", f"FAIRWAY-INPUT-{mark}"
 
 
+class UserStack(NamedTuple):
+    """Addresses that the user-mode stack of rootless podman answers in place of the node."""
+
+    gateways: Sequence[str] = ()
+    forwarders: Sequence[str] = ()  # of DNS; at other ports they may be the loopback address of the node
+
+
 def rules(
-    cluster: str, subnets: str, deny: Sequence[str], jobs: Sequence[Job] = (), nameservers: Sequence[str] = ()
+    cluster: str,
+    subnets: str,
+    deny: Sequence[str],
+    jobs: Sequence[Job] = (),
+    nameservers: Sequence[str] = (),
+    forwarders: Sequence[str] = (),
 ) -> str:
     """The text for ``iptables-restore --noflush``, pure: replaces both chains and touches nothing else.
 
     ``jobs`` are those whose policy is not open. Containers have no IPv6, so addresses of it need no rule.
+    ``forwarders`` answer at port 53, also where ``deny`` or the metadata networks contain them, and nowhere else.
     """
     forward, to_node = chains(cluster)
     lines = ["*mangle", f":{forward} - [0:0]", f":{to_node} - [0:0]"]
     lines += [f"-A {forward} {_ANSWERS}", f"-A {forward} ! -s {subnets} -j RETURN"]
+    for forwarder in forwarders:
+        closed = (subnet for subnet, policy in jobs if not policy.names_dns)
+        lines += [f"-A {forward} -s {subnet} -d {forwarder} -j DROP" for subnet in closed]
+        lines += [f"-A {forward} -d {forwarder} -p {each} --dport 53 -j RETURN" for each in ("udp", "tcp")]
+        lines.append(f"-A {forward} -d {forwarder} -j DROP")
     for place in dict.fromkeys((*METADATA, *deny)):
         if ":" not in place:
             lines.append(f"-A {forward} -d {place} -j DROP")
@@ -67,31 +88,79 @@ def rules(
     return "\n".join([*lines, "COMMIT", ""])
 
 
-class Firewall:
-    """Keeps the rules as ledger and portal say; without them no container is started."""
+def user_stack(namespace: str, node_nameservers: Sequence[str]) -> UserStack:
+    """The stack by the text of ``/proc/net/route`` and ``/etc/resolv.conf`` in podman's namespace, pure.
 
-    def __init__(self, settings: Settings) -> None:
+    A forwarder is a private name server that the node does not use itself, or one at the gateway. Podman adds public
+    ones where it finds no other.
+    """
+    gateways = interfaces.default_gateways(namespace)
+    forwarders = [
+        each
+        for each in egress.nameservers_in(namespace)
+        if each in gateways or (each not in node_nameservers and not ipaddress.ip_address(each).is_global)
+    ]
+    return UserStack(gateways, forwarders)
+
+
+class Firewall:
+    """Keeps the rules as ledger and portal say; without them no container is started.
+
+    ``within`` are the words that run a command in podman's own network namespace; none: in that of the node.
+    """
+
+    def __init__(self, settings: Settings, within: Sequence[str] = ()) -> None:
         self._settings = settings
+        self._within = list(within)
         self._ledger = Ledger(settings.state_dir)
         self._applied = os.path.join(settings.state_dir, "firewall.applied")
-        self._up = False
+        self._stack: Optional[UserStack] = None
         self._lock = threading.Lock()
 
-    def refresh(self) -> None:
-        """Sets the rules anew where they are not what they should be, and once in each agent process anyway."""
+    def refresh(self) -> str:
+        """Set the rules where those in force are not the right ones; return blank, or why they are not in force.
+
+        Raise Refusal instead where no container may start without them: as root, and on a node that had them once.
+        """
+        try:
+            self._set()
+        except Refusal as refusal:
+            if not self._within or os.path.exists(self._applied):
+                raise
+            return refusal.message
+        return ""
+
+    def _set(self) -> None:
         settings = self._settings
         with self._lock, locked(f"{settings.state_dir}/firewall.lock"):
             deny = [*settings.egress_deny, *egress.denied(settings.state_dir)]
-            text = rules(settings.cluster, settings.subnets, deny, self._jobs(), egress.nameservers())
+            nameservers, forwarders = egress.nameservers(), []
+            if self._within:
+                if self._stack is None:
+                    seen = self._must(["cat", "/proc/net/route", "/etc/resolv.conf"])
+                    self._stack = user_stack(seen, nameservers)
+                # The stack connects from the node: an address of the node would lead to what listens there.
+                deny += [*self._stack.gateways, *interfaces.local_networks()]
+                forwarders = list(self._stack.forwarders)
+            text = rules(settings.cluster, settings.subnets, deny, self._jobs(), nameservers, forwarders)
             digest = hashlib.sha256(text.encode()).hexdigest()
-            if self._up and read_text(self._applied) == digest:
+            pairs = list(zip(("FORWARD", "INPUT"), chains(settings.cluster)))
+            in_force = [
+                line
+                for line in self._must(["iptables", "-w", "5", "-t", "mangle", "-S"]).splitlines()
+                if any(
+                    line.startswith(f"-A {hook} ") and line.endswith(f"-j {chain}") for hook, chain in pairs
+                )
+            ]
+            # The digest of the rules is a comment of the jump to them: a namespace or a table that was made anew
+            # lacks it, whatever was set before.
+            jumps = [f"{hook} -m comment --comment {digest} -j {chain}" for hook, chain in pairs]
+            if sorted(in_force) == [f"-A {jump}" for jump in jumps]:
                 return
+            changes = [*(f"-D{line[2:]}" for line in in_force), *(f"-I {jump}" for jump in jumps)]
+            text = text.replace("COMMIT\n", "\n".join([*changes, "COMMIT", ""]))
             self._must(["iptables-restore", "--wait", "5", "--noflush"], text)
-            for hook, chain in zip(("FORWARD", "INPUT"), chains(settings.cluster)):
-                if self._run(["iptables", "-w", "5", "-t", "mangle", "-C", hook, "-j", chain])[0] != 0:
-                    self._must(["iptables", "-w", "5", "-t", "mangle", "-I", hook, "1", "-j", chain])
             write_whole(self._applied, digest.encode(), sync=False)
-            self._up = True
 
     def _jobs(self) -> List[Job]:
         """The networks of live tasks whose policy is not open, each once."""
@@ -102,25 +171,22 @@ class Firewall:
         }
         return [(subnet, policy) for subnet, policy in sorted(found.items()) if policy.mode != OPEN]
 
-    def _must(self, command: List[str], text: str = "") -> None:
-        code, said = self._run(command, text)
-        if code != 0:
-            raise Refusal(
-                refusals.ENGINE_ERROR,
-                f"The firewall of the node cannot be set, so no container is started: {said}",
-            )
-
-    @staticmethod
-    def _run(command: List[str], text: str = "") -> Tuple[int, str]:
+    def _must(self, command: List[str], text: str = "") -> str:
         try:
             answer = subprocess.run(
-                command,
+                [*self._within, *command],
                 input=text.encode(),
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 timeout=_WITHIN_S,
                 check=False,
             )
+            code, said = answer.returncode, answer.stderr.decode(errors="replace").strip()[-300:]
         except (OSError, subprocess.TimeoutExpired) as error:
-            return -1, str(error)
-        return answer.returncode, answer.stderr.decode(errors="replace").strip()[-300:]
+            code, said = -1, str(error)
+        if code != 0:
+            raise Refusal(
+                refusals.ENGINE_ERROR,
+                f"The network rules for containers cannot be set: {said}",
+            )
+        return answer.stdout.decode(errors="replace")

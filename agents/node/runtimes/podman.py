@@ -10,8 +10,11 @@ from agents.node.machine import read_text
 from agents.node.places import BEGINNING
 from agents.node.refusals import Refusal
 from agents.node.runtimes.engine import EngineRuntime, ImageFacts
+from agents.node.runtimes.firewall import Firewall
 from agents.node.runtimes.image_store import ImageStore, Stamp, is_whole_name
 from agents.node.settings import RuntimeSettings, Settings
+
+_INITIALIZED = ("already been created in runtime",)
 
 
 class PodmanRuntime(EngineRuntime):
@@ -24,9 +27,23 @@ class PodmanRuntime(EngineRuntime):
     def __init__(self, settings: Settings, own: RuntimeSettings) -> None:
         super().__init__(settings, own)
         self._store = ImageStore(self._info)
+        if self.rootless and settings.firewall:
+            self._firewall = Firewall(settings, self.command(["unshare", "--rootless-netns"]))
 
     def warm_up(self) -> None:
         self._store.learn()
+
+    def start(self, name: str) -> None:
+        """Without root podman's network namespace goes with the last container in it, and the rules go with it.
+
+        So the container joins its network first, which keeps the namespace, and runs once the rules are in force.
+        """
+        if self.rootless and self._firewall is not None:
+            answer = self.call(["init", name])
+            if answer.code != 0 and not answer.says(_INITIALIZED):
+                raise self.refusal("init", answer)
+            self._firewall.refresh()
+        super().start(name)
 
     def begun(self, name: str) -> Tuple[Optional[int], Optional[float]]:
         path = os.path.join(self.settings.state_dir, "tasks", name, "pid")

@@ -19,7 +19,7 @@ from agents.node.egress import parse_egress, parse_target
 from agents.node.refusals import Refusal
 from agents.node.runtimes import Order, arguments
 from agents.node.runtimes.engine import found_in
-from agents.node.runtimes.firewall import rules
+from agents.node.runtimes.firewall import UserStack, rules, user_stack
 from agents.node.settings import SettingsError, parse_settings
 from agents.node.spec import parse_spec
 
@@ -292,6 +292,49 @@ def test_a_policy_closes_the_network_of_its_job_after_what_nobody_reaches() -> N
         "-s 10.197.0.64/26 -d 10.197.0.64/26 -j RETURN",
         "-s 10.197.0.64/26 -j DROP",
     ]
+
+
+def test_a_forwarder_of_the_user_mode_stack_answers_dns_alone_and_only_where_the_policy_has_dns() -> None:
+    with_dns = parse_egress({"mode": "listed", "allow": ["dns"]})
+    closed = parse_egress({"mode": "none", "allow": []})
+    jobs = [("10.197.0.0/26", with_dns), ("10.197.0.64/26", closed)]
+    text = rules("lab", "10.197.0.0/16", ["10.0.2.2"], jobs, forwarders=["169.254.1.1"])
+    lines = [line.partition(" ")[2].partition(" ")[2] for line in text.splitlines() if "-A FAIRWAY-F" in line]
+    first = lines.index("-s 10.197.0.64/26 -d 169.254.1.1 -j DROP")
+    assert lines[first + 1 : lines.index("-d 10.0.2.2 -j DROP")] == [
+        "-d 169.254.1.1 -p udp --dport 53 -j RETURN",
+        "-d 169.254.1.1 -p tcp --dport 53 -j RETURN",
+        "-d 169.254.1.1 -j DROP",
+        "-d 169.254.0.0/16 -j DROP",
+        "-d 100.100.100.200/32 -j DROP",
+        "-d 192.0.0.192/32 -j DROP",
+    ]
+    assert not any("-s 10.197.0.0/26 -d 169.254.1.1" in line for line in lines)
+
+
+ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+{device}\t00000000\t{gateway}\t0003\t0\t0\t0\t00000000\t0\t0\t0
+cni-podman1\t0000C50A\t00000000\t0001\t0\t0\t0\tC0FFFFFF\t0\t0\t0
+"""
+
+
+@pytest.mark.parametrize(
+    ("gateway", "asked", "of_node", "stack"),
+    [
+        ("0202000A", ["10.0.2.3", "10.0.0.53"], ["10.0.0.53"], UserStack(["10.0.2.2"], ["10.0.2.3"])),
+        ("0202000A", ["10.0.2.3", "8.8.8.8", "fd00::3"], [], UserStack(["10.0.2.2"], ["10.0.2.3"])),
+        ("0100000A", ["169.254.1.1"], ["10.0.0.53"], UserStack(["10.0.0.1"], ["169.254.1.1"])),
+        ("0100000A", ["10.0.0.1"], ["10.0.0.1"], UserStack(["10.0.0.1"], ["10.0.0.1"])),
+    ],
+    ids=["slirp4netns", "slirp4netns, node without a resolver of others", "pasta", "resolver at the gateway"],
+)
+def test_what_the_user_mode_stack_answers_is_read_from_its_namespace(
+    gateway: str, asked: list[str], of_node: list[str], stack: UserStack
+) -> None:
+    lines = "".join(f"nameserver {each}\n" for each in asked)
+    assert (
+        user_stack(ROUTES.format(device="tap0", gateway=gateway) + "search lab\n" + lines, of_node) == stack
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,273 @@
+"""Rootless podman on a real node: what its containers reach under which policy, and how their disk use is counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from agents.enrol import EnrolmentChoices
+from agents.link import Link, Refused
+from tests.agents.node.conftest import log_with, wait_for
+from tests.agents.test_container_walls import Listener, opens, spec, wait_until_open
+from tests.rig.cluster import RigCluster
+from tests.rig.images import RigImage
+from tests.rig.needs import why_no_rig
+from tests.rig.node import RigNode
+from tests.rig.rig import Rig
+from tests.rig.rootless import as_account, enrol_rootless, in_namespace, namespaces
+
+pytestmark = pytest.mark.rig
+
+CONNECT = """
+import json, socket, time
+from concurrent.futures import ThreadPoolExecutor
+def connect(place):
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 1).close()
+    except OSError as error:
+        return type(error).__name__
+    return "open"
+with ThreadPoolExecutor(16) as pool:
+    found = list(pool.map(connect, PLACES))
+print("result", json.dumps([place for place, how in zip(PLACES, found) if how == "open"]), flush=True)
+time.sleep(600)
+"""
+STANDING = """
+import socket, time
+standing = socket.create_connection(PLACE, 5)
+standing.settimeout(3)
+print("connected", flush=True)
+while True:
+    time.sleep(0.2)
+    try:
+        socket.create_connection(PLACE, 1).close()
+    except OSError:
+        break
+try:
+    standing.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+    print("result", "open" if standing.recv(1) else "ended", flush=True)
+except OSError:
+    print("result cut", flush=True)
+time.sleep(600)
+"""
+NONE = {"mode": "none", "allow": []}
+
+
+@dataclass
+class Scene:
+    """A rootless node, an address that nobody denies, and places that no container may reach."""
+
+    node: RigNode
+    cluster: RigCluster
+    image: str
+    outside: str
+    outside_port: int
+    closed: list[str]  # each is open to the node itself, or to its user-mode network stack
+
+    def start(self, link: Link, job: str, script: str, **more: Any) -> dict[str, Any]:
+        words = {"command": ["python3", "-c", script], "gpus": [], "cpu_milli": None, **more}
+        answer: dict[str, Any] = link.ask(
+            "start", timeout_s=60, epoch=1, spec=spec(link, job, self.image, **words)
+        )
+        return answer
+
+    def reached(self, link: Link, job: str, places: list[str], **more: Any) -> list[str]:
+        """Which of these places a container connects to as the first thing it does."""
+        self.start(link, job, CONNECT.replace("PLACES", repr(places)), **more)
+        found: list[str] = json.loads(result(link, job))
+        return found
+
+    def remove_all(self, link: Link) -> None:
+        rows = link.ask("list", timeout_s=30)["containers"]
+        for job in {row["job"] for row in rows}:
+            link.ask("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
+            link.ask("remove", timeout_s=30, epoch=1, job=job, attempt=1)
+        assert as_account(self.node, "podman", "ps", "--all", "--quiet").stdout == ""
+
+
+def result(link: Link, job: str) -> str:
+    text = log_with(link, job, "result ", timeout_s=30)
+    return text.partition("result ")[2].splitlines()[0]
+
+
+@pytest.fixture(scope="module")
+def scene(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Scene]:
+    reason = why_no_rig()
+    if reason is not None:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        rig = stack.enter_context(Rig(1))
+        node = rig.nodes[0]
+        network = node.address.rpartition(".")[0]
+        outside, second = f"{network}.250", f"{network}.240"
+        rig.add_address(outside)
+        node.execute("ip", "address", "add", f"{second}/32", "dev", "eth0")
+        # The stack carries DNS to the node's own resolver, so other ports there would be the node's loopback.
+        node.execute("tee", "/etc/resolv.conf", text_in="nameserver 127.0.0.1\n")
+        words = (*node.console(), "python3", "-m", "http.server", "53", "--bind", "127.0.0.1")
+        resolver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(resolver.wait)
+        stack.callback(resolver.kill)
+        portal_port = stack.enter_context(Listener(rig.portal_address, 0)).port
+        server = ThreadingHTTPServer((outside, 0), SimpleHTTPRequestHandler)
+        Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        enrol_rootless(
+            rig_cluster,
+            node,
+            tiny_image,
+            EnrolmentChoices("rootless", deny_addresses=(rig.portal_address,)),
+        )
+        places = [f"{rig.portal_address}:{portal_port}", f"{node.address}:22", f"{second}:22"]
+        for place in (*places, "127.0.0.1:53"):
+            wait_until_open(node, place.rpartition(":")[0], int(place.rpartition(":")[2]))
+        closed = [*places, "10.0.2.2:22", "10.0.2.3:22", "10.0.2.100:22"]
+        yield Scene(node, rig_cluster, tiny_image.name, outside, server.server_port, closed)
+
+
+@pytest.fixture
+def link(scene: Scene) -> Iterator[Link]:
+    """A fresh agent; nothing of a test is left for the next one."""
+    with scene.cluster.open(scene.node) as opened:
+        yield opened
+        scene.remove_all(opened)
+
+
+def test_containers_reach_what_the_policy_allows_and_never_the_node_or_the_portal(
+    scene: Scene, link: Link
+) -> None:
+    assert link.hello.egress == {"podman": True}
+    outside, dns = f"{scene.outside}:{scene.outside_port}", "10.0.2.3:53"
+    places = [outside, dns, *scene.closed]
+    listed = [f"{scene.outside} {scene.outside_port}", f"{scene.node.address} 22", "10.0.2.0/24"]
+    reached = {
+        "open": scene.reached(link, "jopen", places),
+        "listed": scene.reached(link, "jlisted", places, egress={"mode": "listed", "allow": listed}),
+        "dns": scene.reached(link, "jdns", places, egress={"mode": "listed", "allow": ["dns"]}),
+        "none": scene.reached(link, "jnone", places, egress=NONE),
+    }
+    assert reached == {"open": [outside, dns], "listed": [outside], "dns": [dns], "none": []}
+
+
+def test_a_port_is_reached_by_the_node_and_not_by_another_job(scene: Scene, link: Link) -> None:
+    server = "from http.server import *; HTTPServer(('', 8888), SimpleHTTPRequestHandler).serve_forever()"
+    published = scene.start(link, "jserver", server, ports=[8888], egress=NONE)["ports"]["8888"]
+    wait_until_open(scene.node, "127.77.0.1", published)
+    row = json.loads(as_account(scene.node, "podman", "inspect", "fw-rig-jserver-1-0").stdout)[0]
+    [network] = row["NetworkSettings"]["Networks"].values()
+    own = [f"{network['IPAddress']}:8888", f"{network['Gateway']}:{published}", f"127.77.0.1:{published}"]
+    connect = f"import socket; socket.create_connection(({network['IPAddress']!r}, 8888), 5)"
+    in_namespace(scene.node, "python3", "-c", connect)  # it is there, for the account itself
+    assert scene.reached(link, "jother", own) == []
+
+
+def test_rules_are_in_force_in_a_namespace_that_was_made_anew(scene: Scene, link: Link) -> None:
+    """The namespace goes with its last container; here that happens between the creation of a task and its start."""
+    scene.start(link, "jlast", "import time; time.sleep(600)")
+    command = ["python3", "-c", CONNECT.replace("PLACES", repr(scene.closed))]
+    later = spec(link, "jlater", scene.image, command=command, gpus=[], cpu_milli=None, egress=NONE)
+    link.ask("prepare", timeout_s=60, epoch=1, spec=later)
+    before = in_namespace(scene.node, "readlink", "/proc/self/ns/net")
+    link.ask("stop", timeout_s=30, epoch=1, job="jlast", attempt=1, grace_s=0)
+    link.ask("remove", timeout_s=30, epoch=1, job="jlast", attempt=1)
+    assert namespaces(scene.node) == [], "podman kept the namespace, so this test shows nothing"
+    link.ask("start", timeout_s=60, epoch=1, spec=later)
+    assert json.loads(result(link, "jlater")) == []
+    assert in_namespace(scene.node, "readlink", "/proc/self/ns/net") != before
+
+
+def test_an_address_that_is_denied_later_is_closed_to_containers_that_run(scene: Scene, link: Link) -> None:
+    place = repr((scene.outside, scene.outside_port))
+    scene.start(link, "jstanding", STANDING.replace("PLACE", place))
+    log_with(link, "jstanding", "connected", timeout_s=30)
+    assert link.ask("deny", timeout_s=30, deny=[scene.outside])["denied"] == 1
+    try:
+        assert result(link, "jstanding") == "cut"
+    finally:
+        link.ask("deny", timeout_s=30, deny=[])
+    assert scene.reached(link, "jafter", [f"{scene.outside}:{scene.outside_port}"]) != []
+
+
+def test_rules_that_somebody_removed_are_set_again_by_the_next_agent(scene: Scene, link: Link) -> None:
+    scene.start(link, "jruns", "import time; time.sleep(600)")
+    in_namespace(scene.node, "iptables", "-t", "mangle", "-F", "FORWARD")
+    with scene.cluster.open(scene.node) as again:
+        assert again.hello.egress == {"podman": True}
+    assert "-j FAIRWAY-FORWARD-" in in_namespace(scene.node, "iptables", "-t", "mangle", "-S", "FORWARD")
+
+
+@pytest.mark.parametrize("had_rules", [False, True], ids=["never had rules", "had rules once"])
+def test_a_node_where_rules_cannot_be_set_says_so(scene: Scene, link: Link, had_rules: bool) -> None:
+    scene.remove_all(link)
+    program = "/etc/alternatives/iptables-restore"
+    state = "/var/lib/fairway-node/state/firewall.applied"
+    scene.node.execute("mv", program, f"{program}.hidden")
+    try:
+        in_namespace(scene.node, "iptables", "-t", "mangle", "-F")
+        if not had_rules:
+            scene.node.execute("rm", "--force", state)
+        with scene.cluster.open(scene.node) as lacking:
+            assert lacking.hello.egress == {"podman": False}
+            checks = {row["name"]: row for row in lacking.ask("preflight", timeout_s=60)["checks"]}
+            assert not checks["firewall"]["ok"]
+            assert "iptables-restore" in checks["firewall"]["sentence"]
+            with pytest.raises(Refused) as refused:
+                scene.reached(lacking, f"jclosed{had_rules:d}", scene.closed, egress=NONE)
+            outside = [f"{scene.outside}:{scene.outside_port}"]
+            if had_rules:
+                assert refused.value.code == "engine_error"
+                with pytest.raises(Refused, match="The network rules for containers cannot be set"):
+                    scene.reached(lacking, "jrefused", outside)
+            else:
+                assert refused.value.code == "bad_spec"
+                assert lacking.ask("deny", timeout_s=30, deny=[])["denied"] == 0
+                assert scene.reached(lacking, "junheld", outside) == outside
+            scene.remove_all(lacking)
+    finally:
+        scene.node.execute("mv", f"{program}.hidden", program)
+    with scene.cluster.open(scene.node) as mended:
+        assert mended.hello.egress == {"podman": True}
+
+
+def test_what_a_container_writes_is_counted_and_one_above_its_limit_is_ended(
+    scene: Scene, link: Link
+) -> None:
+    fill = (  # into a folder that only root may look into afterwards
+        "import os, time; os.mkdir('/var/tmp/d'); open('/var/tmp/d/f', 'wb').write(os.urandom({mib} << 20)); "
+        "os.chmod('/var/tmp/d', 0); time.sleep(600)"
+    )
+    hold = (
+        "import os, time; f = open('/var/tmp/f', 'wb'); os.unlink('/var/tmp/f'); "
+        "f.write(os.urandom(40 << 20)); f.flush(); time.sleep(600)"
+    )
+    scene.start(link, "jbelow", fill.format(mib=8), disk_mib=24)
+    scene.start(link, "jabove", fill.format(mib=40), disk_mib=24)
+    scene.start(link, "jheld", hold, disk_mib=24)
+    ended = [wait_for(link, "exited", 45) for _ in range(2)]
+    assert {event["job"] for event in ended} == {"jabove", "jheld"}
+    for event in ended:
+        assert (event["fault"], event["disk_mib"]) == ("disk_limit_exceeded", 24)
+        assert 24 < event["disk_used_mib"] <= 42
+    rows = {row["job"]: row for row in link.ask("list", timeout_s=30)["containers"]}
+    assert rows["jbelow"]["state"] == "running"
+
+
+def test_a_container_reaches_a_denied_place_where_no_rules_are(scene: Scene, link: Link) -> None:
+    """What the tests above deny is there: without the rules, a container connects to it."""
+    scene.start(link, "jkeeps", "import time; time.sleep(600)")
+    assert opens(scene.node, scene.node.address, 22)
+    script = CONNECT.replace("PLACES", repr(scene.closed)).replace("print", "time.sleep(2); print", 1)
+    scene.start(link, "jbare", "import time; time.sleep(1)\n" + script)
+    in_namespace(scene.node, "iptables", "-t", "mangle", "-F", "FORWARD")
+    in_namespace(scene.node, "iptables", "-t", "mangle", "-F", "INPUT")
+    assert set(json.loads(result(link, "jbare"))) >= set(scene.closed[:3])
